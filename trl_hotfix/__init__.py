@@ -1,0 +1,53 @@
+"""Repairs the TRL that is installed, at run time, with proof.
+
+    import trl_hotfix; trl_hotfix.apply()
+
+Nothing is imported here: this package is loaded at interpreter start when ``TRL_HOTFIX`` is set, while ``sys.path`` is
+still incomplete. The names below load what they need when they are first used.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # type checkers know the name; `typing` would cost 3 ms at every interpreter start
+if TYPE_CHECKING:
+    from .engine import apply as apply
+    from .engine import patched as patched
+    from .engine import revert as revert
+    from .engine import status as status
+    from .errors import CatalogueError as CatalogueError
+    from .errors import HotfixError as HotfixError
+    from .errors import NotAppliedError as NotAppliedError
+    from .errors import UnknownPatchError as UnknownPatchError
+    from .model import Report as Report
+    from .report import explain as explain
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "apply": "engine",
+    "explain": "report",
+    "patched": "engine",
+    "revert": "engine",
+    "status": "engine",
+    "CatalogueError": "errors",
+    "HotfixError": "errors",
+    "NotAppliedError": "errors",
+    "UnknownPatchError": "errors",
+    "Report": "model",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,160 @@
+"""What a patch may use. torch is imported inside functions only: a patch module must load without it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import MISSING, fields
+from types import SimpleNamespace
+from typing import Any
+
+from .model import Outcome, Verdict
+
+
+def replaced_argument(
+    wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, value: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``args`` and ``kwargs`` with the argument ``name`` of ``wrapped`` replaced, however it was passed."""
+    bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    bound.arguments[name] = value
+    return bound.args, bound.kwargs
+
+
+def argument(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
+    """The argument ``name`` of this call of ``wrapped``, however it was passed."""
+    return inspect.signature(wrapped).bind(*args, **kwargs).arguments[name]
+
+
+def with_config(model: Any, config: Any) -> Any:
+    """A view of a wrapped model (DeepSpeed engine, DDP) that answers ``.config`` with ``config``.
+
+    Everything else, calls included, is the model's own, so its hooks and its gradient synchronisation run as ever.
+    """
+    import wrapt
+
+    class ConfigView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+        pass
+
+    # A property of the view's class: an attribute set on a proxy would land on the model.
+    ConfigView.config = property(lambda self: config)  # type: ignore[attr-defined]
+    return ConfigView(model)
+
+
+def judge(measured: float, *, right: float, wrong: float, **numbers: Any) -> Outcome:
+    """``fixed`` if ``measured`` is what the formula gives, ``reproduced`` if it is what the bug gives.
+
+    Anything else is neither, and an ``AssertionError``: the self-test does not understand this release.
+    """
+    seen = {"measured": measured, "right": right, "wrong": wrong, **numbers}
+    if math.isclose(measured, right, rel_tol=1e-5, abs_tol=1e-6):
+        return Outcome(Verdict.FIXED, seen)
+    if math.isclose(measured, wrong, rel_tol=1e-5, abs_tol=1e-6):
+        return Outcome(Verdict.REPRODUCED, seen)
+    raise AssertionError(f"measured {measured!r}: neither right ({right!r}) nor the known wrong ({wrong!r})")
+
+
+def absent(why: str) -> Outcome:
+    """The bug cannot show in this release, and why."""
+    return Outcome(Verdict.ABSENT, {"why": why})
+
+
+def default_arguments(config_class: type, **changed: Any) -> SimpleNamespace:
+    """The defaults of a TRL config class, without its ``__post_init__``, which would set up devices and processes."""
+    defaults: dict[str, Any] = {}
+    for each in fields(config_class):
+        if each.default is not MISSING:
+            defaults[each.name] = each.default
+        elif each.default_factory is not MISSING:
+            defaults[each.name] = each.default_factory()
+    return SimpleNamespace(**{**defaults, **changed})
+
+
+def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) -> Any:
+    """A trainer that was never initialised: methods are the installed ones, an unset attribute is that of ``args``."""
+
+    def from_args(self: Any, name: str) -> Any:
+        try:
+            return vars(args)[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    stub_class = type(trainer_class.__name__, (trainer_class,), {"__getattr__": from_args})
+    trainer: Any = object.__new__(stub_class)
+    accelerator = SimpleNamespace(device="cpu", unwrap_model=lambda model: model, num_processes=1, gather=lambda x: x)
+    vars(trainer).update({"args": args, "accelerator": accelerator, **attributes})
+    return trainer
+
+
+def tiny_causal_lm(config: SimpleNamespace, *, vocabulary: int = 11, aux_loss: float | None = None) -> Any:
+    """A language model of one matrix: ``logits[b, t] = W[input_ids[b, t]]``, shape ``(batch, length, vocabulary)``.
+
+    Its weights are a fixed function of their indices, so that no random number is drawn. ``aux_loss`` is what a
+    mixture-of-experts model would return as ``outputs.aux_loss``, when it is called with ``output_router_logits=True``.
+    """
+    import torch
+
+    class TinyCausalLM(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            index = torch.arange(vocabulary * vocabulary, dtype=torch.float32, device="cpu")
+            self.weight = torch.nn.Parameter(torch.sin(index).reshape(vocabulary, vocabulary))
+            self.config = config
+
+        def forward(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> SimpleNamespace:
+            outputs = SimpleNamespace(logits=self.weight[input_ids])
+            if aux_loss is not None and kwargs.get("output_router_logits"):
+                outputs.aux_loss = torch.tensor(aux_loss, device="cpu")
+            return outputs
+
+    return TinyCausalLM()
+
+
+def wrapped_like_deepspeed(model: Any) -> Any:
+    """``model`` as a ``DeepSpeedEngine`` shows it: ``.module`` is the model, ``.config`` is DeepSpeed's own dict."""
+    import torch
+
+    class Engine(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = model
+            self.config = {"train_micro_batch_size_per_gpu": 1}
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.module(*args, **kwargs)
+
+    return Engine()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run a self-test without a trace in the process, and without the process in the self-test.
+
+    Random states, default dtype and device, grad mode, autocast and warning filters are the same afterwards; inside,
+    tensors are float32 on the CPU, gradients are on and warnings are quiet.
+    """
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if torch is not None:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(torch.device("cpu"))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)

@@ -1,0 +1,280 @@
+"""``patches.yaml`` -> ``tuple[Patch, ...]``: every mistake at once, each with its line."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import Enum, EnumMeta
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from .errors import CatalogueError, Mistake, suggestion
+from .model import Patch, Target
+
+ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
+ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?\Z")
+MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
+
+
+@cache
+def load() -> tuple[Patch, ...]:
+    """The patches of the ``patches.yaml`` that belongs to this package. Raises ``CatalogueError``."""
+    path = manifest()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogueError(str(path), [Mistake(1, f"cannot be read: {error}")]) from error
+    return parse(text, str(path))
+
+
+def manifest() -> Path:
+    """Where ``patches.yaml`` is: in the installed package, or at the top of the checkout that it is run from."""
+    here = Path(__file__).resolve().parent
+    checkout = here.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / "patches.yaml").is_file():
+        return checkout / "patches.yaml"
+    return here / "patches.yaml"
+
+
+def module_of(patch_id: str) -> str:
+    """The name of the module that holds a patch's wrappers and self-test. The id is all that is shared."""
+    return f"{__package__}.patches.{patch_id.replace('-', '_')}"
+
+
+def function_of(patch: Patch, name: str) -> Callable[..., Any]:
+    """A wrapper or the self-test of ``patch`` by its name in the catalogue."""
+    function: Callable[..., Any] = getattr(import_module(module_of(patch.id)), name)
+    return function
+
+
+def parse(text: str, path: str) -> tuple[Patch, ...]:
+    """The patches that ``text`` declares. Raises ``CatalogueError`` with every mistake in it."""
+    mistakes: list[Mistake] = []
+    patches = list(_patches(text, mistakes))
+    if mistakes:
+        raise CatalogueError(path, mistakes)
+    return tuple(patches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A YAML value with its line. A mapping's value is a dict of nodes, a sequence's a list of nodes."""
+
+    value: Any
+    line: int
+    key_lines: Mapping[Hashable, int] = field(default_factory=dict)
+
+    def plain(self) -> Any:
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+
+def _patches(text: str, mistakes: list[Mistake]) -> Iterator[Patch]:
+    root = _compose(text, mistakes)
+    if root is None:
+        return
+    if not isinstance(root.value, list):
+        mistakes.append(Mistake(root.line, f"expected a list of patches, found {_kind(root.value)}"))
+        return
+    seen: dict[str, int] = {}
+    for node in root.value:
+        patch = _build(node, Patch, "patch", mistakes)
+        line_of = _lines(node)
+        named = node.value.get("id") if isinstance(node.value, dict) else None
+        if named is not None and isinstance(named.value, str):
+            if named.value in seen:
+                message = f"duplicate id {named.value!r}, first used on line {seen[named.value]}"
+                mistakes.append(Mistake(named.line, message))
+            seen.setdefault(named.value, named.line)
+        if patch is not None:
+            mistakes.extend(_check(patch, line_of))
+            yield patch
+
+
+def _compose(text: str, mistakes: list[Mistake]) -> _Node | None:
+    try:
+        root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if root is None:
+            mistakes.append(Mistake(1, "expected a list of patches, found nothing"))
+            return None
+        return _node(root, mistakes, set())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        mistakes.append(Mistake(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}"))
+    except (yaml.YAMLError, RecursionError) as error:
+        mistakes.append(Mistake(1, f"not YAML: {error or type(error).__name__}"))
+    return None
+
+
+def _node(node: yaml.Node, mistakes: list[Mistake], seen: set[int]) -> _Node:
+    line = node.start_mark.line + 1
+    if id(node) in seen:
+        mistakes.append(Mistake(line, "an alias (*name) stands for this value; write it out where it is used"))
+        return _Node(None, line)
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        return _Node([_node(item, mistakes, seen) for item in node.value], line)
+    if not isinstance(node, yaml.MappingNode):
+        return _Node(_scalar(node, mistakes), line)
+    values: dict[Hashable, _Node] = {}
+    lines: dict[Hashable, int] = {}
+    for key_node, value_node in node.value:
+        key = _node(key_node, mistakes, seen)
+        value = _node(value_node, mistakes, seen)
+        if not isinstance(key.value, str):
+            mistakes.append(Mistake(key.line, f"expected a name as the key, found {_kind(key.value)} {key.value!r}"))
+        elif key.value in values:
+            mistakes.append(Mistake(key.line, f"duplicate key {key.value!r}, first used on line {lines[key.value]}"))
+        else:
+            values[key.value], lines[key.value] = value, key.line
+    return _Node(values, line, lines)
+
+
+def _scalar(node: yaml.Node, mistakes: list[Mistake]) -> Any:
+    try:
+        # Construction alone, by the safe constructor: it refuses tags that name Python objects.
+        return yaml.SafeLoader("").construct_object(node)
+    except yaml.MarkedYAMLError as error:
+        mistakes.append(Mistake(node.start_mark.line + 1, f"not a plain value: {error.problem or error}"))
+    except ValueError as error:
+        mistakes.append(Mistake(node.start_mark.line + 1, f"not a plain value: {error}"))
+    return None
+
+
+def _build(node: _Node, cls: Any, what: str, mistakes: list[Mistake]) -> Any:
+    """An instance of the dataclass ``cls`` from ``node``, or None after saying all that is wrong with it."""
+    if not isinstance(node.value, dict):
+        mistakes.append(Mistake(node.line, f"expected a {what} (a mapping), found {_kind(node.value)}"))
+        return None
+    before = len(mistakes)
+    hints = typing.get_type_hints(cls)
+    known = {each.name: each for each in fields(cls)}
+    for key in node.value:
+        if key not in known:
+            message = f"unknown key {key!r} in a {what}{suggestion(key, known)}"
+            mistakes.append(Mistake(node.key_lines[key], message))
+    values = {}
+    for name, each in known.items():
+        if name in node.value:
+            values[name] = _value(node.value[name], hints[name], name, mistakes)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            mistakes.append(Mistake(node.line, f"the {what} lacks {name!r}"))
+    return cls(**values) if len(mistakes) == before else None
+
+
+def _value(node: _Node, hint: Any, name: str, mistakes: list[Mistake]) -> Any:
+    if is_dataclass(hint):
+        return _build(node, hint, name, mistakes)
+    item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+    if is_dataclass(item) and isinstance(node.value, list):
+        return tuple(_build(each, item, name.removesuffix("s"), mistakes) for each in node.value)
+    try:
+        return msgspec.convert(node.plain(), type=hint)
+    except msgspec.ValidationError as error:
+        remedy = ""
+        if hint in (str, str | None):
+            remedy = " (put a version or a range in quotes)"
+        elif isinstance(hint, EnumMeta):
+            choices: list[Enum] = list(hint.__members__.values())
+            remedy = f" (one of {', '.join(str(choice.value) for choice in choices)})"
+        mistakes.append(Mistake(node.line, f"{name}: {error}{remedy}"))
+    return None
+
+
+def _lines(node: _Node) -> Callable[..., int]:
+    """``line_of("targets", 0, "module")``: the line of that value, or the nearest one around it."""
+
+    def line_of(*steps: str | int) -> int:
+        at = node
+        for step in steps:
+            inner = at.value[step] if not isinstance(at.value, dict) or step in at.value else None
+            if inner is None:
+                break
+            at = inner
+        return at.line
+
+    return line_of
+
+
+def _check(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    """What a well-typed entry can still get wrong."""
+    if not ID.match(patch.id):
+        yield Mistake(line_of("id"), f"id {patch.id!r} is not lower-case words joined by '-'")
+    if patch.revision < 1:
+        yield Mistake(line_of("revision"), f"revision {patch.revision} is less than 1")
+    yield from _check_range(patch.trl, "trl", line_of("trl"))
+    for distribution, wanted in patch.requires.items():
+        yield from _check_range(wanted, f"requires {distribution}", line_of("requires", distribution))
+    if patch.upstream.fixed_in is not None:
+        try:
+            Version(patch.upstream.fixed_in)
+        except InvalidVersion:
+            line = line_of("upstream", "fixed_in")
+            yield Mistake(line, f"fixed_in: {patch.upstream.fixed_in!r} is not a version")
+    if not patch.targets:
+        yield Mistake(line_of("targets"), "targets is empty: a patch wraps at least one method or function")
+    for index, target in enumerate(patch.targets):
+        yield from _check_target(target, index, line_of)
+    if ID.match(patch.id):
+        yield from _check_functions(patch, line_of)
+
+
+def _check_target(target: Target, index: int, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    if not MODULE.match(target.module):
+        message = f"target {target.module!r} is outside 'trl.'; only modules of TRL are patched"
+        yield Mistake(line_of("targets", index, "module"), message)
+    if not ATTRIBUTE.match(target.attribute):
+        message = f"attribute {target.attribute!r} is not a function or a Class.method"
+        yield Mistake(line_of("targets", index, "attribute"), message)
+    if target.trl is not None:
+        yield from _check_range(target.trl, "trl", line_of("targets", index, "trl"))
+
+
+def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:
+    try:
+        SpecifierSet(specifiers)
+    except InvalidSpecifier:
+        yield Mistake(line, f"{name}: {specifiers!r} is not a PEP 440 range such as '>=0.11.0,<0.12.0'")
+
+
+def _check_functions(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    name = module_of(patch.id)
+    if find_spec(name) is None:
+        yield Mistake(line_of("id"), f"id {patch.id!r} has no module {name}")
+        return
+    try:
+        module = import_module(name)
+    except (ImportError, SyntaxError) as error:
+        yield Mistake(line_of("id"), f"{name} cannot be imported: {error}")
+        return
+    functions = {key: value for key, value in vars(module).items() if isinstance(value, types.FunctionType)}
+    here = {key for key, value in functions.items() if value.__module__ == name}
+    yield from _check_function(patch.self_test, "self_test", here, name, line_of("self_test"))
+    for index, target in enumerate(patch.targets):
+        yield from _check_function(target.wrapper, "wrapper", here, name, line_of("targets", index, "wrapper"))
+
+
+def _check_function(wanted: str, role: str, here: Collection[str], module: str, line: int) -> Iterator[Mistake]:
+    if wanted not in here:
+        yield Mistake(line, f"{role}: {module} has no function {wanted!r}{suggestion(wanted, here)}")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    words: dict[type, str] = {dict: "a mapping", list: "a list", str: "text"}
+    return words.get(type(value), f"a {type(value).__name__}")

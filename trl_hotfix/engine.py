@@ -1,0 +1,373 @@
+"""The state machine: gate -> red -> install -> green, or roll back.
+
+A patch is worked on in parts, one for each leaf module that it has targets in, since a leaf is patched when it is
+imported. Two locks: one lets a single ``apply`` or ``revert`` run at a time; the other guards the records and is held
+for a few instructions only, never while something is imported, called or tested, since this runs inside import locks.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import __version__, authoring, catalogue, gates
+from .errors import NotAppliedError, UnknownPatchError
+from .gates import Selection
+from .import_hooks import FINDER
+from .log import in_one_line, log, speak
+from .model import (
+    Decision,
+    Outcome,
+    Patch,
+    Reason,
+    Report,
+    State,
+    Target,
+    Verdict,
+)
+from .parts import Part, status_of
+from .startup import STRICT, switch
+
+if TYPE_CHECKING:
+    from .install import Site, Sites
+
+
+def apply(
+    *,
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] | None = None,
+    strict: bool | None = None,
+    dry_run: bool = False,
+) -> Report:
+    """Repair the TRL that is installed: now where its trainers are imported, else as soon as they are.
+
+    ``only`` and ``skip`` are ids of patches (default: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, else all that are on
+    by default). A call with another selection than the last takes off what leaves it. What was reverted goes on again;
+    what failed is tried again only after ``revert()``. ``strict`` (default: whether ``TRL_HOTFIX=strict``) raises
+    ``NotAppliedError``, here or at the import of the trainer, where a patch that should be on cannot be. With
+    ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. ``TRL_HOTFIX=0`` turns this call
+    off, with a warning.
+
+    Raises ``CatalogueError``, ``UnknownPatchError``, ``NotAppliedError``; after any of them nothing has changed.
+    """
+    return ENGINE.apply(only, skip, strict, dry_run)
+
+
+def revert(*ids: str) -> Report:
+    """Take patches off exactly (default: all). One that somebody has wrapped or replaced since stays, as ``displaced``.
+
+    Raises ``UnknownPatchError``.
+    """
+    return ENGINE.revert(ids)
+
+
+def status() -> Report:
+    """Where every patch stands in this process now; looks again whether each is still on its target."""
+    return ENGINE.status()
+
+
+@contextmanager
+def patched(*ids: str, strict: bool = True) -> Iterator[Report]:
+    """``with patched("some-id"):`` has these patches on besides those that are; afterwards, what was on before.
+
+    Without ids: all that are on by default. Raises what ``apply`` raises.
+    """
+    with ENGINE.patched(ids, strict) as report:
+        yield report
+
+
+def restore(reference: tuple[str, str, tuple[tuple[str, int], ...]], instance: Any) -> Any:
+    """Unpickle a patched function: have its patches on in this process too, then take it from its place."""
+    module, attribute, patches = reference
+    ENGINE.ensure(patch_id for patch_id, _ in patches)
+    owner = functools.reduce(getattr, attribute.split(".")[:-1], import_module(module))
+    return getattr(owner if instance is None else instance, attribute.split(".")[-1])
+
+
+class _Engine:
+    def __init__(self) -> None:
+        self._one_at_a_time = threading.RLock()
+        self._lock = threading.RLock()
+        self._parts: dict[tuple[str, str], Part] = {}
+        self._decisions: Mapping[str, Decision] = {}
+        self._selection: Selection | None = None
+        self._strict = False
+
+    # What the public functions do.
+
+    def apply(
+        self, only: Iterable[str] | None, skip: Iterable[str] | None, strict: bool | None, dry_run: bool
+    ) -> Report:
+        patches = catalogue.load()
+        selection = Selection.of(only, skip, os.environ, {patch.id for patch in patches})
+        if dry_run:
+            decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
+            return self._report(decisions, live=False)
+        setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
+        if setting == "off":
+            speak()
+            log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", os.environ["TRL_HOTFIX"])
+            selection = Selection(only=frozenset())
+        return self._select(selection, setting == STRICT if strict is None else strict, off=setting == "off")
+
+    def revert(self, ids: Iterable[str]) -> Report:
+        known = {patch.id for patch in catalogue.load()}
+        unknown = [each for each in ids if each not in known]
+        if unknown:
+            raise UnknownPatchError(unknown, known, "revert()")
+        chosen = set(ids) or known
+        with self._one_at_a_time:
+            for part in list(self._parts.values()):
+                if part.patch.id in chosen:
+                    self._take_off(part)
+            return self.status()
+
+    def status(self) -> Report:
+        return self._report(self._decisions, live=True)
+
+    def journal(self, patch_id: str) -> list[str]:
+        """How a patch came to stand where it does: one line a step, for each of its leaf modules."""
+        return [line for part in self._parts.values() if part.patch.id == patch_id for line in part.journal]
+
+    @contextmanager
+    def patched(self, ids: tuple[str, ...], strict: bool) -> Iterator[Report]:
+        with self._one_at_a_time:
+            before, before_strict = self._selection, self._strict
+            on = frozenset(part.patch.id for part in self._parts.values() if part.decision.state is State.APPLIED)
+            report = self.apply([*ids, *on] if ids else None, None, strict, dry_run=False)
+        try:
+            yield report
+        finally:
+            with self._one_at_a_time:
+                if before is None:
+                    self.revert(())
+                    self._decisions, self._selection = {}, None
+                else:
+                    self._select(before, before_strict)
+
+    def ensure(self, ids: Iterable[str]) -> None:
+        """Have ``ids`` on, besides what is."""
+        with self._one_at_a_time:
+            on = {patch_id for patch_id, _ in self._parts}
+            if not on.issuperset(ids := set(ids)):
+                self._select(Selection(only=frozenset(on | ids)), self._strict)
+
+    # From a selection to parts.
+
+    def _select(self, selection: Selection, strict: bool, off: bool = False) -> Report:
+        with self._one_at_a_time:
+            speak()
+            patches = catalogue.load()
+            decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
+            if off:
+                decisions = {patch.id: Decision(State.DISABLED, Reason.SWITCHED_OFF) for patch in patches}
+            undo = (self._decisions, self._selection, self._strict)
+            self._decisions, self._selection, self._strict = decisions, selection, strict
+            entering = [part for patch in patches for part in self._entering(patch, decisions[patch.id])]
+            try:
+                for leaf in dict.fromkeys(part.leaf for part in entering):
+                    FINDER.when_imported(leaf, self._imported)
+                wanted = self._wanted()
+                degraded = [each for each in self.status() if each.degraded and each.id in wanted]
+                if strict and degraded:
+                    raise _not_applied(f"{each.id}: {each.state.value} ({each.reason.value})" for each in degraded)
+            except NotAppliedError:
+                self._drop(entering)
+                self._decisions, self._selection, self._strict = undo
+                raise
+            self._drop([part for part in self._parts.values() if part.patch.id not in self._wanted()])
+            return self.status()
+
+    def _wanted(self) -> set[str]:
+        return {patch_id for patch_id, decision in self._decisions.items() if decision.state is State.PENDING}
+
+    def _drop(self, parts: Iterable[Part]) -> None:
+        """Take parts off and forget them; one that somebody stands on is kept, since it cannot be taken off."""
+        for part in parts:
+            self._take_off(part)
+            if part.decision.state is State.REVERTED:
+                self._parts.pop((part.patch.id, part.leaf), None)
+
+    def _entering(self, patch: Patch, decision: Decision) -> Iterator[Part]:
+        """The parts of ``patch`` that wait for their leaf: new, reverted, or with a leaf that came unseen."""
+        trl = gates.installed("trl")
+        if decision.state is not State.PENDING or trl is None:
+            return
+        by_leaf: dict[str, list[Target]] = {}
+        for target in gates.targets_for(patch, trl):
+            by_leaf.setdefault(target.module, []).append(target)
+        for leaf, targets in by_leaf.items():
+            with self._lock:
+                part = self._parts.get((patch.id, leaf))
+                if part is None or part.decision.state is State.REVERTED:
+                    journal = part.journal if part is not None else []
+                    part = self._parts[patch.id, leaf] = Part(patch, leaf, tuple(targets), journal=journal)
+            if part.decision.state is State.PENDING:
+                yield part
+
+    # A leaf module has been imported.
+
+    def _imported(self, module: ModuleType) -> None:
+        """Work on every part that waits for this leaf. Under strict, all of them go on, or none and it raises."""
+        worked_on = []
+        for part in list(self._parts.values()):
+            if part.leaf == module.__name__ and self._claim(part, module):
+                worked_on.append(part)
+                try:
+                    self._enter(part, module)
+                finally:
+                    part.busy = False
+        problems = [part for part in worked_on if part.decision.degraded]
+        if problems and self._strict:
+            for part in worked_on:
+                if part.decision.state is State.APPLIED:
+                    self._take_off(part)
+                part.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
+            raise _not_applied(part.journal[-1] for part in problems)
+
+    def _claim(self, part: Part, module: ModuleType) -> bool:
+        with self._lock:
+            if part.busy or part.decision.state not in (State.PENDING, State.APPLIED):
+                return False
+            if part.decision.state is State.APPLIED:
+                # Imported again: the classes are new, and the old ones keep their patch.
+                here = [_sites().at(module, target) for target in part.targets]
+                if all(site.has(part.patch.id) for site in here):
+                    return False
+            part.busy = True
+            return True
+
+    def _enter(self, part: Part, module: ModuleType) -> None:
+        """Red, install, green; or leave everything as it was."""
+        from .conflicts import foreign
+        from .install import Layer, MissingTargetError, OccupiedError, UnsupportedTargetError
+
+        patch = part.patch
+        try:
+            sites = [_sites().at(module, target) for target in part.targets]
+        except MissingTargetError as error:
+            return self._settle(part, Decision(State.SKIPPED, Reason.MISSING_TARGET, {"missing": str(error)}))
+        if all(site.has(patch.id) for site in sites):
+            # Reached under a second name: TRL keeps old module names as aliases of moved classes.
+            part.sites = sites
+            return self._settle(part, Decision(State.APPLIED, Reason.PROVEN, {"same_as": "another name of the target"}))
+        for site, target in zip(sites, part.targets, strict=True):
+            by = foreign(site)
+            if by is not None:
+                seen = {"target": f"{target.module}.{target.attribute}", "by": by}
+                return self._settle(part, Decision(State.CONFLICTED, Reason.FOREIGN_WRAPPER, seen))
+
+        red = self._test(part, module)
+        if isinstance(red, Decision):
+            return self._settle(part, red)
+        if red.verdict is not Verdict.REPRODUCED:
+            return self._settle(part, Decision(State.SKIPPED, Reason.NOT_REPRODUCED, {"red": red.to_dict()}))
+
+        done: list[Site] = []
+        outcome: Outcome | Decision
+        try:
+            for site, target in zip(sites, part.targets, strict=True):
+                wrapper = catalogue.function_of(patch, target.wrapper)
+                site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced))
+                done.append(site)
+            outcome = self._test(part, module)
+        except (OccupiedError, UnsupportedTargetError) as error:
+            outcome = Decision(State.FAILED, Reason.INSTALL_ERROR, {"error": str(error)})
+        if isinstance(outcome, Outcome) and outcome.verdict is Verdict.FIXED:
+            part.sites.extend(sites)
+            numbers = {"red": red.to_dict(), "green": outcome.to_dict()}
+            return self._settle(part, Decision(State.APPLIED, Reason.PROVEN, numbers))
+        for site in reversed(done):
+            site.take_off(patch.id)
+        if isinstance(outcome, Outcome):
+            numbers = {"red": red.to_dict(), "green": outcome.to_dict()}
+            outcome = Decision(State.FAILED, Reason.SELF_TEST, numbers)
+        return self._settle(part, outcome)
+
+    def _test(self, part: Part, module: ModuleType) -> Outcome | Decision:
+        try:
+            with authoring.undisturbed():
+                outcome = catalogue.function_of(part.patch, part.patch.self_test)(module)
+        # The second border: a self-test that raises says nothing about the bug, and must not end the user's import.
+        except Exception as error:
+            seen = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+            return Decision(State.FAILED, Reason.SELF_TEST_ERROR, seen)
+        if not isinstance(outcome, Outcome):
+            return Decision(State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {outcome!r}"})
+        return outcome
+
+    def _settle(self, part: Part, decision: Decision) -> None:
+        with self._lock:
+            part.decision = decision
+        self._note(part)
+        where = f"{part.patch.id} (r{part.patch.revision})"
+        if decision.state is State.APPLIED:
+            targets = ", ".join(target.attribute for target in part.targets)
+            log.info("applied %s to TRL %s, %s%s", where, gates.installed("trl"), targets, in_one_line(decision))
+        elif decision.degraded:
+            log.warning(
+                "%s is NOT on: %s (%s)%s. `python -m trl_hotfix --list` says more",
+                where,
+                decision.state.value,
+                decision.reason.value,
+                in_one_line(decision),
+            )
+
+    def _take_off(self, part: Part) -> None:
+        """Take a part off its targets, or off the waiting list; where somebody else stands, leave it and say so."""
+        from .install import OccupiedError
+
+        left = []
+        for site in part.sites:
+            try:
+                site.take_off(part.patch.id)
+            except OccupiedError as error:
+                left.append((site, error))
+        with self._lock:
+            part.sites = [site for site, _ in left]
+            part.decision = Decision(State.REVERTED, Reason.BY_REQUEST)
+            if left:
+                part.decision = Decision(State.DISPLACED, left[0][1].reason, {"by": left[0][1].by})
+        self._note(part)
+        if left:
+            log.warning("%s cannot be taken off: %s stands in its place", part.patch.id, left[0][1].by)
+        if not any(p.leaf == part.leaf and p.decision.state is not State.REVERTED for p in self._parts.values()):
+            FINDER.forget(part.leaf)
+
+    def _note(self, part: Part) -> None:
+        decision = part.decision
+        line = f"{part.patch.id}: {part.leaf}: {decision.state.value} ({decision.reason.value}){in_one_line(decision)}"
+        part.journal.append(line)
+
+    # Reports.
+
+    def _report(self, decisions: Mapping[str, Decision], *, live: bool) -> Report:
+        statuses = []
+        for patch in catalogue.load():
+            parts = [part for part in self._parts.values() if part.patch.id == patch.id] if live else []
+            decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))
+            statuses.append(status_of(patch, parts, decision))
+        return Report(__version__, gates.installed("trl"), platform.python_version(), tuple(statuses))
+
+
+def _not_applied(reasons: Iterable[str]) -> NotAppliedError:
+    return NotAppliedError("strict mode: a patch that should be on cannot be:" + "".join(f"\n  {x}" for x in reasons))
+
+
+@functools.cache
+def _sites() -> Sites:
+    # Here and not above: wrapt takes 50 ms to import, and `--list` has no use for it.
+    from .install import Sites
+
+    return Sites(restore)
+
+
+ENGINE = _Engine()

@@ -1,0 +1,107 @@
+"""May a patch go on? Pure decisions, each with its reason; neither trl nor torch is imported for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from .errors import UnknownPatchError
+from .model import Decision, Patch, Reason, State, Target
+
+SUPPORTED = SpecifierSet(">=0.9.6")
+"""The TRL releases that the catalogue speaks of; an older one is reported as not supported."""
+
+VersionOf = Callable[[str], "str | None"]
+
+
+def installed(distribution: str) -> str | None:
+    """The version of an installed distribution, from its metadata; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def in_range(version: str, specifiers: str) -> bool:
+    """``version`` is in the PEP 440 range; a pre-release such as 1.0.0rc1 counts as what it is."""
+    return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What the user asked for: only these ids (None: all), and not those."""
+
+    only: frozenset[str] | None = None
+    skip: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        only: Iterable[str] | None,
+        skip: Iterable[str] | None,
+        environment: Mapping[str, str],
+        known: Collection[str],
+    ) -> Selection:
+        """An argument wins over its environment variable, ``TRL_HOTFIX_ONLY`` and ``TRL_HOTFIX_SKIP``.
+
+        Raises ``UnknownPatchError`` for an id that is not in ``known``.
+        """
+        return cls(
+            only=_ids(only, "only", "TRL_HOTFIX_ONLY", environment, known),
+            skip=_ids(skip, "skip", "TRL_HOTFIX_SKIP", environment, known) or frozenset(),
+        )
+
+
+def _ids(
+    argument: Iterable[str] | None, name: str, variable: str, environment: Mapping[str, str], known: Collection[str]
+) -> frozenset[str] | None:
+    where = f"{name}="
+    if argument is None:
+        argument = [each for each in map(str.strip, environment.get(variable, "").split(",")) if each]
+        where = variable
+        if not argument:
+            return None
+    ids = frozenset([argument] if isinstance(argument, str) else argument)
+    unknown = {each for each in ids if each not in known}
+    if unknown:
+        raise UnknownPatchError([str(each) for each in unknown], known, where)
+    return ids
+
+
+def decide(patch: Patch, selection: Selection, version_of: VersionOf = installed) -> Decision:
+    """Where the gates leave ``patch``: disabled, retired, skipped, or pending with the reason ``applies``."""
+    if patch.id in selection.skip:
+        return Decision(State.DISABLED, Reason.EXCLUDED)
+    if selection.only is not None and patch.id not in selection.only:
+        return Decision(State.DISABLED, Reason.NOT_SELECTED)
+    if selection.only is None and not patch.default:
+        return Decision(State.DISABLED, Reason.DEFAULT_OFF)
+    return fits(patch, version_of)
+
+
+def fits(patch: Patch, version_of: VersionOf = installed) -> Decision:
+    """Does ``patch`` belong to what is installed here, whatever the user selected?"""
+    trl = version_of("trl")
+    if trl is None:
+        return Decision(State.SKIPPED, Reason.NO_TRL)
+    seen: dict[str, object] = {"installed": trl, "range": patch.trl}
+    if not in_range(trl, patch.trl) or not targets_for(patch, trl):
+        fixed_in = patch.upstream.fixed_in
+        if fixed_in is not None and Version(trl) >= Version(fixed_in):
+            return Decision(State.RETIRED, Reason.FIXED_UPSTREAM, {**seen, "fixed_in": fixed_in})
+        return Decision(State.SKIPPED, Reason.TRL_VERSION, seen)
+    for distribution, wanted in patch.requires.items():
+        found = version_of(distribution)
+        if found is None or not in_range(found, wanted):
+            unmet = {"requires": f"{distribution}{wanted}", "found": found}
+            return Decision(State.SKIPPED, Reason.REQUIREMENT, {**seen, **unmet})
+    return Decision(State.PENDING, Reason.APPLIES, seen)
+
+
+def targets_for(patch: Patch, trl: str) -> tuple[Target, ...]:
+    """The targets of ``patch`` that have the bug in this TRL release."""
+    return tuple(target for target in patch.targets if in_range(trl, patch.range_of(target)))

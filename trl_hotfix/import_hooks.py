@@ -1,0 +1,158 @@
+"""Call back when a module is looked up, or has finished importing.
+
+A finder of our own, since the leaf module (``trl.trainer.dpo_trainer``) must be caught after its last line ran and
+before anybody holds a name from it. wrapt's importer is lost on reload, ends the user's import when a hook raises,
+fires on half-initialised modules and hands over the discarded module of a lazy package.
+
+No lock is held while importing or while calling back. Only the standard library is imported: this runs at interpreter
+start.
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import get_ident
+from importlib.machinery import ModuleSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
+
+
+class Finder:
+    """A ``sys.meta_path`` finder that finds nothing itself: it lets the others find, and watches what they found."""
+
+    def __init__(self) -> None:
+        self._lookups: dict[str, Callable[[], None]] = {}
+        self._imports: dict[str, Callable[[ModuleType], None]] = {}
+        self._busy: set[tuple[int, str]] = set()
+
+    def when_looked_up(self, name: str, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` the first time that a module ``name`` is looked for, before it is imported."""
+        self._lookups[name] = callback
+        self._be_first()
+
+    def when_imported(self, name: str, callback: Callable[[ModuleType], None]) -> None:
+        """Call ``callback(module)`` each time that ``name`` has been imported, reloads included.
+
+        At once, if it is imported already; if its import is under way, in this thread or another, when that ends.
+        """
+        self._imports[name] = callback
+        self._be_first()
+        module = sys.modules.get(name)
+        if module is None:
+            return
+        spec = getattr(module, "__spec__", None)
+        if not (getattr(spec, "_initializing", False) and _watch(spec, module, self._notify)):
+            callback(module)
+
+    def forget(self, name: str) -> None:
+        """Undo ``when_imported``; the finder leaves ``sys.meta_path`` when nothing is left to wait for."""
+        self._imports.pop(name, None)
+        self._leave_if_idle()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._lookups and fullname not in self._imports:
+            return None
+        # Other hooks find by asking all of sys.meta_path again, this finder included.
+        busy = (get_ident(), fullname)
+        if busy in self._busy:
+            return None
+        self._busy.add(busy)
+        try:
+            looked_up = self._lookups.get(fullname)
+            if looked_up is not None:
+                looked_up()
+                # Only now: one that raised, as strict mode does, must raise again at the next import.
+                self._lookups.pop(fullname, None)
+            spec = None if fullname not in self._imports else _find_elsewhere(self, fullname, path, target)
+        finally:
+            self._busy.discard(busy)
+        if spec is not None and spec.loader is not None:
+            _after_execution(spec, self._notify)
+        self._leave_if_idle()
+        return spec
+
+    def _notify(self, name: str, module: ModuleType) -> None:
+        callback = self._imports.get(name)
+        if callback is not None:
+            callback(module)
+
+    def _be_first(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def _leave_if_idle(self) -> None:
+        if not self._lookups and not self._imports and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+FINDER = Finder()
+
+
+def _find_elsewhere(
+    finder: Finder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    for other in list(sys.meta_path):
+        find_spec = getattr(other, "find_spec", None)
+        if other is finder or find_spec is None:
+            continue
+        spec: ModuleSpec | None = find_spec(fullname, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _after_execution(spec: ModuleSpec, notify: Callable[[str, ModuleType], None]) -> None:
+    """Shadow ``exec_module`` on this loader instance, so that the loader stays what it is for everybody else."""
+    loader: Any = spec.loader
+    execute = getattr(loader, "exec_module", None)
+    if execute is None:
+        return
+    name = spec.name
+
+    def exec_module(module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)
+        execute(module)
+        notify(name, module)
+
+    loader.exec_module = exec_module
+
+
+class _WatchedSpec(ModuleSpec):
+    """The spec of a module whose import is under way.
+
+    The import system sets ``_initializing`` to False, in the importing thread, when the module is complete and before
+    the import statement returns. There is no public hook for an import that has already begun.
+    """
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(vars(self)["_initializing"])
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        vars(self)["_initializing"] = value
+        if value:
+            return
+        self.__class__ = ModuleSpec  # type: ignore[assignment]
+        watched = vars(self).pop("_trl_hotfix", None)
+        if watched is not None and sys.modules.get(self.name) is watched[0]:
+            watched[1](self.name, watched[0])
+
+
+def _watch(spec: Any, module: ModuleType, notify: Callable[[str, ModuleType], None]) -> bool:
+    """Have ``notify`` called when the import of ``module`` ends; False if it has ended already."""
+    if type(spec) is not ModuleSpec:
+        return True  # watched already, or a spec of somebody else's: a later apply() finds the module complete
+    vars(spec)["_trl_hotfix"] = (module, notify)
+    spec.__class__ = _WatchedSpec
+    if vars(spec)["_initializing"]:
+        return True
+    # It ended between the caller's look and ours: whoever takes the mark off is the one to call back.
+    spec.__class__ = ModuleSpec
+    return vars(spec).pop("_trl_hotfix", None) is None

@@ -1,0 +1,239 @@
+"""Put wrappers on, take them off exactly.
+
+A site is one attribute of one class or module; it remembers the raw descriptor that was there, and the layers, one a
+patch, that stand on it. Whenever the layers change, what is installed is built anew from the raw descriptor.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import wrapt
+
+from .model import Reason, Target, Wrapper
+
+ABSENT = object()
+"""In place of a raw descriptor: the attribute is inherited. Setting it back would change what the class defines."""
+
+Reference = tuple[str, str, tuple[tuple[str, int], ...]]
+"""How a patched function is named in a pickle: module, attribute, and the (id, revision) of its patches."""
+
+
+class MissingTargetError(LookupError):
+    """The target is not in this release."""
+
+
+class UnsupportedTargetError(TypeError):
+    """The target is not a function, so there is nothing to wrap."""
+
+
+class OccupiedError(RuntimeError):
+    """The attribute does not hold our wrapper any more; taking off ours would undo somebody else's work."""
+
+    def __init__(self, reason: Reason, by: str) -> None:
+        self.reason, self.by = reason, by
+        super().__init__(by)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One patch's wrapper on a site."""
+
+    patch_id: str
+    revision: int
+    wrapper: Wrapper
+    traced: bool
+
+
+class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
+    # Dynamo looks through a wrapt wrapper and traces the original; with this it takes a graph break and runs ours.
+    _torchdynamo_disable = True
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        parent = self._self_parent
+        return parent._self_restore, (parent._self_reference, self._self_instance)
+
+
+class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
+    """A wrapt wrapper that can be pickled, and that ``torch.compile`` does not look through.
+
+    It pickles by a name of our own with the patches' ids and revisions in it: ``datasets`` hashes what it pickles, so
+    data prepared by the unpatched function is not taken for the patched one's.
+    """
+
+    _torchdynamo_disable = True
+    __bound_function_wrapper__ = _BoundHotfixWrapper
+
+    def __init__(self, wrapped: Any, wrapper: Wrapper, restore: Callable[..., Any], reference: Reference) -> None:
+        super().__init__(wrapped, wrapper)
+        self._self_restore = restore
+        self._self_reference = reference
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self._self_restore, (self._self_reference, None)
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """One attribute of one class or module, and the patches that stand on it."""
+
+    owner: Any
+    name: str
+    raw: Any
+    inherited: Any
+    restore: Callable[..., Any]
+    layers: tuple[Layer, ...] = ()
+    installed: Any = ABSENT
+
+    @property
+    def original(self) -> Any:
+        """The raw descriptor that TRL has here, inherited or not."""
+        return self.inherited if self.raw is ABSENT else self.raw
+
+    def put_on(self, layer: Layer) -> None:
+        """Add ``layer``, outermost. Raises ``OccupiedError`` or ``UnsupportedTargetError``, with nothing changed."""
+        self._set((*self._without(layer.patch_id), layer))
+
+    def take_off(self, patch_id: str) -> None:
+        """Remove a patch's layer; the last one leaves ``vars(owner)`` as it was. Raises ``OccupiedError``."""
+        self._set(self._without(patch_id))
+
+    def _without(self, patch_id: str) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.layers if layer.patch_id != patch_id)
+
+    def has(self, patch_id: str) -> bool:
+        return any(layer.patch_id == patch_id for layer in self.layers)
+
+    def occupied(self) -> OccupiedError | None:
+        """Who holds the attribute, if it is neither TRL's own nor our wrapper."""
+        found = vars(self.owner).get(self.name, ABSENT)
+        expected = self.installed if self.layers else self.raw
+        if found is expected:
+            return None
+        if found is ABSENT:
+            return OccupiedError(Reason.DELETED, f"{describe_owner(self.owner)}.{self.name} was deleted")
+        return OccupiedError(Reason.REPLACED, describe(found))
+
+    def _set(self, layers: tuple[Layer, ...]) -> None:
+        occupied = self.occupied()
+        if occupied is not None:
+            raise occupied
+        before, after = (self.installed if self.layers else self.original), self.original
+        if layers:
+            after = self._build(layers)
+            setattr(self.owner, self.name, after)
+        elif self.layers and self.raw is ABSENT:
+            delattr(self.owner, self.name)
+        elif self.layers:
+            setattr(self.owner, self.name, self.raw)
+        self.layers, self.installed = layers, after if layers else ABSENT
+        if isinstance(self.owner, ModuleType) and self.original.__module__ == self.owner.__name__:
+            self._rebind(before, after)
+
+    def _rebind(self, before: Any, after: Any) -> None:
+        """Follow ``from .utils import f``: other modules of TRL hold the function by value."""
+        for name, module in list(sys.modules.items()):
+            if module is self.owner or not (name == "trl" or name.startswith("trl.")):
+                continue
+            for key, value in list(vars(module).items()):
+                if value is before:
+                    setattr(module, key, after)
+
+    def _build(self, layers: tuple[Layer, ...]) -> Any:
+        raw = self.original
+        if isinstance(raw, staticmethod):
+            return staticmethod(_plain(raw.__func__, layers, bound=False))
+        if isinstance(raw, classmethod):
+            return classmethod(_plain(raw.__func__, layers, bound=True))
+        if not isinstance(raw, FunctionType):
+            raise UnsupportedTargetError(f"{describe_owner(self.owner)}.{self.name} is {describe(raw)}, not a function")
+        if any(layer.traced for layer in layers):
+            return _plain(raw, layers, bound=isinstance(self.owner, type))
+        names = tuple((layer.patch_id, layer.revision) for layer in layers)
+        return HotfixWrapper(raw, _compose(layers), self.restore, (*_path(self.owner, self.name), names))
+
+
+class Sites:
+    """The sites of this process; the same class reached under two names is one site."""
+
+    def __init__(self, restore: Callable[..., Any]) -> None:
+        self._restore = restore
+        self._sites: dict[tuple[Any, str], Site] = {}
+
+    def at(self, module: ModuleType, target: Target) -> Site:
+        """The site of ``target``. Raises ``MissingTargetError``."""
+        *owners, name = target.attribute.split(".")
+        owner: Any = module
+        for step in owners:
+            owner = getattr(owner, step, ABSENT)
+        if owner is ABSENT or not isinstance(owner, (type, ModuleType)) or not hasattr(owner, name):
+            raise MissingTargetError(f"{target.module} has no {target.attribute}")
+        site = self._sites.get((owner, name))
+        if site is None:
+            raw = vars(owner).get(name, ABSENT)
+            bases = owner.__mro__[1:] if isinstance(owner, type) else ()
+            inherited = next((vars(base)[name] for base in bases if name in vars(base)), ABSENT)
+            site = self._sites[owner, name] = Site(owner, name, raw, inherited, self._restore)
+        elif not site.layers:
+            # Nothing of ours is on it: whatever stands there now is what it was.
+            site.raw = vars(owner).get(name, ABSENT)
+        return site
+
+
+def describe(raw: Any) -> str:
+    """A raw descriptor in words: what it is and where its code stands."""
+    function = getattr(raw, "__func__", raw)
+    code = getattr(function, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    kind = "" if type(raw) is FunctionType else f"{type(raw).__module__}.{type(raw).__qualname__} "
+    named = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', None)}"
+    return f"{kind}{named}{where}"
+
+
+def describe_owner(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _path(owner: Any, name: str) -> tuple[str, str]:
+    if isinstance(owner, ModuleType):
+        return owner.__name__, name
+    return owner.__module__, f"{owner.__qualname__}.{name}"
+
+
+def _compose(layers: tuple[Layer, ...]) -> Wrapper:
+    """One wrapper that runs those of ``layers``, the last one outermost."""
+    *inner, outer = layers
+    if not inner:
+        return outer.wrapper
+    within = _compose(tuple(inner))
+
+    def wrapper(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        @functools.wraps(wrapped)
+        def nearer(*args: Any, **kwargs: Any) -> Any:
+            return within(wrapped, instance, args, kwargs)
+
+        return outer.wrapper(nearer, instance, args, kwargs)
+
+    return wrapper
+
+
+def _plain(raw: Any, layers: tuple[Layer, ...], *, bound: bool) -> FunctionType:
+    """A plain function, which Dynamo traces, for targets in compiled regions and for static and class methods."""
+    wrapper = _compose(layers)
+
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # `raw.__get__` is an internal error in Dynamo on torch 2.6, and refused under fullgraph on 2.9.
+        return wrapper(functools.partial(raw, self), self, args, kwargs)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(raw, None, args, kwargs)
+
+    # Not __dict__: it drags `_torchdynamo_orig_callable` along (pytorch issue 172732).
+    plain = functools.update_wrapper(method if bound else function, raw, updated=())
+    assert isinstance(plain, FunctionType)
+    return plain

@@ -1,0 +1,272 @@
+"""The words of the project as types. Everything that crosses a module border is one of these."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+
+class Severity(str, Enum):
+    """What the bug does to a run, worst first."""
+
+    WRONG_GRADIENT = "wrong-gradient"
+    WRONG_LOSS = "wrong-loss"
+    DATA_LOSS = "data-loss"
+    WRONG_METRIC = "wrong-metric"
+    CRASH = "crash"
+    WASTED_COMPUTE = "wasted-compute"
+
+
+class State(str, Enum):
+    """Where a patch stands in this process."""
+
+    DISABLED = "disabled"
+    RETIRED = "retired"
+    SKIPPED = "skipped"
+    PENDING = "pending"
+    CONFLICTED = "conflicted"
+    FAILED = "failed"
+    APPLIED = "applied"
+    DISPLACED = "displaced"
+    REVERTED = "reverted"
+
+
+class Reason(str, Enum):
+    """Why a patch stands there. The slugs are stable; the README says what to do about each."""
+
+    SWITCHED_OFF = "switched-off"
+    NOT_SELECTED = "not-selected"
+    EXCLUDED = "excluded"
+    DEFAULT_OFF = "default-off"
+    FIXED_UPSTREAM = "fixed-upstream"
+    NO_TRL = "no-trl"
+    TRL_VERSION = "trl-version"
+    REQUIREMENT = "requirement"
+    MISSING_TARGET = "missing-target"
+    NOT_REPRODUCED = "not-reproduced"
+    APPLIES = "applies"
+    NOT_IMPORTED = "not-imported"
+    FOREIGN_WRAPPER = "foreign-wrapper"
+    SELF_TEST = "self-test"
+    SELF_TEST_ERROR = "self-test-error"
+    INSTALL_ERROR = "install-error"
+    PROVEN = "proven"
+    REPLACED = "replaced"
+    DELETED = "deleted"
+    BY_REQUEST = "by-request"
+
+
+DEGRADED = {
+    (State.SKIPPED, Reason.MISSING_TARGET),
+    (State.SKIPPED, Reason.NOT_REPRODUCED),
+    *((State.CONFLICTED, reason) for reason in Reason),
+    *((State.FAILED, reason) for reason in Reason),
+    *((State.DISPLACED, reason) for reason in Reason),
+}
+"""States of a patch that should be on here and is not: a WARNING by default, an exception under strict."""
+
+Evidence = Mapping[str, Any]
+"""What was seen: JSON values only."""
+
+Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+"""wrapt's protocol: ``wrapper(wrapped, instance, args, kwargs)``."""
+
+
+class Verdict(str, Enum):
+    """What a self-test says about the release in front of it."""
+
+    REPRODUCED = "reproduced"
+    FIXED = "fixed"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer of a self-test: the verdict and the numbers it saw.
+
+    ``absent`` is for a release in which the bug cannot show: other code stands there, or something fails before it.
+    """
+
+    verdict: Verdict
+    numbers: Evidence = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"verdict": self.verdict.value, **self.numbers}
+
+
+SelfTest = Callable[[ModuleType], Outcome]
+"""``self_test(leaf)``: given the leaf module whose targets are tested, calls the real installed method."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Where TRL's own thread and fix are: numbers of issues and pull requests, and the first fixed release."""
+
+    issue: int | tuple[int, ...] | None = None
+    fix: int | tuple[int, ...] | None = None
+    fixed_in: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"issue": _plain(self.issue), "fix": _plain(self.fix), "fixed_in": self.fixed_in}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One method or function of TRL that a patch wraps.
+
+    ``trl`` narrows the patch's range to the releases where this target has the bug. ``traced`` marks a target that runs
+    inside a compiled region, where Dynamo must see a plain function.
+    """
+
+    module: str
+    attribute: str
+    wrapper: str
+    trl: str | None = None
+    traced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One upstream bug and its repair, as declared in ``patches.yaml``."""
+
+    id: str
+    revision: int
+    title: str
+    severity: Severity
+    trl: str
+    upstream: Upstream
+    why: str
+    how: str
+    targets: tuple[Target, ...]
+    self_test: str
+    requires: Mapping[str, str] = field(default_factory=dict)
+    default: bool = True
+
+    def range_of(self, target: Target) -> str:
+        """The TRL versions in which ``target`` has the bug."""
+        return target.trl or self.trl
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A state with its reason and the evidence for it."""
+
+    state: State
+    reason: Reason
+    evidence: Evidence = field(default_factory=dict)
+
+    @property
+    def degraded(self) -> bool:
+        return (self.state, self.reason) in DEGRADED
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStatus:
+    target: Target
+    trl: str
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class PatchStatus:
+    """A patch and where it stands in this process."""
+
+    patch: Patch
+    state: State
+    reason: Reason
+    evidence: Evidence
+    targets: tuple[TargetStatus, ...]
+
+    @property
+    def id(self) -> str:
+        return self.patch.id
+
+    @property
+    def degraded(self) -> bool:
+        """The patch should be on in this process and is not."""
+        return (self.state, self.reason) in DEGRADED
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.patch.id,
+            "revision": self.patch.revision,
+            "title": self.patch.title,
+            "severity": self.patch.severity.value,
+            "trl": self.patch.trl,
+            "upstream": self.patch.upstream.to_dict(),
+            "state": self.state.value,
+            "reason": self.reason.value,
+            "evidence": dict(self.evidence),
+            "targets": [
+                {
+                    "module": each.target.module,
+                    "attribute": each.target.attribute,
+                    "trl": each.trl,
+                    "state": each.state.value,
+                }
+                for each in self.targets
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``apply()``, ``revert()`` and ``status()`` return: every patch of the catalogue and where it stands."""
+
+    trl_hotfix: str
+    trl: str | None
+    python: str
+    patches: tuple[PatchStatus, ...]
+
+    def __iter__(self) -> Iterator[PatchStatus]:
+        return iter(self.patches)
+
+    def __getitem__(self, patch_id: str) -> PatchStatus:
+        for status in self.patches:
+            if status.id == patch_id:
+                return status
+        raise KeyError(patch_id)
+
+    def __str__(self) -> str:
+        head = f"trl_hotfix {self.trl_hotfix}, TRL {self.trl or 'not found'}, digest {self.digest}"
+        return "\n".join([head, *(f"  {each.id}: {each.state.value} ({each.reason.value})" for each in self.patches)])
+
+    @property
+    def degraded(self) -> tuple[PatchStatus, ...]:
+        """The patches that should be on in this process and are not."""
+        return tuple(status for status in self.patches if status.degraded)
+
+    @property
+    def ok(self) -> bool:
+        return not self.degraded
+
+    @property
+    def digest(self) -> str:
+        """Names the set of repairs of this process: equal in two processes if and only if these are the same.
+
+        Made of the TRL version and the id and revision of every patch that is on or that goes on when its module is
+        imported, so a rank that has not imported a trainer yet does not differ from one that has.
+        """
+        on = sorted(
+            (each.id, each.patch.revision) for each in self.patches if each.state in (State.APPLIED, State.PENDING)
+        )
+        text = json.dumps({"trl": self.trl, "on": on}, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "trl_hotfix": self.trl_hotfix,
+            "trl": self.trl,
+            "python": self.python,
+            "digest": self.digest,
+            "patches": [status.to_dict() for status in self.patches],
+        }
+
+
+def _plain(numbers: int | tuple[int, ...] | None) -> int | list[int] | None:
+    return list(numbers) if isinstance(numbers, tuple) else numbers

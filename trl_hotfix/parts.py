@@ -1,0 +1,74 @@
+"""A patch in one leaf module, and where a patch stands when its parts stand where they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from . import gates
+from .model import Decision, Patch, PatchStatus, Reason, State, Target, TargetStatus
+
+if TYPE_CHECKING:
+    from .install import Site
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A patch in one leaf module."""
+
+    patch: Patch
+    leaf: str
+    targets: tuple[Target, ...]
+    decision: Decision = field(default_factory=lambda: Decision(State.PENDING, Reason.NOT_IMPORTED))
+    sites: list[Site] = field(default_factory=list)
+    busy: bool = False
+    journal: list[str] = field(default_factory=list)
+
+
+_WORST_FIRST = (
+    State.FAILED,
+    State.CONFLICTED,
+    State.DISPLACED,
+    State.SKIPPED,
+    State.APPLIED,
+    State.PENDING,
+    State.REVERTED,
+)
+
+
+def status_of(patch: Patch, parts: list[Part], decision: Decision) -> PatchStatus:
+    """A patch stands where the worst of its parts does."""
+    trl = gates.installed("trl")
+    here = gates.targets_for(patch, trl) if trl is not None else ()
+    now = {part.leaf: _now(part) for part in parts}
+    if now:
+        decision = min(now.values(), key=lambda each: _WORST_FIRST.index(each.state))
+    evidence = {leaf: dict(each.evidence) for leaf, each in now.items() if each.evidence} or decision.evidence
+
+    def state_of(target: Target) -> State:
+        if target.module in now:
+            return now[target.module].state
+        if decision.state is State.PENDING and target not in here:
+            return State.SKIPPED
+        return decision.state
+
+    targets = tuple(TargetStatus(each, patch.range_of(each), state_of(each)) for each in patch.targets)
+    return PatchStatus(patch, decision.state, decision.reason, evidence, targets)
+
+
+def _now(part: Part) -> Decision:
+    """Where a part stands, after a look whether its wrappers are still on their targets."""
+    if part.decision.state is not State.APPLIED:
+        return part.decision
+    from .conflicts import still_on
+    from .install import OccupiedError
+
+    evidence = dict(part.decision.evidence)
+    for site in part.sites:
+        try:
+            on_top = still_on(site)
+        except OccupiedError as error:
+            return Decision(State.DISPLACED, error.reason, {**evidence, "by": error.by})
+        if on_top is not None:
+            evidence["beneath"] = on_top
+    return Decision(State.APPLIED, Reason.PROVEN, evidence)

@@ -1,0 +1,119 @@
+"""Reports for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .engine import ENGINE
+from .errors import UnknownPatchError
+from .model import Evidence, PatchStatus, Reason, Report, State, Upstream
+
+_COLOURS = {
+    State.APPLIED: "green",
+    State.PENDING: "green",
+    State.FAILED: "bold red",
+    State.CONFLICTED: "bold red",
+    State.DISPLACED: "bold red",
+}
+
+
+def explain(patch_id: str) -> str:
+    """One patch in words: the bug, the repair, where it stands here and why. Raises ``UnknownPatchError``."""
+    report = ENGINE.status()
+    try:
+        found = report[patch_id]
+    except KeyError:
+        raise UnknownPatchError([patch_id], [each.id for each in report], "explain()") from None
+    patch = found.patch
+    fixed_in = f"; fixed upstream in {patch.upstream.fixed_in}" if patch.upstream.fixed_in else ""
+    lines = [
+        f"{patch.id} (revision {patch.revision}): {patch.title}",
+        f"severity   {patch.severity.value}",
+        f"TRL        {patch.trl}{fixed_in}",
+        *(f"requires   {name} {wanted}" for name, wanted in patch.requires.items()),
+        *(f"upstream   {link}" for link in links(patch.upstream)),
+        *(f"target     {each.target.module}: {each.target.attribute} ({each.state.value})" for each in found.targets),
+        f"here       {found.state.value} ({found.reason.value}): {because(found)}",
+        f"why        {patch.why}",
+        f"how        {patch.how}",
+        f"turn off   TRL_HOTFIX_SKIP={patch.id}, or apply(skip=[{patch.id!r}]), or revert({patch.id!r})",
+        *(f"trail      {line}" for line in ENGINE.journal(patch_id)),
+    ]
+    return "\n".join(lines)
+
+
+def links(upstream: Upstream) -> list[str]:
+    """The addresses of upstream's issues and pull requests."""
+
+    def urls(kind: str, numbers: int | tuple[int, ...] | None) -> list[str]:
+        listed = (numbers,) if isinstance(numbers, int) else numbers or ()
+        return [f"https://github.com/huggingface/trl/{kind}/{number}" for number in listed]
+
+    return urls("issues", upstream.issue) + urls("pull", upstream.fix)
+
+
+def because(found: PatchStatus) -> str:
+    """A reason in words, with its evidence."""
+    seen: Mapping[str, Any] = found.evidence
+    sentences = {
+        Reason.SWITCHED_OFF: "trl_hotfix is off in this process",
+        Reason.NOT_SELECTED: "not among those asked for",
+        Reason.EXCLUDED: "left out on request",
+        Reason.DEFAULT_OFF: "off unless it is asked for by name",
+        Reason.FIXED_UPSTREAM: "TRL {installed}: fixed upstream in {fixed_in}",
+        Reason.NO_TRL: "TRL is not installed here",
+        Reason.TRL_VERSION: "TRL {installed} does not have this bug ({range})",
+        Reason.REQUIREMENT: "needs {requires}, found {found}",
+        Reason.APPLIES: "TRL {installed} has this bug",
+        Reason.NOT_IMPORTED: "goes on when its module is imported",
+        Reason.PROVEN: "reproduced before, fixed after, in this process",
+        Reason.BY_REQUEST: "taken off on request",
+    }
+    if found.reason in sentences:
+        return sentences[found.reason].format_map(seen)
+    return _in_words(seen)
+
+
+def table(report: Report) -> Table:
+    """Every patch: what it repairs, and whether it applies here."""
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    view.add_column("patch", overflow="fold", ratio=3)
+    view.add_column("repairs", overflow="fold", ratio=4)
+    view.add_column("severity")
+    view.add_column("TRL range", overflow="fold", ratio=2)
+    view.add_column(f"here: TRL {report.trl or 'none'}", overflow="fold", ratio=3)
+    for each in report:
+        applies = {State.PENDING: "applies", State.APPLIED: "applied"}.get(each.state, "does not apply")
+        answer = Text(f"{applies}: {because(each)}", style=_COLOURS.get(each.state, "dim"))
+        # A cell that starts with a bracket is text, not rich's markup.
+        cells = (each.id, each.patch.title, each.patch.severity.value, each.patch.trl)
+        view.add_row(*(Text(cell) for cell in cells), answer)
+    return view
+
+
+def show(view: Any) -> None:
+    """Print a rich view: coloured and folded in a terminal, plain and not cut where output is piped."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200, no_color=True)
+    console.print(view)
+
+
+def as_json(report: Report) -> str:
+    return json.dumps(report.to_dict(), indent=2)
+
+
+def _in_words(seen: Evidence) -> str:
+    def words(value: Any) -> Iterable[str]:
+        if isinstance(value, Mapping):
+            return [f"{key} {' '.join(words(each))}" for key, each in value.items() if key != "traceback"]
+        return [f"{value:.6g}" if isinstance(value, float) else str(value)]
+
+    return ", ".join(words(seen))

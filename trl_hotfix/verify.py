@@ -1,0 +1,145 @@
+"""Red, green, red: does each patch do what it says, on the TRL that is installed?
+
+``python -m trl_hotfix.verify OUT ID...`` does it in this process and writes the answers to OUT as JSON; the command
+line calls it so, in a fresh process, since a process that has patched or imported things is no witness.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import authoring, catalogue, engine, gates
+from .model import Outcome, Patch, State, Verdict
+
+
+class CellVerdict(str, Enum):
+    """What is known of one patch on one TRL release."""
+
+    PROVEN = "proven"
+    ABSENT = "absent"
+    NOT_REPRODUCED = "not-reproduced"
+    UNREPAIRED = "unrepaired"
+    UNCOVERED = "uncovered"
+    ERROR = "error"
+
+    @property
+    def good(self) -> bool:
+        return self in (CellVerdict.PROVEN, CellVerdict.ABSENT)
+
+
+@dataclass(slots=True)
+class Cell:
+    """One patch on the installed TRL. ``leaves`` has, for each leaf module, the outcome of each self-test run."""
+
+    patch: str
+    revision: int
+    trl: str
+    verdict: CellVerdict
+    why: str = ""
+    leaves: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "patch": self.patch,
+            "revision": self.revision,
+            "trl": self.trl,
+            "verdict": self.verdict.value,
+            "why": self.why,
+            "leaves": self.leaves,
+        }
+
+
+def verify(patch: Patch) -> Cell:
+    """One patch on the TRL installed here, in this process. Nothing of it is left on afterwards."""
+    trl = gates.installed("trl")
+    if trl is None:
+        return Cell(patch.id, patch.revision, "", CellVerdict.ERROR, "TRL is not installed")
+    cell = Cell(patch.id, patch.revision, trl, CellVerdict.ABSENT)
+    inside = gates.fits(patch).state is State.PENDING
+    here = {target.module for target in gates.targets_for(patch, trl)} if inside else set()
+    try:
+        found = {
+            leaf: _one_leaf(patch, leaf, inside=leaf in here, seen=cell.leaves.setdefault(leaf, {}))
+            for leaf in dict.fromkeys(target.module for target in patch.targets)
+        }
+    # A self-test or a release that breaks in an unknown way is a finding, not the end of the run over all of them.
+    except Exception as error:  # noqa: BLE001
+        cell.verdict, cell.why = CellVerdict.ERROR, f"{type(error).__name__}: {error}"
+        print(traceback.format_exc(), file=sys.stderr)
+        return cell
+    worst_first = (*(each for each in CellVerdict if not each.good), CellVerdict.PROVEN, CellVerdict.ABSENT)
+    cell.verdict, cell.why = min(found.values(), key=lambda each: worst_first.index(each[0]))
+    return cell
+
+
+def _one_leaf(patch: Patch, leaf: str, *, inside: bool, seen: dict[str, Any]) -> tuple[CellVerdict, str]:
+    module = _imported(leaf)
+    targets = [target for target in patch.targets if target.module == leaf]
+    missing = [each.attribute for each in targets if module is None or not _has(module, each.attribute)]
+    if module is None or missing:
+        why = f"{leaf} has no {', '.join(missing)}"
+        return (CellVerdict.ERROR if inside else CellVerdict.ABSENT), why
+
+    red = _test(patch, module, "red", seen)
+    if not inside:
+        bug = red.verdict is Verdict.REPRODUCED
+        return (CellVerdict.UNCOVERED, f"out of range, but the bug is in {leaf}") if bug else (CellVerdict.ABSENT, "")
+    if red.verdict is not Verdict.REPRODUCED:
+        return CellVerdict.NOT_REPRODUCED, f"in range, but the self-test says {red.verdict.value}"
+
+    with engine.patched(patch.id, strict=False) as report:
+        status = report[patch.id]
+        if status.state is not State.APPLIED:
+            return CellVerdict.UNREPAIRED, f"{status.state.value} ({status.reason.value}): {dict(status.evidence)}"
+        green = _test(patch, module, "green", seen)
+    if green.verdict is not Verdict.FIXED:
+        return CellVerdict.UNREPAIRED, f"patched, the self-test says {green.verdict.value}"
+    again = _test(patch, module, "red again", seen)
+    if again.verdict is not Verdict.REPRODUCED:
+        return CellVerdict.ERROR, f"after revert, the self-test says {again.verdict.value}"
+    return CellVerdict.PROVEN, ""
+
+
+def _test(patch: Patch, module: ModuleType, run: str, seen: dict[str, Any]) -> Outcome:
+    with authoring.undisturbed():
+        outcome: Outcome = catalogue.function_of(patch, patch.self_test)(module)
+    seen[run] = outcome.to_dict()
+    return outcome
+
+
+def _imported(leaf: str) -> ModuleType | None:
+    """The leaf module, or None if this TRL has none of that name. An error inside it is not caught."""
+    names = leaf.split(".")
+    for depth in range(1, len(names) + 1):
+        if find_spec(".".join(names[:depth])) is None:
+            return None
+    return import_module(leaf)
+
+
+def _has(module: ModuleType, attribute: str) -> bool:
+    owner: Any = module
+    for step in attribute.split("."):
+        if not hasattr(owner, step):
+            return False
+        owner = getattr(owner, step)
+    return True
+
+
+def main(arguments: Sequence[str]) -> None:
+    out, *ids = arguments
+    cells = [verify(patch) for patch in catalogue.load() if not ids or patch.id in ids]
+    Path(out).write_text(json.dumps([cell.to_dict() for cell in cells]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
