@@ -114,7 +114,9 @@ def _compose(text: str, mistakes: list[Mistake]) -> _Node | None:
         return _node(root, mistakes, set())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        mistakes.append(Mistake(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}"))
+        # A text that ends too early is said to be wrong on the line after its last.
+        line = min(mark.line, max(text.count("\n") - text.endswith("\n"), 0)) + 1 if mark else 1
+        mistakes.append(Mistake(line, f"not YAML: {error.problem or error.context}"))
     except (yaml.YAMLError, RecursionError) as error:
         mistakes.append(Mistake(1, f"not YAML: {error or type(error).__name__}"))
     return None

@@ -23,6 +23,8 @@ def foreign(site: Site) -> str | None:
         occupied = site.occupied()
         return None if occupied is None else occupied.by
     function = getattr(site.original, "__func__", site.original)
+    if not callable(function):
+        return None  # a property or a value of TRL's: nobody's wrapper, and nothing to wrap either
     seen = 0
     while function is not None and seen < 32:
         if not isinstance(function, FunctionType) or type(function) is not FunctionType:

@@ -13,7 +13,7 @@ import platform
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from .parts import Part, status_of
 from .startup import STRICT, switch
 
 if TYPE_CHECKING:
-    from .install import Site, Sites
+    from .install import Sites
 
 
 def apply(
@@ -148,8 +148,8 @@ class _Engine:
         finally:
             with self._one_at_a_time:
                 if before is None:
-                    self.revert(())
-                    self._decisions, self._selection = {}, None
+                    self._drop(list(self._parts.values()))
+                    self._decisions, self._selection, self._strict = {}, None, before_strict
                 else:
                     self._select(before, before_strict)
 
@@ -222,7 +222,10 @@ class _Engine:
             if part.leaf == module.__name__ and self._claim(part, module):
                 worked_on.append(part)
                 try:
-                    self._enter(part, module)
+                    self._settle(part, self._enter(part, module))
+                # The first border, the import hook: nothing that goes wrong in here may end the user's import.
+                except Exception as error:
+                    self._settle(part, _failed(Reason.INSTALL_ERROR, error))
                 finally:
                     part.busy = False
         problems = [part for part in worked_on if part.decision.degraded]
@@ -245,64 +248,45 @@ class _Engine:
             part.busy = True
             return True
 
-    def _enter(self, part: Part, module: ModuleType) -> None:
+    def _enter(self, part: Part, module: ModuleType) -> Decision:
         """Red, install, green; or leave everything as it was."""
         from .conflicts import foreign
-        from .install import Layer, MissingTargetError, OccupiedError, UnsupportedTargetError
+        from .install import Layer, MissingTargetError
 
         patch = part.patch
         try:
             sites = [_sites().at(module, target) for target in part.targets]
         except MissingTargetError as error:
-            return self._settle(part, Decision(State.SKIPPED, Reason.MISSING_TARGET, {"missing": str(error)}))
+            return Decision(State.SKIPPED, Reason.MISSING_TARGET, {"missing": str(error)})
         if all(site.has(patch.id) for site in sites):
             # Reached under a second name: TRL keeps old module names as aliases of moved classes.
             part.sites = sites
-            return self._settle(part, Decision(State.APPLIED, Reason.PROVEN, {"same_as": "another name of the target"}))
+            return Decision(State.APPLIED, Reason.PROVEN, {"same_as": "another name of the target"})
         for site, target in zip(sites, part.targets, strict=True):
             by = foreign(site)
             if by is not None:
-                seen = {"target": f"{target.module}.{target.attribute}", "by": by}
-                return self._settle(part, Decision(State.CONFLICTED, Reason.FOREIGN_WRAPPER, seen))
+                held = {"target": f"{target.module}.{target.attribute}", "by": by}
+                return Decision(State.CONFLICTED, Reason.FOREIGN_WRAPPER, held)
 
-        red = self._test(part, module)
+        red = self_test(patch, module)
         if isinstance(red, Decision):
-            return self._settle(part, red)
+            return red
         if red.verdict is not Verdict.REPRODUCED:
-            return self._settle(part, Decision(State.SKIPPED, Reason.NOT_REPRODUCED, {"red": red.to_dict()}))
-
-        done: list[Site] = []
-        outcome: Outcome | Decision
-        try:
+            return Decision(State.SKIPPED, Reason.NOT_REPRODUCED, {"red": red.to_dict()})
+        with ExitStack() as roll_back:
             for site, target in zip(sites, part.targets, strict=True):
                 wrapper = catalogue.function_of(patch, target.wrapper)
                 site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced))
-                done.append(site)
-            outcome = self._test(part, module)
-        except (OccupiedError, UnsupportedTargetError) as error:
-            outcome = Decision(State.FAILED, Reason.INSTALL_ERROR, {"error": str(error)})
-        if isinstance(outcome, Outcome) and outcome.verdict is Verdict.FIXED:
-            part.sites.extend(sites)
-            numbers = {"red": red.to_dict(), "green": outcome.to_dict()}
-            return self._settle(part, Decision(State.APPLIED, Reason.PROVEN, numbers))
-        for site in reversed(done):
-            site.take_off(patch.id)
-        if isinstance(outcome, Outcome):
-            numbers = {"red": red.to_dict(), "green": outcome.to_dict()}
-            outcome = Decision(State.FAILED, Reason.SELF_TEST, numbers)
-        return self._settle(part, outcome)
-
-    def _test(self, part: Part, module: ModuleType) -> Outcome | Decision:
-        try:
-            with authoring.undisturbed():
-                outcome = catalogue.function_of(part.patch, part.patch.self_test)(module)
-        # The second border: a self-test that raises says nothing about the bug, and must not end the user's import.
-        except Exception as error:
-            seen = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-            return Decision(State.FAILED, Reason.SELF_TEST_ERROR, seen)
-        if not isinstance(outcome, Outcome):
-            return Decision(State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {outcome!r}"})
-        return outcome
+                roll_back.callback(site.take_off, patch.id)
+            green = self_test(patch, module)
+            if isinstance(green, Decision):
+                return green
+            seen = {"red": red.to_dict(), "green": green.to_dict()}
+            if green.verdict is not Verdict.FIXED:
+                return Decision(State.FAILED, Reason.SELF_TEST, seen)
+            roll_back.pop_all()
+        part.sites.extend(sites)
+        return Decision(State.APPLIED, Reason.PROVEN, seen)
 
     def _settle(self, part: Part, decision: Decision) -> None:
         with self._lock:
@@ -360,6 +344,24 @@ class _Engine:
 
 def _not_applied(reasons: Iterable[str]) -> NotAppliedError:
     return NotAppliedError("strict mode: a patch that should be on cannot be:" + "".join(f"\n  {x}" for x in reasons))
+
+
+def self_test(patch: Patch, leaf: ModuleType) -> Outcome | Decision:
+    """What the self-test of ``patch`` says of ``leaf``, or ``failed`` with the traceback if it says nothing."""
+    try:
+        with authoring.undisturbed():
+            outcome = catalogue.function_of(patch, patch.self_test)(leaf)
+    # The second border, the self-test: one that raises says nothing about the bug, and must not end the user's import.
+    except Exception as error:
+        return _failed(Reason.SELF_TEST_ERROR, error)
+    if not isinstance(outcome, Outcome):
+        return Decision(State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {outcome!r}"})
+    return outcome
+
+
+def _failed(reason: Reason, error: Exception) -> Decision:
+    seen = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    return Decision(State.FAILED, reason, seen)
 
 
 @functools.cache

@@ -55,7 +55,7 @@ def apply_now() -> None:
         from .engine import apply
 
         apply()
-    # The first of the two borders: whatever fails here must not end the user's import of TRL.
+    # The first border, the import hook: whatever fails here must not end the user's import of TRL.
     except Exception as error:
         if switch(os.environ.get("TRL_HOTFIX", "")) == STRICT:
             raise

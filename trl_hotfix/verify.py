@@ -18,8 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import authoring, catalogue, engine, gates
-from .model import Outcome, Patch, State, Verdict
+from . import catalogue, engine, gates
+from .model import Decision, Outcome, Patch, State, Verdict
+
+
+class SelfTestError(Exception):
+    """A self-test raised, and so said nothing about the bug. The message ends with its traceback."""
 
 
 class CellVerdict(str, Enum):
@@ -72,7 +76,11 @@ def verify(patch: Patch) -> Cell:
             leaf: _one_leaf(patch, leaf, inside=leaf in here, seen=cell.leaves.setdefault(leaf, {}))
             for leaf in dict.fromkeys(target.module for target in patch.targets)
         }
-    # A self-test or a release that breaks in an unknown way is a finding, not the end of the run over all of them.
+    except SelfTestError as error:
+        cell.verdict, cell.why = CellVerdict.ERROR, str(error).splitlines()[0]
+        print(error, file=sys.stderr)
+        return cell
+    # A release that breaks in an unknown way when it is imported is a finding, not the end of the run over all of them.
     except Exception as error:  # noqa: BLE001
         cell.verdict, cell.why = CellVerdict.ERROR, f"{type(error).__name__}: {error}"
         print(traceback.format_exc(), file=sys.stderr)
@@ -111,8 +119,9 @@ def _one_leaf(patch: Patch, leaf: str, *, inside: bool, seen: dict[str, Any]) ->
 
 
 def _test(patch: Patch, module: ModuleType, run: str, seen: dict[str, Any]) -> Outcome:
-    with authoring.undisturbed():
-        outcome: Outcome = catalogue.function_of(patch, patch.self_test)(module)
+    outcome = engine.self_test(patch, module)
+    if isinstance(outcome, Decision):
+        raise SelfTestError(f"{run}: {outcome.evidence['error']}\n{outcome.evidence.get('traceback', '')}".strip())
     seen[run] = outcome.to_dict()
     return outcome
 

@@ -1,7 +1,7 @@
 """Train a tiny Mixtral with the real DPOTrainer and write down what the first steps' losses are made of.
 
-A user's script: nothing in it knows of trl_hotfix. It measures from outside, by a forward hook on the model that the trainer
-wraps and by a subclass that looks at what ``compute_loss`` returns.
+A user's script: nothing in it knows of trl_hotfix. It measures from outside, by a forward hook on the model that the
+trainer wraps and by a subclass that looks at what ``compute_loss`` returns.
 
     python train_moe_dpo.py OUT.json [--deepspeed STAGE]
 """
@@ -77,14 +77,6 @@ def preferences():
     return Dataset.from_list(rows)
 
 
-def free_port() -> str:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -97,6 +89,7 @@ def main() -> None:
 
     if arguments.deepspeed is not None:
         import deepspeed.ops
+        from moe_dpo import free_port
 
         # A C++ op for several processes on one host: compiling it takes minutes and one process has no use for it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -71,7 +71,7 @@ def aux_loss_is_in_the_loss_of_a_wrapped_model(leaf: ModuleType) -> Outcome:
 
     def loss_through(given: Any) -> float:
         loss, _ = trainer.get_batch_loss_metrics(given, batch, train_eval="train")
-        return float(loss)
+        return float(loss.detach())
 
     plain = loss_through(model)
     return judge(

@@ -1,0 +1,46 @@
+# Two commands: `make demo` sets everything up and runs the main job, `make test` passes the tests.
+#
+# torch comes first and by this exact pin, so that nothing pulls another build of it. On Linux PyPI's own wheel brings CUDA;
+# for a CPU build: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo TORCH=torch==2.13.0+cpu
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+WRAPTS := 1.14.1 1.17.3
+
+export HF_HUB_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+# Without compiled files every process that imports TRL takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test lint types clean
+
+demo: $(VENV)/ready
+	$(BIN)/python tests/patches/demo.py
+
+test: $(VENV)/ready lint types
+	for wrapt in $(WRAPTS); do \
+	  PYTHONPATH=$(VENV)/wrapt-$$wrapt $(BIN)/python -m pytest -q tests/unit tests/patches || exit 1; \
+	done
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+# TRL 0.11.4, DeepSpeed and the versions of everything else that they were seen to work with.
+$(VENV)/ready: pyproject.toml tests/matrix/stacks/tf4.44.txt
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet -r tests/matrix/stacks/tf4.44.txt ninja
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -c tests/matrix/stacks/tf4.44.txt deepspeed==0.19.8
+	$(BIN)/pip install --quiet --no-deps trl==0.11.4
+	$(BIN)/pip install --quiet -c tests/matrix/stacks/tf4.44.txt -e '.[dev]'
+	for wrapt in $(WRAPTS); do $(BIN)/pip install --quiet --no-deps --target $(VENV)/wrapt-$$wrapt wrapt==$$wrapt; done
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build

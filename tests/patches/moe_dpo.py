@@ -1,0 +1,37 @@
+"""Run ``train_moe_dpo.py`` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).with_name("train_moe_dpo.py")
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def train(out: Path, *arguments: str, hotfix: str) -> dict[str, Any]:
+    """What the run wrote down; its standard error is in ``["stderr"]``. ``hotfix`` is the value of ``TRL_HOTFIX``."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(out), *arguments],
+        env={**environment, "TRL_HOTFIX": hotfix, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{SCRIPT.name} {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
+    for line in done.stderr.splitlines():
+        if line.startswith("trl_hotfix"):
+            print(line, file=sys.stderr)
+    return {**json.loads(out.read_text()), "stderr": done.stderr}

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from trl_hotfix import catalogue, engine
+from trl_hotfix.model import Patch, Severity, Target, Upstream
+
+Declare = Callable[..., Patch]
+
+
+@pytest.fixture
+def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine._Engine]:
+    """An engine that has done nothing, and that leaves nothing on."""
+    for name in ("TRL_HOTFIX", "TRL_HOTFIX_ONLY", "TRL_HOTFIX_SKIP"):
+        monkeypatch.delenv(name, raising=False)
+    fresh = engine._Engine()
+    monkeypatch.setattr(engine, "ENGINE", fresh)
+    yield fresh
+    fresh.revert(())
+
+
+@pytest.fixture
+def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine._Engine) -> Declare:
+    """Put a patch of the real DPOTrainer into the catalogue, with these functions for its behaviour."""
+    declared: list[Patch] = []
+    monkeypatch.setattr(catalogue, "load", lambda: tuple(declared))
+
+    def one(
+        self_test: Callable[..., Any],
+        wrapper: Callable[..., Any],
+        *,
+        id: str = "made-up",
+        attribute: str = "DPOTrainer.dpo_loss",
+        trl: str = ">=0.9.6",
+        **others: Any,
+    ) -> Patch:
+        module = ModuleType(catalogue.module_of(id))
+        module.wrapper, module.self_test = wrapper, self_test  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        targets = tuple(Target("trl.trainer.dpo_trainer", each, "wrapper") for each in attribute.split())
+        patch = Patch(
+            id=id,
+            revision=1,
+            title="a made-up patch",
+            severity=Severity.WRONG_LOSS,
+            trl=trl,
+            upstream=Upstream(),
+            why="",
+            how="",
+            targets=targets,
+            self_test="self_test",
+            **others,
+        )
+        declared.append(patch)
+        return patch
+
+    return one

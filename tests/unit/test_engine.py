@@ -1,0 +1,363 @@
+"""The state machine on the real DPOTrainer, with made-up patches that go right and wrong."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import pytest
+import trl.trainer.dpo_trainer as leaf
+from trl.trainer.dpo_trainer import DPOTrainer
+
+import trl_hotfix
+from trl_hotfix.model import Outcome, Reason, Report, State, Verdict
+
+MARK = "patched"
+
+
+def mark(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """A wrapper that can be seen: the made-up bug is that ``dpo_loss`` of a stub does not say so."""
+    return MARK
+
+
+def is_marked(module: ModuleType) -> Outcome:
+    trainer = object.__new__(module.DPOTrainer)
+    try:
+        said = trainer.dpo_loss(1, 2, 3, 4)
+    except AttributeError:
+        said = "raised"
+    return Outcome(Verdict.FIXED if said == MARK else Verdict.REPRODUCED, {"said": said})
+
+
+def goes_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return wrapped(*args, **kwargs)
+
+
+def raises(module: ModuleType) -> Outcome:
+    raise RuntimeError("no idea what this release is")
+
+
+def identity(report: Report, patch_id: str = "made-up") -> tuple[State, Reason]:
+    return report[patch_id].state, report[patch_id].reason
+
+
+@pytest.fixture(autouse=True)
+def vars_are_as_before() -> Any:
+    before = dict(vars(DPOTrainer))
+    yield
+    after = dict(vars(DPOTrainer))
+    assert set(after) == set(before)
+    assert all(after[name] is before[name] for name in before)
+
+
+def test_applied_carries_the_numbers_before_and_after(declare: Any) -> None:
+    declare(is_marked, mark)
+    report = trl_hotfix.apply()
+    assert identity(report) == (State.APPLIED, Reason.PROVEN)
+    seen = report["made-up"].evidence["trl.trainer.dpo_trainer"]
+    assert seen["red"] == {"verdict": "reproduced", "said": "raised"}
+    assert seen["green"] == {"verdict": "fixed", "said": MARK}
+    assert report.ok
+
+
+def test_apply_twice_is_apply_once(declare: Any, caplog: pytest.LogCaptureFixture) -> None:
+    declare(is_marked, mark)
+    with caplog.at_level(logging.INFO):
+        first = trl_hotfix.apply()
+        wrapper = vars(DPOTrainer)["dpo_loss"]
+        second = trl_hotfix.apply()
+    assert second.to_dict() == first.to_dict()
+    assert vars(DPOTrainer)["dpo_loss"] is wrapper
+    assert caplog.text.count("applied made-up") == 1
+
+
+def test_a_dry_run_says_what_would_be_and_changes_nothing(declare: Any) -> None:
+    declare(is_marked, mark)
+    before = list(sys.meta_path)
+    report = trl_hotfix.apply(dry_run=True)
+    assert identity(report) == (State.PENDING, Reason.APPLIES)
+    assert sys.meta_path == before
+    assert identity(trl_hotfix.status()) == (State.DISABLED, Reason.SWITCHED_OFF)
+
+
+def test_another_selection_takes_off_what_leaves_it_and_puts_on_what_enters(declare: Any) -> None:
+    declare(is_marked, mark, id="one")
+    declare(is_marked, mark, id="two")
+    assert identity(trl_hotfix.apply(only=["one"]), "one") == (State.APPLIED, Reason.PROVEN)
+    trl_hotfix.revert()
+    report = trl_hotfix.apply(only=["two"])
+    assert identity(report, "one") == (State.DISABLED, Reason.NOT_SELECTED)
+    assert identity(report, "two") == (State.APPLIED, Reason.PROVEN)
+    report = trl_hotfix.apply(skip=["two"])
+    assert identity(report, "two") == (State.DISABLED, Reason.EXCLUDED)
+
+
+def test_two_patches_on_one_method_work_together_and_come_off_in_either_order(declare: Any) -> None:
+    def at(position: int) -> tuple[Any, Any]:
+        def adds(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            instance.seen.append(position)
+            return wrapped(*args, **kwargs) if position else MARK
+
+        def test(module: ModuleType) -> Outcome:
+            trainer = object.__new__(module.DPOTrainer)
+            trainer.seen = []
+            with suppress(AttributeError):
+                trainer.dpo_loss(1, 2, 3, 4)
+            return Outcome(Verdict.FIXED if position in trainer.seen else Verdict.REPRODUCED)
+
+        return test, adds
+
+    for position, name in enumerate(("one", "two")):
+        declare(*at(position), id=name)
+    for first, second in (("one", "two"), ("two", "one")):
+        assert trl_hotfix.apply().ok
+        trainer = object.__new__(DPOTrainer)
+        trainer.seen = []
+        assert trainer.dpo_loss(1, 2, 3, 4) == MARK
+        assert trainer.seen == [1, 0]
+        assert identity(trl_hotfix.revert(first), second)[0] is State.APPLIED
+        assert identity(trl_hotfix.revert(second), second)[0] is State.REVERTED
+
+
+def test_revert_then_apply_puts_it_on_again(declare: Any) -> None:
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    assert identity(trl_hotfix.revert("made-up")) == (State.REVERTED, Reason.BY_REQUEST)
+    assert identity(trl_hotfix.apply()) == (State.APPLIED, Reason.PROVEN)
+
+
+def test_an_unknown_id_is_an_error_with_a_suggestion_and_changes_nothing(declare: Any) -> None:
+    declare(is_marked, mark)
+    for call in (
+        lambda: trl_hotfix.apply(only=["made-upp"]),
+        lambda: trl_hotfix.apply(skip=["made-upp"]),
+        lambda: trl_hotfix.revert("made-upp"),
+    ):
+        with pytest.raises(trl_hotfix.UnknownPatchError, match=r"'made-upp'; did you mean 'made-up'\?"):
+            call()
+    assert identity(trl_hotfix.status()) == (State.DISABLED, Reason.SWITCHED_OFF)
+
+
+@pytest.mark.parametrize(
+    ("self_test", "wrapper", "attribute", "expected"),
+    [
+        (is_marked, goes_through, "DPOTrainer.dpo_loss", (State.FAILED, Reason.SELF_TEST)),
+        (raises, mark, "DPOTrainer.dpo_loss", (State.FAILED, Reason.SELF_TEST_ERROR)),
+        (lambda module: "yes", mark, "DPOTrainer.dpo_loss", (State.FAILED, Reason.SELF_TEST_ERROR)),
+        (is_marked, mark, "DPOTrainer.gone", (State.SKIPPED, Reason.MISSING_TARGET)),
+        (is_marked, mark, "GoneTrainer.dpo_loss", (State.SKIPPED, Reason.MISSING_TARGET)),
+        (is_marked, mark, "DPOTrainer.dpo_loss DPOTrainer._tag_names", (State.FAILED, Reason.INSTALL_ERROR)),
+        (lambda module: Outcome(Verdict.FIXED), mark, "DPOTrainer.dpo_loss", (State.SKIPPED, Reason.NOT_REPRODUCED)),
+        (lambda module: Outcome(Verdict.ABSENT), mark, "DPOTrainer.dpo_loss", (State.SKIPPED, Reason.NOT_REPRODUCED)),
+    ],
+)
+def test_what_cannot_go_on_is_rolled_back_with_one_warning_or_one_exception_under_strict(
+    declare: Any,
+    caplog: pytest.LogCaptureFixture,
+    self_test: Any,
+    wrapper: Any,
+    attribute: str,
+    expected: tuple[State, Reason],
+) -> None:
+    declare(self_test, wrapper, attribute=attribute)
+    before = dict(vars(DPOTrainer))
+    report = trl_hotfix.apply()
+    assert identity(report) == expected
+    assert report["made-up"].evidence
+    assert not report.ok
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert dict(vars(DPOTrainer)) == before
+
+    trl_hotfix.revert()
+    with pytest.raises(trl_hotfix.NotAppliedError, match=f"made-up.*{expected[1].value}"):
+        trl_hotfix.apply(strict=True)
+    assert dict(vars(DPOTrainer)) == before
+
+
+def test_strict_also_speaks_of_what_failed_in_an_earlier_call(declare: Any) -> None:
+    declare(raises, mark)
+    trl_hotfix.apply()
+    with pytest.raises(trl_hotfix.NotAppliedError, match="self-test-error"):
+        trl_hotfix.apply(strict=True)
+
+
+def test_strict_takes_off_the_others_that_the_same_call_had_put_on(declare: Any) -> None:
+    declare(is_marked, mark, id="good")
+    declare(raises, mark, id="bad", attribute="DPOTrainer.concatenated_forward")
+    with pytest.raises(trl_hotfix.NotAppliedError, match="bad"):
+        trl_hotfix.apply(strict=True)
+    assert not isinstance(vars(DPOTrainer)["dpo_loss"], trl_hotfix.install.HotfixWrapper)
+
+
+def test_a_failed_patch_does_not_stop_the_others(declare: Any) -> None:
+    declare(raises, mark, id="bad", attribute="DPOTrainer.concatenated_forward")
+    declare(is_marked, mark, id="good")
+    report = trl_hotfix.apply()
+    assert identity(report, "good") == (State.APPLIED, Reason.PROVEN)
+    assert "Traceback" in report["bad"].evidence["trl.trainer.dpo_trainer"]["traceback"]
+
+
+def test_somebody_elses_wrapper_beneath_is_a_conflict_and_names_them(
+    declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foreign(self: Any, *args: Any) -> str:
+        return "foreign"
+
+    declare(is_marked, mark)
+    monkeypatch.setattr(DPOTrainer, "dpo_loss", foreign)
+    report = trl_hotfix.apply()
+    assert identity(report) == (State.CONFLICTED, Reason.FOREIGN_WRAPPER)
+    assert __file__ in report["made-up"].evidence["trl.trainer.dpo_trainer"]["by"]
+    assert vars(DPOTrainer)["dpo_loss"] is foreign
+
+
+def test_replaced_later_is_displaced_and_revert_leaves_the_others_work(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def foreign(self: Any) -> None: ...
+
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    with monkeypatch.context() as theirs:
+        theirs.setattr(DPOTrainer, "dpo_loss", foreign)
+        assert identity(trl_hotfix.status()) == (State.DISPLACED, Reason.REPLACED)
+        assert identity(trl_hotfix.revert()) == (State.DISPLACED, Reason.REPLACED)
+        assert vars(DPOTrainer)["dpo_loss"] is foreign
+    assert identity(trl_hotfix.revert()) == (State.REVERTED, Reason.BY_REQUEST)
+
+
+def test_deleted_later_is_displaced_and_not_resurrected(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    with monkeypatch.context() as theirs:
+        theirs.delattr(DPOTrainer, "dpo_loss")
+        assert identity(trl_hotfix.status()) == (State.DISPLACED, Reason.DELETED)
+        assert identity(trl_hotfix.revert()) == (State.DISPLACED, Reason.DELETED)
+        assert "dpo_loss" not in vars(DPOTrainer)
+
+
+def test_a_wrapper_on_top_of_ours_leaves_it_applied_and_is_named(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import functools
+
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    ours = vars(DPOTrainer)["dpo_loss"]
+
+    @functools.wraps(ours)
+    def on_top(self: Any, *args: Any) -> Any:
+        return ours.__get__(self)(*args)
+
+    with monkeypatch.context() as theirs:
+        theirs.setattr(DPOTrainer, "dpo_loss", on_top)
+        report = trl_hotfix.status()
+        assert identity(report) == (State.APPLIED, Reason.PROVEN)
+        assert __file__ in report["made-up"].evidence["trl.trainer.dpo_trainer"]["beneath"]
+
+
+def test_patched_puts_back_what_was_on_before(declare: Any) -> None:
+    declare(is_marked, mark, id="one")
+    with trl_hotfix.patched("one") as report:
+        assert identity(report, "one") == (State.APPLIED, Reason.PROVEN)
+    assert identity(trl_hotfix.status(), "one") == (State.DISABLED, Reason.SWITCHED_OFF)
+    trl_hotfix.apply()
+    with trl_hotfix.patched("one"):
+        pass
+    assert identity(trl_hotfix.status(), "one") == (State.APPLIED, Reason.PROVEN)
+
+
+def test_patched_comes_off_when_its_body_raises(declare: Any) -> None:
+    declare(is_marked, mark)
+    with pytest.raises(KeyError), trl_hotfix.patched("made-up"):
+        raise KeyError
+    assert identity(trl_hotfix.status()) == (State.DISABLED, Reason.SWITCHED_OFF)
+
+
+def test_patched_raises_where_it_cannot_patch(declare: Any) -> None:
+    declare(raises, mark)
+    with pytest.raises(trl_hotfix.NotAppliedError), trl_hotfix.patched("made-up"):
+        pytest.fail("the body ran")
+
+
+def test_a_self_test_leaves_no_trace(declare: Any) -> None:
+    import random
+    import warnings
+
+    import numpy
+    import torch
+
+    def messes_up(module: ModuleType) -> Outcome:
+        assert torch.get_default_dtype() is torch.float32
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        assert torch.zeros(1).device.type == "cpu"
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
+        torch.set_default_dtype(torch.float16)
+        warnings.simplefilter("error")
+        return is_marked(module)
+
+    def state() -> tuple[Any, ...]:
+        return (
+            random.getstate(),
+            str(numpy.random.get_state()),
+            torch.get_rng_state().tolist(),
+            torch.get_default_dtype(),
+            list(warnings.filters),
+        )
+
+    declare(messes_up, mark)
+    torch.set_default_dtype(torch.float64)
+    try:
+        before = state()
+        with torch.inference_mode(), torch.device("meta"):
+            assert trl_hotfix.apply().ok
+        assert state() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_digest_tells_sets_of_repairs_apart_and_nothing_else(declare: Any) -> None:
+    declare(is_marked, mark)
+    dry = trl_hotfix.apply(dry_run=True).digest
+    assert trl_hotfix.apply().digest == dry
+    assert trl_hotfix.revert().digest != dry
+    assert trl_hotfix.apply().digest == dry
+
+
+def test_explain_tells_the_trail_and_how_to_turn_it_off(declare: Any) -> None:
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    text = trl_hotfix.explain("made-up")
+    assert "applied (proven)" in text
+    assert "TRL_HOTFIX_SKIP=made-up" in text
+    with pytest.raises(trl_hotfix.UnknownPatchError):
+        trl_hotfix.explain("made-upp")
+
+
+def test_a_reloaded_module_is_patched_again() -> None:
+    code = (
+        "import importlib, trl_hotfix; trl_hotfix.apply(); import trl.trainer.dpo_trainer as leaf\n"
+        "first = leaf.DPOTrainer; importlib.reload(leaf)\n"
+        "name = lambda c: type(vars(c)['get_batch_loss_metrics']).__name__\n"
+        "print(first is leaf.DPOTrainer, name(first), name(leaf.DPOTrainer))\n"
+        "trl_hotfix.revert(); print(name(first), name(leaf.DPOTrainer))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-2:] == ["False HotfixWrapper HotfixWrapper", "function function"], done.stderr
+
+
+def test_the_leaf_is_the_module_that_the_self_test_gets(declare: Any) -> None:
+    got: list[ModuleType] = []
+
+    def test(module: ModuleType) -> Outcome:
+        got.append(module)
+        return is_marked(module)
+
+    declare(test, mark)
+    trl_hotfix.apply()
+    assert got == [leaf, leaf]
