@@ -13,16 +13,28 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types bench matrix evidence clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/patches/demo.py
 
 test: $(VENV)/ready lint types
 	for wrapt in $(WRAPTS); do \
-	  PYTHONPATH=$(VENV)/wrapt-$$wrapt $(BIN)/python -m pytest -q tests/unit tests/patches || exit 1; \
+	  PYTHONPATH=$(CURDIR)/$(VENV)/wrapt-$$wrapt $(BIN)/python -m pytest -q tests/unit tests/patches || exit 1; \
 	done
 	$(BIN)/python -m pytest
+
+# Every patch on every TRL release, proofs and parity included:
+# `make matrix`, or `make matrix RELEASES=0.11.4,1.16.0 PATCHES=some-id`.
+bench: $(VENV)/ready
+	$(BIN)/python tests/matrix/bench.py build $(if $(RELEASES),--releases $(RELEASES))
+
+matrix: $(VENV)/ready
+	$(BIN)/python tests/matrix/bench.py run $(if $(RELEASES),--releases $(RELEASES)) $(if $(PATCHES),--patches $(PATCHES))
+
+# fingerprints.json and the picture again, from the evidence and the wheels.
+evidence: bench
+	$(BIN)/python tests/matrix/evidence.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check
@@ -43,4 +55,4 @@ $(VENV)/ready: pyproject.toml tests/matrix/stacks/tf4.44.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) .bench dist build

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .errors import CatalogueError as CatalogueError
     from .errors import HotfixError as HotfixError
     from .errors import NotAppliedError as NotAppliedError
+    from .errors import SettingError as SettingError
     from .errors import UnknownPatchError as UnknownPatchError
     from .model import Report as Report
     from .report import explain as explain
@@ -32,6 +33,7 @@ _HOME = {
     "CatalogueError": "errors",
     "HotfixError": "errors",
     "NotAppliedError": "errors",
+    "SettingError": "errors",
     "UnknownPatchError": "errors",
     "Report": "model",
 }

@@ -85,7 +85,9 @@ def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) 
 
     stub_class = type(trainer_class.__name__, (trainer_class,), {"__getattr__": from_args})
     trainer: Any = object.__new__(stub_class)
-    accelerator = SimpleNamespace(device="cpu", unwrap_model=lambda model: model, num_processes=1, gather=lambda x: x)
+    alone: dict[str, Any] = {"device": "cpu", "num_processes": 1, "is_main_process": True}
+    same = ("unwrap_model", "gather", "gather_for_metrics", "reduce", "pad_across_processes")
+    accelerator = SimpleNamespace(**alone, **dict.fromkeys(same, lambda value, *args, **kwargs: value))
     vars(trainer).update({"args": args, "accelerator": accelerator, **attributes})
     return trainer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum, EnumMeta
 from functools import cache
@@ -24,6 +24,7 @@ from .model import Patch, Target
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?\Z")
+DEPTH = 20
 MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
 
 
@@ -63,7 +64,9 @@ def parse(text: str, path: str) -> tuple[Patch, ...]:
     mistakes: list[Mistake] = []
     patches = list(_patches(text, mistakes))
     if mistakes:
-        raise CatalogueError(path, mistakes)
+        # A text that ends too early is said to be wrong on the line after its last.
+        last = len(text.splitlines()) or 1
+        raise CatalogueError(path, [Mistake(min(each.line, last), each.message) for each in mistakes])
     return tuple(patches)
 
 
@@ -106,39 +109,50 @@ def _patches(text: str, mistakes: list[Mistake]) -> Iterator[Patch]:
 
 
 def _compose(text: str, mistakes: list[Mistake]) -> _Node | None:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        if root is None:
-            mistakes.append(Mistake(1, "expected a list of patches, found nothing"))
-            return None
-        return _node(root, mistakes, set())
+        mistakes.extend(_unwanted(yaml.parse(text, Loader=loader)))
+        root = yaml.compose(text, Loader=loader) if not mistakes else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        # A text that ends too early is said to be wrong on the line after its last.
-        line = min(mark.line, max(text.count("\n") - text.endswith("\n"), 0)) + 1 if mark else 1
-        mistakes.append(Mistake(line, f"not YAML: {error.problem or error.context}"))
-    except (yaml.YAMLError, RecursionError) as error:
+        mistakes.append(Mistake(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}"))
+        return None
+    except yaml.YAMLError as error:
         mistakes.append(Mistake(1, f"not YAML: {error or type(error).__name__}"))
-    return None
+        return None
+    if root is None and not mistakes:
+        mistakes.append(Mistake(1, "expected a list of patches, found nothing"))
+    return _node(root, mistakes) if root is not None else None
 
 
-def _node(node: yaml.Node, mistakes: list[Mistake], seen: set[int]) -> _Node:
+def _unwanted(events: Iterable[yaml.Event]) -> Iterator[Mistake]:
+    """What a catalogue has no use for: aliases, tags, and a depth at which libyaml overflows the stack."""
+    depth = 0
+    for event in events:
+        line = (event.start_mark.line if event.start_mark is not None else 0) + 1
+        if isinstance(event, yaml.AliasEvent):
+            yield Mistake(line, f"an alias (*{event.anchor}); write the value out where it is used")
+        elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag not in (None, "!"):
+            yield Mistake(line, f"a tag ({event.tag}); a catalogue is plain text, numbers, lists and mappings")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH:
+            yield Mistake(line, f"lists and mappings within one another, more than {DEPTH} deep")
+            return
+
+
+def _node(node: yaml.Node, mistakes: list[Mistake]) -> _Node:
     line = node.start_mark.line + 1
-    if id(node) in seen:
-        mistakes.append(Mistake(line, "an alias (*name) stands for this value; write it out where it is used"))
-        return _Node(None, line)
-    seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
-        return _Node([_node(item, mistakes, seen) for item in node.value], line)
+        return _Node([_node(item, mistakes) for item in node.value], line)
     if not isinstance(node, yaml.MappingNode):
         return _Node(_scalar(node, mistakes), line)
     values: dict[Hashable, _Node] = {}
     lines: dict[Hashable, int] = {}
     for key_node, value_node in node.value:
-        key = _node(key_node, mistakes, seen)
-        value = _node(value_node, mistakes, seen)
+        key = _node(key_node, mistakes)
+        value = _node(value_node, mistakes)
         if not isinstance(key.value, str):
-            mistakes.append(Mistake(key.line, f"expected a name as the key, found {_kind(key.value)} {key.value!r}"))
+            mistakes.append(Mistake(key.line, f"expected a name as the key, found {_kind(key.value)} {key.plain()!r}"))
         elif key.value in values:
             mistakes.append(Mistake(key.line, f"duplicate key {key.value!r}, first used on line {lines[key.value]}"))
         else:
@@ -152,7 +166,7 @@ def _scalar(node: yaml.Node, mistakes: list[Mistake]) -> Any:
         return yaml.SafeLoader("").construct_object(node)
     except yaml.MarkedYAMLError as error:
         mistakes.append(Mistake(node.start_mark.line + 1, f"not a plain value: {error.problem or error}"))
-    except ValueError as error:
+    except ValueError as error:  # a date that is none, such as 2026-02-31
         mistakes.append(Mistake(node.start_mark.line + 1, f"not a plain value: {error}"))
     return None
 
@@ -160,14 +174,14 @@ def _scalar(node: yaml.Node, mistakes: list[Mistake]) -> Any:
 def _build(node: _Node, cls: Any, what: str, mistakes: list[Mistake]) -> Any:
     """An instance of the dataclass ``cls`` from ``node``, or None after saying all that is wrong with it."""
     if not isinstance(node.value, dict):
-        mistakes.append(Mistake(node.line, f"expected a {what} (a mapping), found {_kind(node.value)}"))
+        mistakes.append(Mistake(node.line, f"expected {_a(what)} (a mapping), found {_kind(node.value)}"))
         return None
     before = len(mistakes)
     hints = typing.get_type_hints(cls)
     known = {each.name: each for each in fields(cls)}
     for key in node.value:
         if key not in known:
-            message = f"unknown key {key!r} in a {what}{suggestion(key, known)}"
+            message = f"unknown key {key!r} in {_a(what)}{suggestion(key, known)}"
             mistakes.append(Mistake(node.key_lines[key], message))
     values = {}
     for name, each in known.items():
@@ -260,8 +274,10 @@ def _check_functions(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mist
         return
     try:
         module = import_module(name)
-    except (ImportError, SyntaxError) as error:
-        yield Mistake(line_of("id"), f"{name} cannot be imported: {error}")
+    # A third border where anything may come: the top level of a patch's module is code, and a mistake in it is one of
+    # the catalogue.
+    except Exception as error:  # noqa: BLE001
+        yield Mistake(line_of("id"), f"{name} cannot be imported: {type(error).__name__}: {error}")
         return
     functions = {key: value for key, value in vars(module).items() if isinstance(value, types.FunctionType)}
     here = {key for key, value in functions.items() if value.__module__ == name}
@@ -273,6 +289,10 @@ def _check_functions(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mist
 def _check_function(wanted: str, role: str, here: Collection[str], module: str, line: int) -> Iterator[Mistake]:
     if wanted not in here:
         yield Mistake(line, f"{role}: {module} has no function {wanted!r}{suggestion(wanted, here)}")
+
+
+def _a(what: str) -> str:
+    return f"an {what}" if what[0] in "aeiou" else f"a {what}"
 
 
 def _kind(value: Any) -> str:

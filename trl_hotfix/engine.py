@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from . import __version__, authoring, catalogue, gates
-from .errors import NotAppliedError, UnknownPatchError
+from . import __version__, authoring, catalogue, fingerprint, gates
+from .errors import NotAppliedError, SettingError, UnknownPatchError
 from .gates import Selection
 from .import_hooks import FINDER
 from .log import in_one_line, log, speak
@@ -37,7 +37,7 @@ from .parts import Part, status_of
 from .startup import STRICT, switch
 
 if TYPE_CHECKING:
-    from .install import Sites
+    from .install import Site, Sites
 
 
 def apply(
@@ -46,6 +46,7 @@ def apply(
     skip: Iterable[str] | None = None,
     strict: bool | None = None,
     dry_run: bool = False,
+    unknown_body: Literal["skip", "try"] | None = None,
 ) -> Report:
     """Repair the TRL that is installed: now where its trainers are imported, else as soon as they are.
 
@@ -53,12 +54,13 @@ def apply(
     by default). A call with another selection than the last takes off what leaves it. What was reverted goes on again;
     what failed is tried again only after ``revert()``. ``strict`` (default: whether ``TRL_HOTFIX=strict``) raises
     ``NotAppliedError``, here or at the import of the trainer, where a patch that should be on cannot be. With
-    ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. ``TRL_HOTFIX=0`` turns this call
-    off, with a warning.
+    ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. A method whose body is none that
+    the patch was proved on is left alone; ``unknown_body="try"`` (default: ``TRL_HOTFIX_UNKNOWN_BODY``, else
+    ``"skip"``) lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with a warning.
 
     Raises ``CatalogueError``, ``UnknownPatchError``, ``NotAppliedError``; after any of them nothing has changed.
     """
-    return ENGINE.apply(only, skip, strict, dry_run)
+    return ENGINE.apply(only, skip, strict, dry_run, unknown_body)
 
 
 def revert(*ids: str) -> Report:
@@ -100,17 +102,27 @@ class _Engine:
         self._decisions: Mapping[str, Decision] = {}
         self._selection: Selection | None = None
         self._strict = False
+        self._try_unknown = False
 
     # What the public functions do.
 
     def apply(
-        self, only: Iterable[str] | None, skip: Iterable[str] | None, strict: bool | None, dry_run: bool
+        self,
+        only: Iterable[str] | None,
+        skip: Iterable[str] | None,
+        strict: bool | None,
+        dry_run: bool = False,
+        unknown_body: str | None = None,
     ) -> Report:
         patches = catalogue.load()
         selection = Selection.of(only, skip, os.environ, {patch.id for patch in patches})
         if dry_run:
             decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
             return self._report(decisions, live=False)
+        unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
+        if unknown_body not in ("skip", "try"):
+            raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
+        self._try_unknown = unknown_body == "try"
         setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
         if setting == "off":
             speak()
@@ -138,11 +150,11 @@ class _Engine:
         return [line for part in self._parts.values() if part.patch.id == patch_id for line in part.journal]
 
     @contextmanager
-    def patched(self, ids: tuple[str, ...], strict: bool) -> Iterator[Report]:
+    def patched(self, ids: tuple[str, ...], strict: bool, unknown_body: str | None = None) -> Iterator[Report]:
         with self._one_at_a_time:
             before, before_strict = self._selection, self._strict
             on = frozenset(part.patch.id for part in self._parts.values() if part.decision.state is State.APPLIED)
-            report = self.apply([*ids, *on] if ids else None, None, strict, dry_run=False)
+            report = self.apply([*ids, *on] if ids else None, None, strict, unknown_body=unknown_body)
         try:
             yield report
         finally:
@@ -202,7 +214,8 @@ class _Engine:
         if decision.state is not State.PENDING or trl is None:
             return
         by_leaf: dict[str, list[Target]] = {}
-        for target in gates.targets_for(patch, trl):
+        here = gates.targets_for(patch, trl)
+        for target in here or patch.targets:
             by_leaf.setdefault(target.module, []).append(target)
         for leaf, targets in by_leaf.items():
             with self._lock:
@@ -257,6 +270,8 @@ class _Engine:
         try:
             sites = [_sites().at(module, target) for target in part.targets]
         except MissingTargetError as error:
+            if not gates.in_range(gates.installed("trl") or "", patch.trl):
+                return Decision(State.SKIPPED, Reason.TRL_VERSION, {"missing": str(error)})
             return Decision(State.SKIPPED, Reason.MISSING_TARGET, {"missing": str(error)})
         if all(site.has(patch.id) for site in sites):
             # Reached under a second name: TRL keeps old module names as aliases of moved classes.
@@ -267,6 +282,10 @@ class _Engine:
             if by is not None:
                 held = {"target": f"{target.module}.{target.attribute}", "by": by}
                 return Decision(State.CONFLICTED, Reason.FOREIGN_WRAPPER, held)
+
+            not_this_one = self._body(patch, target, site)
+            if not_this_one is not None:
+                return not_this_one
 
         red = self_test(patch, module)
         if isinstance(red, Decision):
@@ -287,6 +306,25 @@ class _Engine:
             roll_back.pop_all()
         part.sites.extend(sites)
         return Decision(State.APPLIED, Reason.PROVEN, seen)
+
+    def _body(self, patch: Patch, target: Target, site: Site) -> Decision | None:
+        """Why the body of this target is none to put the wrapper on, or None if it is known to have the bug."""
+        trl = gates.installed("trl") or ""
+        if not callable(getattr(site.original, "__func__", site.original)):
+            return None  # nothing that has a body: installing says so
+        body = fingerprint.loaded(site.original)
+        seen = {"target": target.name, "body": body.digest}
+        if not body.from_file:
+            seen["by"] = "code that is not what its file says"
+            return Decision(State.CONFLICTED, Reason.REPLACED, seen)
+        what = fingerprint.bodies().what(patch.id, target.name, body.digest)
+        if what == "buggy":
+            return None
+        if not gates.in_range(trl, patch.range_of(target)):
+            return Decision(State.SKIPPED, Reason.TRL_VERSION, {"installed": trl, "range": patch.trl, **seen})
+        if what is not None:
+            return Decision(State.SKIPPED, Reason.ALREADY_FIXED, seen)
+        return None if self._try_unknown else Decision(State.SKIPPED, Reason.UNKNOWN_BODY, seen)
 
     def _settle(self, part: Part, decision: Decision) -> None:
         with self._lock:

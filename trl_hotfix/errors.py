@@ -45,6 +45,10 @@ class UnknownPatchError(HotfixError, LookupError):
         super().__init__(f"unknown patch in {where}: {named}. `python -m trl_hotfix --list` shows every id.")
 
 
+class SettingError(HotfixError, ValueError):
+    """An option has a value that means nothing; nothing was changed. The message says which values there are."""
+
+
 class NotAppliedError(HotfixError, RuntimeError):
     """Strict mode: a patch that should be on cannot be, and whatever this step had put on was taken off again.
 

@@ -89,7 +89,8 @@ def fits(patch: Patch, version_of: VersionOf = installed) -> Decision:
     if trl is None:
         return Decision(State.SKIPPED, Reason.NO_TRL)
     seen: dict[str, object] = {"installed": trl, "range": patch.trl}
-    if not in_range(trl, patch.trl) or not targets_for(patch, trl):
+    inside = in_range(trl, patch.trl) and bool(targets_for(patch, trl))
+    if not inside and not advisory(trl):
         fixed_in = patch.upstream.fixed_in
         if fixed_in is not None and Version(trl) >= Version(fixed_in):
             return Decision(State.RETIRED, Reason.FIXED_UPSTREAM, {**seen, "fixed_in": fixed_in})
@@ -99,9 +100,15 @@ def fits(patch: Patch, version_of: VersionOf = installed) -> Decision:
         if found is None or not in_range(found, wanted):
             unmet = {"requires": f"{distribution}{wanted}", "found": found}
             return Decision(State.SKIPPED, Reason.REQUIREMENT, {**seen, **unmet})
-    return Decision(State.PENDING, Reason.APPLIES, seen)
+    return Decision(State.PENDING, Reason.APPLIES if inside else Reason.BODY_DECIDES, seen)
 
 
 def targets_for(patch: Patch, trl: str) -> tuple[Target, ...]:
     """The targets of ``patch`` that have the bug in this TRL release."""
     return tuple(target for target in patch.targets if in_range(trl, patch.range_of(target)))
+
+
+def advisory(trl: str) -> bool:
+    """A development version or a fork: 1.10.0.dev0 lies in neither <1.10 nor >=1.10, so that its bodies must decide."""
+    version = Version(trl)
+    return version.is_devrelease or version.local is not None

@@ -45,7 +45,7 @@ class Finder:
         if module is None:
             return
         spec = getattr(module, "__spec__", None)
-        if not (getattr(spec, "_initializing", False) and _watch(spec, module, self._notify)):
+        if not (getattr(spec, "_initializing", False) and _watch_to_the_end(spec, self._notify)):
             callback(module)
 
     def forget(self, name: str) -> None:
@@ -88,7 +88,8 @@ class Finder:
 
     def _leave_if_idle(self) -> None:
         if not self._lookups and not self._imports and self in sys.meta_path:
-            sys.meta_path.remove(self)
+            # A new list: the import system may be walking over the old one, and would skip the finder behind ours.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
 FINDER = Finder()
@@ -114,13 +115,27 @@ def _after_execution(spec: ModuleSpec, notify: Callable[[str, ModuleType], None]
     if execute is None:
         return
     name = spec.name
+    shadowed = getattr(loader, "__dict__", {}).get("exec_module")
+    if getattr(shadowed, "watches", None) == name:
+        return
 
     def exec_module(module: ModuleType) -> None:
-        vars(loader).pop("exec_module", None)
+        if getattr(module.__spec__, "name", None) != name:
+            execute(module)  # zipimport: one loader for many modules
+            return
+        if vars(loader).get("exec_module") is exec_module:
+            del loader.exec_module
+            if shadowed is not None:
+                loader.exec_module = shadowed
         execute(module)
-        notify(name, module)
+        if type(module.__spec__) is not _WatchedSpec:
+            notify(name, module)
 
-    loader.exec_module = exec_module
+    exec_module.watches = name  # type: ignore[attr-defined]
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:
+        _watch(spec, notify)
 
 
 class _WatchedSpec(ModuleSpec):
@@ -132,7 +147,7 @@ class _WatchedSpec(ModuleSpec):
 
     @property
     def _initializing(self) -> bool:
-        return bool(vars(self)["_initializing"])
+        return bool(vars(self).get("_initializing", False))
 
     @_initializing.setter
     def _initializing(self, value: bool) -> None:
@@ -140,19 +155,31 @@ class _WatchedSpec(ModuleSpec):
         if value:
             return
         self.__class__ = ModuleSpec  # type: ignore[assignment]
-        watched = vars(self).pop("_trl_hotfix", None)
-        if watched is not None and sys.modules.get(self.name) is watched[0]:
-            watched[1](self.name, watched[0])
+        notify = vars(self).pop("_trl_hotfix", None)
+        module = sys.modules.get(self.name)
+        # A failed import has taken its module away by now.
+        if notify is None or module is None:
+            return
+        try:
+            notify(self.name, module)
+        except BaseException:
+            # As for any module whose execution fails: strict mode must raise again at the next import.
+            sys.modules.pop(self.name, None)
+            raise
 
 
-def _watch(spec: Any, module: ModuleType, notify: Callable[[str, ModuleType], None]) -> bool:
-    """Have ``notify`` called when the import of ``module`` ends; False if it has ended already."""
-    if type(spec) is not ModuleSpec:
-        return True  # watched already, or a spec of somebody else's: a later apply() finds the module complete
-    vars(spec)["_trl_hotfix"] = (module, notify)
-    spec.__class__ = _WatchedSpec
-    if vars(spec)["_initializing"]:
+def _watch(spec: Any, notify: Callable[[str, ModuleType], None]) -> None:
+    """Have ``notify`` called when the import that uses ``spec`` ends."""
+    if type(spec) is ModuleSpec:  # else watched already, or a kind of somebody else's: a later apply() finds the module
+        vars(spec)["_trl_hotfix"] = notify
+        spec.__class__ = _WatchedSpec
+
+
+def _watch_to_the_end(spec: Any, notify: Callable[[str, ModuleType], None]) -> bool:
+    """The same for an import under way; False if it ended meanwhile and nobody has been called back."""
+    _watch(spec, notify)
+    if type(spec) is not _WatchedSpec or spec._initializing:
         return True
-    # It ended between the caller's look and ours: whoever takes the mark off is the one to call back.
-    spec.__class__ = ModuleSpec
+    # Between the caller's look and ours: whoever takes the mark off is the one to call back.
+    spec.__class__ = ModuleSpec  # type: ignore[assignment]
     return vars(spec).pop("_trl_hotfix", None) is None

@@ -6,7 +6,9 @@ patch, that stand on it. Whenever the layers change, what is installed is built 
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +17,12 @@ from typing import Any
 
 import wrapt
 
+from . import references
 from .model import Reason, Target, Wrapper
+from .references import Reference
 
 ABSENT = object()
 """In place of a raw descriptor: the attribute is inherited. Setting it back would change what the class defines."""
-
-Reference = tuple[str, str, tuple[tuple[str, int], ...]]
-"""How a patched function is named in a pickle: module, attribute, and the (id, revision) of its patches."""
 
 
 class MissingTargetError(LookupError):
@@ -58,6 +59,15 @@ class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
         parent = self._self_parent
         return parent._self_restore, (parent._self_reference, self._self_instance)
 
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        if self._self_instance is None:
+            return self
+        instance = copy.deepcopy(self._self_instance, memo)
+        return self._self_parent.__get__(instance, type(instance))
+
 
 class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapt wrapper that can be pickled, and that ``torch.compile`` does not look through.
@@ -76,6 +86,12 @@ class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return self._self_restore, (self._self_reference, None)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +154,8 @@ class Site:
     def _rebind(self, before: Any, after: Any) -> None:
         """Follow ``from .utils import f``: other modules of TRL hold the function by value."""
         for name, module in list(sys.modules.items()):
-            if module is self.owner or not (name == "trl" or name.startswith("trl.")):
+            # sys.modules may hold None for a name that must not be imported.
+            if module is self.owner or not isinstance(module, ModuleType) or not f"{name}.".startswith("trl."):
                 continue
             for key, value in list(vars(module).items()):
                 if value is before:
@@ -146,16 +163,20 @@ class Site:
 
     def _build(self, layers: tuple[Layer, ...]) -> Any:
         raw = self.original
-        if isinstance(raw, staticmethod):
-            return staticmethod(_plain(raw.__func__, layers, bound=False))
-        if isinstance(raw, classmethod):
-            return classmethod(_plain(raw.__func__, layers, bound=True))
-        if not isinstance(raw, FunctionType):
+        bound = isinstance(self.owner, type) and not isinstance(raw, staticmethod)
+        function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
+        if not isinstance(function, FunctionType):
             raise UnsupportedTargetError(f"{describe_owner(self.owner)}.{self.name} is {describe(raw)}, not a function")
-        if any(layer.traced for layer in layers):
-            return _plain(raw, layers, bound=isinstance(self.owner, type))
-        names = tuple((layer.patch_id, layer.revision) for layer in layers)
-        return HotfixWrapper(raw, _compose(layers), self.restore, (*_path(self.owner, self.name), names))
+        reference = (*_path(self.owner, self.name), tuple((layer.patch_id, layer.revision) for layer in layers))
+        *inner, outer = layers
+        for layer in inner:
+            function = _plain(function, layer.wrapper, bound=bound)
+        if isinstance(raw, FunctionType) and not any(layer.traced for layer in layers):
+            return HotfixWrapper(function, outer.wrapper, self.restore, reference)
+        # Static and class methods too: Dynamo looks through a wrapt wrapper of theirs whatever it is marked with.
+        plain = _plain(function, outer.wrapper, bound=bound)
+        plain.__module__, plain.__qualname__ = references.__name__, references.name_of(reference)
+        return plain if isinstance(raw, FunctionType) else type(raw)(plain)
 
 
 class Sites:
@@ -175,13 +196,12 @@ class Sites:
             raise MissingTargetError(f"{target.module} has no {target.attribute}")
         site = self._sites.get((owner, name))
         if site is None:
-            raw = vars(owner).get(name, ABSENT)
-            bases = owner.__mro__[1:] if isinstance(owner, type) else ()
-            inherited = next((vars(base)[name] for base in bases if name in vars(base)), ABSENT)
-            site = self._sites[owner, name] = Site(owner, name, raw, inherited, self._restore)
-        elif not site.layers:
+            site = self._sites[owner, name] = Site(owner, name, ABSENT, ABSENT, self._restore)
+        if not site.layers:
             # Nothing of ours is on it: whatever stands there now is what it was.
+            bases = owner.__mro__[1:] if isinstance(owner, type) else ()
             site.raw = vars(owner).get(name, ABSENT)
+            site.inherited = next((vars(base)[name] for base in bases if name in vars(base)), ABSENT)
         return site
 
 
@@ -205,35 +225,25 @@ def _path(owner: Any, name: str) -> tuple[str, str]:
     return owner.__module__, f"{owner.__qualname__}.{name}"
 
 
-def _compose(layers: tuple[Layer, ...]) -> Wrapper:
-    """One wrapper that runs those of ``layers``, the last one outermost."""
-    *inner, outer = layers
-    if not inner:
-        return outer.wrapper
-    within = _compose(tuple(inner))
-
-    def wrapper(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        @functools.wraps(wrapped)
-        def nearer(*args: Any, **kwargs: Any) -> Any:
-            return within(wrapped, instance, args, kwargs)
-
-        return outer.wrapper(nearer, instance, args, kwargs)
-
-    return wrapper
-
-
-def _plain(raw: Any, layers: tuple[Layer, ...], *, bound: bool) -> FunctionType:
-    """A plain function, which Dynamo traces, for targets in compiled regions and for static and class methods."""
-    wrapper = _compose(layers)
+def _plain(raw: Any, wrapper: Wrapper, *, bound: bool) -> FunctionType:
+    """A plain function, which Dynamo traces, that calls ``wrapper`` around ``raw``."""
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         # `raw.__get__` is an internal error in Dynamo on torch 2.6, and refused under fullgraph on 2.9.
         return wrapper(functools.partial(raw, self), self, args, kwargs)
 
+    async def async_method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await wrapper(functools.partial(raw, self), self, args, kwargs)
+
     def function(*args: Any, **kwargs: Any) -> Any:
         return wrapper(raw, None, args, kwargs)
 
+    async def async_function(*args: Any, **kwargs: Any) -> Any:
+        return await wrapper(raw, None, args, kwargs)
+
+    kinds = (async_method if bound else async_function) if inspect.iscoroutinefunction(raw) else None
+    plain = kinds or (method if bound else function)
     # Not __dict__: it drags `_torchdynamo_orig_callable` along (pytorch issue 172732).
-    plain = functools.update_wrapper(method if bound else function, raw, updated=())
+    functools.update_wrapper(plain, raw, updated=())
     assert isinstance(plain, FunctionType)
     return plain

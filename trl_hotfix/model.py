@@ -48,8 +48,11 @@ class Reason(str, Enum):
     TRL_VERSION = "trl-version"
     REQUIREMENT = "requirement"
     MISSING_TARGET = "missing-target"
+    ALREADY_FIXED = "already-fixed"
+    UNKNOWN_BODY = "unknown-body"
     NOT_REPRODUCED = "not-reproduced"
     APPLIES = "applies"
+    BODY_DECIDES = "body-decides"
     NOT_IMPORTED = "not-imported"
     FOREIGN_WRAPPER = "foreign-wrapper"
     SELF_TEST = "self-test"
@@ -63,6 +66,7 @@ class Reason(str, Enum):
 
 DEGRADED = {
     (State.SKIPPED, Reason.MISSING_TARGET),
+    (State.SKIPPED, Reason.UNKNOWN_BODY),
     (State.SKIPPED, Reason.NOT_REPRODUCED),
     *((State.CONFLICTED, reason) for reason in Reason),
     *((State.FAILED, reason) for reason in Reason),
@@ -128,6 +132,10 @@ class Target:
     wrapper: str
     trl: str | None = None
     traced: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}:{self.attribute}"
 
 
 @dataclass(frozen=True, slots=True)

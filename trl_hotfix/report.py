@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .engine import ENGINE
+from . import engine, evidence
 from .errors import UnknownPatchError
 from .model import Evidence, PatchStatus, Reason, Report, State, Upstream
 
@@ -26,7 +26,7 @@ _COLOURS = {
 
 def explain(patch_id: str) -> str:
     """One patch in words: the bug, the repair, where it stands here and why. Raises ``UnknownPatchError``."""
-    report = ENGINE.status()
+    report = engine.status()
     try:
         found = report[patch_id]
     except KeyError:
@@ -38,13 +38,14 @@ def explain(patch_id: str) -> str:
         f"severity   {patch.severity.value}",
         f"TRL        {patch.trl}{fixed_in}",
         *(f"requires   {name} {wanted}" for name, wanted in patch.requires.items()),
+        f"evidence   {evidence.in_words(patch)}",
         *(f"upstream   {link}" for link in links(patch.upstream)),
         *(f"target     {each.target.module}: {each.target.attribute} ({each.state.value})" for each in found.targets),
         f"here       {found.state.value} ({found.reason.value}): {because(found)}",
         f"why        {patch.why}",
         f"how        {patch.how}",
         f"turn off   TRL_HOTFIX_SKIP={patch.id}, or apply(skip=[{patch.id!r}]), or revert({patch.id!r})",
-        *(f"trail      {line}" for line in ENGINE.journal(patch_id)),
+        *(f"trail      {line}" for line in engine.ENGINE.journal(patch_id)),
     ]
     return "\n".join(lines)
 
@@ -72,6 +73,7 @@ def because(found: PatchStatus) -> str:
         Reason.TRL_VERSION: "TRL {installed} does not have this bug ({range})",
         Reason.REQUIREMENT: "needs {requires}, found {found}",
         Reason.APPLIES: "TRL {installed} has this bug",
+        Reason.BODY_DECIDES: "TRL {installed} is no release: the body of the method decides, when it is imported",
         Reason.NOT_IMPORTED: "goes on when its module is imported",
         Reason.PROVEN: "reproduced before, fixed after, in this process",
         Reason.BY_REQUEST: "taken off on request",
@@ -88,12 +90,13 @@ def table(report: Report) -> Table:
     view.add_column("repairs", overflow="fold", ratio=4)
     view.add_column("severity")
     view.add_column("TRL range", overflow="fold", ratio=2)
+    view.add_column("evidence", overflow="fold", ratio=2)
     view.add_column(f"here: TRL {report.trl or 'none'}", overflow="fold", ratio=3)
     for each in report:
         applies = {State.PENDING: "applies", State.APPLIED: "applied"}.get(each.state, "does not apply")
         answer = Text(f"{applies}: {because(each)}", style=_COLOURS.get(each.state, "dim"))
         # A cell that starts with a bracket is text, not rich's markup.
-        cells = (each.id, each.patch.title, each.patch.severity.value, each.patch.trl)
+        cells = (each.id, each.patch.title, each.patch.severity.value, each.patch.trl, evidence.in_words(each.patch))
         view.add_row(*(Text(cell) for cell in cells), answer)
     return view
 

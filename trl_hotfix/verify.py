@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import catalogue, engine, gates
+from . import catalogue, engine, fingerprint, gates
 from .model import Decision, Outcome, Patch, State, Verdict
 
 
@@ -43,7 +43,8 @@ class CellVerdict(str, Enum):
 
 @dataclass(slots=True)
 class Cell:
-    """One patch on the installed TRL. ``leaves`` has, for each leaf module, the outcome of each self-test run."""
+    """One patch on the installed TRL. ``leaves`` has, for each leaf module, the outcome of each self-test run;
+    ``bodies``, for each target that is there, the fingerprint of its body."""
 
     patch: str
     revision: int
@@ -51,6 +52,7 @@ class Cell:
     verdict: CellVerdict
     why: str = ""
     leaves: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bodies: dict[str, str | None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -60,6 +62,7 @@ class Cell:
             "verdict": self.verdict.value,
             "why": self.why,
             "leaves": self.leaves,
+            "bodies": self.bodies,
         }
 
 
@@ -73,7 +76,7 @@ def verify(patch: Patch) -> Cell:
     here = {target.module for target in gates.targets_for(patch, trl)} if inside else set()
     try:
         found = {
-            leaf: _one_leaf(patch, leaf, inside=leaf in here, seen=cell.leaves.setdefault(leaf, {}))
+            leaf: _one_leaf(patch, leaf, inside=leaf in here, cell=cell)
             for leaf in dict.fromkeys(target.module for target in patch.targets)
         }
     except SelfTestError as error:
@@ -90,13 +93,20 @@ def verify(patch: Patch) -> Cell:
     return cell
 
 
-def _one_leaf(patch: Patch, leaf: str, *, inside: bool, seen: dict[str, Any]) -> tuple[CellVerdict, str]:
-    module = _imported(leaf)
+def _one_leaf(patch: Patch, leaf: str, *, inside: bool, cell: Cell) -> tuple[CellVerdict, str]:
+    seen = cell.leaves.setdefault(leaf, {})
+    module = imported(leaf)
     targets = [target for target in patch.targets if target.module == leaf]
-    missing = [each.attribute for each in targets if module is None or not _has(module, each.attribute)]
+    missing = [each.attribute for each in targets if module is None or _found(module, each.attribute) is None]
     if module is None or missing:
         why = f"{leaf} has no {', '.join(missing)}"
         return (CellVerdict.ERROR if inside else CellVerdict.ABSENT), why
+
+    for target in targets:
+        body = cell.bodies[target.name] = fingerprint.loaded(_found(module, target.attribute)).digest
+        on_record = fingerprint.bodies().at(target.name, cell.trl)
+        if on_record not in (None, body):
+            return CellVerdict.ERROR, f"{target.name} has body {body}; on record for TRL {cell.trl} is {on_record}"
 
     red = _test(patch, module, "red", seen)
     if not inside:
@@ -105,7 +115,8 @@ def _one_leaf(patch: Patch, leaf: str, *, inside: bool, seen: dict[str, Any]) ->
     if red.verdict is not Verdict.REPRODUCED:
         return CellVerdict.NOT_REPRODUCED, f"in range, but the self-test says {red.verdict.value}"
 
-    with engine.patched(patch.id, strict=False) as report:
+    # A body that is not on record yet is what the bench is there to prove.
+    with engine.ENGINE.patched((patch.id,), strict=False, unknown_body="try") as report:
         status = report[patch.id]
         if status.state is not State.APPLIED:
             return CellVerdict.UNREPAIRED, f"{status.state.value} ({status.reason.value}): {dict(status.evidence)}"
@@ -126,7 +137,7 @@ def _test(patch: Patch, module: ModuleType, run: str, seen: dict[str, Any]) -> O
     return outcome
 
 
-def _imported(leaf: str) -> ModuleType | None:
+def imported(leaf: str) -> ModuleType | None:
     """The leaf module, or None if this TRL has none of that name. An error inside it is not caught."""
     names = leaf.split(".")
     for depth in range(1, len(names) + 1):
@@ -135,13 +146,12 @@ def _imported(leaf: str) -> ModuleType | None:
     return import_module(leaf)
 
 
-def _has(module: ModuleType, attribute: str) -> bool:
-    owner: Any = module
+def _found(module: ModuleType, attribute: str) -> Any:
+    """What stands at ``attribute``, or None."""
+    found: Any = module
     for step in attribute.split("."):
-        if not hasattr(owner, step):
-            return False
-        owner = getattr(owner, step)
-    return True
+        found = getattr(found, step, None)
+    return found
 
 
 def main(arguments: Sequence[str]) -> None:

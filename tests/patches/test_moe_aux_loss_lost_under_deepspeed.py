@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+
 import trl_hotfix
 from trl_hotfix.model import Verdict
 from trl_hotfix.patches import moe_aux_loss_lost_under_deepspeed as patch

@@ -105,7 +105,7 @@ def own(bare: Environment, distributions: dict[str, Path]) -> Environment:
 def checkout(tmp_path: Path) -> Path:
     """A copy of the checkout, for editable installs and broken catalogues."""
     copy = tmp_path / "checkout"
-    for name in ("trl_hotfix", "patches.yaml", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("trl_hotfix", "evidence", "patches.yaml", "pyproject.toml", "README.md", "LICENSE"):
         source = CHECKOUT / name
         if source.is_dir():
             shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -22,7 +22,8 @@ def test_the_wheel_has_the_hook_at_its_root_and_the_catalogue_inside(distributio
         record = wheel.read(next(name for name in names if name.endswith("/RECORD"))).decode()
     outside = {name for name in names if not name.startswith(("trl_hotfix/", "trl_hotfix-"))}
     assert outside == {"trl_hotfix_autoapply.pth"}
-    assert {"trl_hotfix/patches.yaml", "trl_hotfix/py.typed"} <= set(names)
+    data = {"patches.yaml", "fingerprints.json", "evidence.json", "py.typed"}
+    assert {f"trl_hotfix/{name}" for name in data} <= set(names)
     assert "trl_hotfix_autoapply.pth,sha256=" in record
 
 
@@ -62,6 +63,7 @@ def test_every_install_fires_and_leaves_nothing_behind(
     listed = bare.run("-m", "trl_hotfix", "--list")
     assert "moe-aux-loss-lost-under-deepspeed" in listed.stdout, listed.stderr
     assert "TRL_HOTFIX=1 works here" in listed.stdout
+    assert "proven on 0.11.0 ... 0.11.4 (5 releases)" in listed.stdout
     bare.uninstall(installer)
     assert sorted(path for path in bare.packages.iterdir() if path.name != "__pycache__") == before
 

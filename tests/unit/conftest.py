@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trl_hotfix import catalogue, engine
+from trl_hotfix import catalogue, engine, fingerprint
 from trl_hotfix.model import Patch, Severity, Target, Upstream
 
 Declare = Callable[..., Patch]
@@ -29,6 +29,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine._Engine) -> De
     """Put a patch of the real DPOTrainer into the catalogue, with these functions for its behaviour."""
     declared: list[Patch] = []
     monkeypatch.setattr(catalogue, "load", lambda: tuple(declared))
+    monkeypatch.setattr(fingerprint, "bodies", lambda: SimpleNamespace(what=lambda *seen: "buggy"))
 
     def one(
         self_test: Callable[..., Any],

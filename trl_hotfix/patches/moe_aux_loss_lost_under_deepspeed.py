@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import (
+    absent,
     argument,
     default_arguments,
     judge,
@@ -59,6 +60,7 @@ def aux_loss_is_in_the_loss_of_a_wrapped_model(leaf: ModuleType) -> Outcome:
         is_vision_model=False,
         is_peft_model=False,
         padding_value=0,
+        pad_token_id=0,
         use_dpo_data_collator=True,
         _peft_has_been_casted_to_bf16=False,
     )
@@ -73,7 +75,12 @@ def aux_loss_is_in_the_loss_of_a_wrapped_model(leaf: ModuleType) -> Outcome:
         loss, _ = trainer.get_batch_loss_metrics(given, batch, train_eval="train")
         return float(loss.detach())
 
-    plain = loss_through(model)
+    try:
+        plain = loss_through(model)
+    except ValueError as error:
+        if "too many values to unpack" not in str(error):
+            raise
+        return absent("DPO fails with every mixture-of-experts model in this release (TRL pull request 2039)")
     return judge(
         loss_through(wrapped_like_deepspeed(model)),
         right=plain,

@@ -1,0 +1,145 @@
+"""``evidence/matrix.json`` and what is made of it: ``fingerprints.json`` and the picture.
+
+python tests/matrix/evidence.py     # make the two again from the evidence and the wheels
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import layout
+import picture
+from layout import BENCH, CHECKOUT
+from packaging.version import Version
+
+from trl_hotfix import __version__, catalogue
+from trl_hotfix import evidence as shipped
+from trl_hotfix.model import Patch
+from trl_hotfix.report import links
+from trl_hotfix.wheels import Release
+
+EVIDENCE = CHECKOUT / "evidence" / "matrix.json"
+FINGERPRINTS = CHECKOUT / "trl_hotfix" / "fingerprints.json"
+
+WHAT = {"reproduced": "buggy", "fixed": "fixed", "absent": "absent"}
+
+
+def load() -> dict[str, Any]:
+    if not EVIDENCE.is_file():
+        return {"cells": [], "proofs": [], "parity": []}
+    data: dict[str, Any] = json.loads(EVIDENCE.read_text())
+    return data
+
+
+def write(cells: Iterable[Any], proofs: Iterable[Any], parity: Iterable[Any]) -> None:
+    """Put new answers in the place of old ones for the same patch, release and stack; then make all that follows."""
+    known = {patch.id for patch in catalogue.load()}
+    data = load()
+    new = {"cells": cells, "proofs": proofs, "parity": parity}
+    for kind, answers in new.items():
+        merged = {_key(each): each for each in [*data[kind], *answers] if each["patch"] in known}
+        data[kind] = [merged[key] for key in sorted(merged, key=_order)]
+    data = {"trl_hotfix": __version__, "releases": list(layout.releases()), **{kind: data[kind] for kind in new}}
+    EVIDENCE.parent.mkdir(exist_ok=True)
+    EVIDENCE.write_text(json.dumps(data, indent=1) + "\n")
+    make()
+
+
+def make() -> None:
+    """Write ``fingerprints.json`` and the picture from the evidence and the wheels."""
+    FINGERPRINTS.write_text(json.dumps(fingerprints(), indent=1) + "\n")
+    data = load()
+    for cell in data["cells"]:
+        cell["stale"] = is_stale(cell)
+    rows = [
+        picture.Row(patch.id, patch.title, patch.severity.value, patch.trl, tuple(links(patch.upstream)))
+        for patch in catalogue.load()
+    ]
+    for name, drawn in (("matrix.svg", picture.svg(data, rows)), ("matrix.html", picture.html(data, rows))):
+        (EVIDENCE.parent / name).write_text(drawn)
+
+
+def is_stale(cell: Any) -> bool:
+    """The patch has another revision since, or the method has another body."""
+    patch = next((patch for patch in catalogue.load() if patch.id == cell["patch"]), None)
+    return patch is None or not shipped.holds(cell, patch)
+
+
+def _key(answer: Any) -> tuple[str, str, str]:
+    return answer["patch"], answer["release"], answer["stack"]
+
+
+def _order(key: tuple[str, str, str]) -> tuple[Any, ...]:
+    return key[0], Version(key[1]), key[2]
+
+
+@functools.cache
+def wheel(release: str) -> Release:
+    return Release(BENCH / "overlay" / release)
+
+
+def bodies_by_release(patch: Patch) -> dict[str, tuple[str | None, ...]]:
+    """For every release, the bodies of the patch's targets, read from the wheels."""
+    return {
+        release: tuple(wheel(release).body(target.module, target.attribute) for target in patch.targets)
+        for release in layout.releases()
+    }
+
+
+def fingerprints() -> dict[str, Any]:
+    """For every target, the releases that have each body, and for every patch what the self-test said on them.
+
+    Raises ``ValueError`` if one body was seen with the bug and without.
+    """
+    said: dict[tuple[str, str, str], set[str]] = {}
+    for cell in load()["cells"]:
+        for name, body in cell["bodies"].items():
+            red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
+            if red is not None and body is not None:
+                said.setdefault((name, body, cell["patch"]), set()).add(WHAT[red["verdict"]])
+    both = [key for key, what in said.items() if len(what) > 1]
+    if both:
+        raise ValueError(f"these bodies were seen with the bug and without: {both}")
+    targets: dict[str, dict[str, Any]] = {}
+    for patch in catalogue.load():
+        for target in patch.targets:
+            bodies = targets.setdefault(target.name, {})
+            for release in layout.releases():
+                body = wheel(release).body(target.module, target.attribute)
+                if body is None:
+                    continue
+                known = bodies.setdefault(body, {"releases": [], "is": {}})
+                if release not in known["releases"]:
+                    known["releases"].append(release)
+                for what in said.get((target.name, body, patch.id), ()):
+                    known["is"][patch.id] = what
+    return {"releases": list(layout.releases()), "targets": dict(sorted(targets.items()))}
+
+
+def proposed_range(patch: Patch, cells: Sequence[Any]) -> str:
+    """The PEP 440 range of the releases on which the self-test reproduced the bug, unpatched."""
+    order = layout.releases()
+    reproduced = {
+        cell["release"]
+        for cell in cells
+        if cell["patch"] == patch.id
+        and any(runs.get("red", {}).get("verdict") == "reproduced" for runs in cell["leaves"].values())
+    }
+    inside = [release for release in order if release in reproduced]
+    if not inside:
+        return ""
+    first, last = order.index(inside[0]), order.index(inside[-1])
+    ends = f",<{order[last + 1]}" if last + 1 < len(order) else ""
+    holes = "".join(f",!={release}" for release in order[first:last] if release not in reproduced)
+    return f">={inside[0]}{ends}{holes}"
+
+
+if __name__ == "__main__":
+    make()

@@ -1,0 +1,68 @@
+"""Run inside one release: the self-tests of patches, each in a process of its own with a time limit.
+
+    python release.py OUT.json SECONDS ID...
+
+TRL is imported once; each patch is verified in a fork of that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trl_hotfix import catalogue, verify
+from trl_hotfix.model import Patch
+
+
+def versions() -> dict[str, str]:
+    import platform
+    from importlib import metadata
+
+    wanted = {name: metadata.version(name).partition("+")[0] for name in ("torch", "transformers", "wrapt")}
+    return {"python": platform.python_version(), **wanted}
+
+
+def warm(patches: Sequence[Patch]) -> None:
+    """Import what the cells will import; one that cannot be imported is for its cells to say."""
+    for leaf in dict.fromkeys(target.module for patch in patches for target in patch.targets):
+        with contextlib.suppress(Exception):
+            verify.imported(leaf)
+
+
+def one(patch: Patch, out: str) -> None:
+    Path(out).write_text(json.dumps(verify.verify(patch).to_dict()), encoding="utf-8")
+
+
+def cell(patch: Patch, seconds: float, folder: Path) -> dict[str, Any]:
+    out = folder / f"{patch.id}.json"
+    process = multiprocessing.get_context("fork").Process(target=one, args=(patch, str(out)))
+    process.start()
+    process.join(seconds)
+    why = f"the process ended with exit code {process.exitcode}"
+    if process.is_alive():
+        process.kill()
+        process.join()
+        why = f"no answer within {seconds:g} s"
+    if out.is_file():
+        answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return answer
+    verdict = verify.CellVerdict.ERROR
+    return verify.Cell(patch.id, patch.revision, verify.gates.installed("trl") or "", verdict, why).to_dict()
+
+
+def main(out: str, seconds: str, *ids: str) -> None:
+    patches = [patch for patch in catalogue.load() if patch.id in ids]
+    warm(patches)
+    with tempfile.TemporaryDirectory() as folder:
+        cells = [cell(patch, float(seconds), Path(folder)) for patch in patches]
+    Path(out).write_text(json.dumps({"versions": versions(), "cells": cells}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+"""The bodies on record are those of the real wheels, and the ranges are facts about them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import layout
+import pytest
+
+import evidence
+from trl_hotfix import catalogue, fingerprint, gates
+from trl_hotfix.wheels import Release
+
+CHECKOUT = Path(__file__).parents[2]
+PATCHES = catalogue.load()
+
+
+def test_the_file_is_what_the_wheels_and_the_evidence_say(everywhere: None) -> None:
+    assert json.loads(evidence.FINGERPRINTS.read_text()) == evidence.fingerprints()
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
+def test_a_release_is_in_range_if_and_only_if_its_body_is_known_to_be_buggy(patch: catalogue.Patch) -> None:
+    known = fingerprint.bodies()
+    for release in layout.releases():
+        for target in patch.targets:
+            buggy = known.what(patch.id, target.name, known.at(target.name, release)) == "buggy"
+            assert buggy == (target in gates.targets_for(patch, release)), (release, target.name)
+
+
+def pythons() -> list[str]:
+    """The interpreters that this machine has, one for each minor version."""
+    command = [sys.executable, "-m", "uv", "python", "list", "--only-installed", "--output-format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = {(each["version_parts"]["minor"]): each["path"] for each in json.loads(done.stdout)[::-1]}
+    return [path for minor, path in sorted(found.items()) if minor >= 10]
+
+
+def test_every_python_reads_the_same_bodies(everywhere: None, tmp_path: Path) -> None:
+    script = tmp_path / "digests.py"
+    script.write_text(
+        dedent(
+            """
+            import ast, json, sys
+            sys.path.insert(0, sys.argv[1])
+            from trl_hotfix.fingerprint import digest
+            from pathlib import Path
+            found = {}
+            for file in sorted(Path(sys.argv[2], "trl").rglob("*.py")):
+                for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        found[f"{file}:{node.lineno}"] = digest(node)
+            print(json.dumps(found))
+            """
+        )
+    )
+    interpreters = pythons()
+    assert interpreters
+    for release in ("0.11.4", layout.releases()[-1]):
+        read = [
+            subprocess.run(
+                [python, str(script), str(CHECKOUT), str(layout.BENCH / "overlay" / release)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for python in interpreters
+        ]
+        assert len(json.loads(read[0])) > 300
+        assert len(set(read)) == 1, interpreters
+
+
+def test_comments_docstrings_and_layout_are_not_part_of_a_body() -> None:
+    import ast
+
+    def body(text: str) -> str:
+        (definition,) = ast.parse(dedent(text)).body
+        assert isinstance(definition, ast.FunctionDef)
+        return fingerprint.digest(definition)
+
+    plain = body("def f(x): return x + 1")
+    assert body('def f(x):\n    """Doc."""\n    # why\n    return (x\n        + 1)\n') == plain
+    assert body("def f(x): return x + 2") != plain
+    assert body("def f(y): return y + 1") != plain
+    assert body("def f(x): return x + 1.0") != plain
+    assert body("def f(x): return None") != body("def f(x): return False")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trl_hotfix", "fingerprint", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT / "tests", check=False)
+
+
+def altered(release: str, tmp_path: Path, version: str, old: str, new: str) -> Path:
+    """A copy of a release under another version, with one change in the DPO trainer."""
+    import shutil
+
+    copy = tmp_path / "altered"
+    shutil.copytree(layout.BENCH / "overlay" / release / "trl", copy / "trl")
+    (copy / f"trl-{version}.dist-info").mkdir()
+    file = copy / "trl" / "trainer" / "dpo_trainer.py"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    return copy
+
+
+def test_the_command_says_of_a_new_wheel_what_still_matches(everywhere: None, tmp_path: Path) -> None:
+    same = run("--wheel", str(layout.BENCH / "overlay" / "0.11.4"))
+    assert same.returncode == 0, same.stderr
+    assert "matches" in same.stdout
+
+    changed = altered("0.11.4", tmp_path, "0.11.5", "router_aux_loss_coef", "router_aux_loss_coefficient")
+    done = run("--wheel", str(changed))
+    assert done.returncode == 1, done.stderr
+    assert "unknown body" in done.stdout
+
+    newest = run("--wheel", str(layout.BENCH / "overlay" / layout.releases()[-1]), "--json")
+    (target,) = (each for each in json.loads(newest.stdout)["targets"] if each["patch"] == PATCHES[0].id)
+    assert (target["says"], target["body"]) == ("gone", None)
+
+
+def test_the_command_reads_a_wheel_file(everywhere: None, tmp_path: Path) -> None:
+    import zipfile
+
+    overlay = layout.BENCH / "overlay" / "0.11.4"
+    wheel = tmp_path / "trl-0.11.4-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in [*overlay.glob("trl/trainer/*.py"), *overlay.glob("trl-*.dist-info/METADATA")]:
+            archive.write(file, file.relative_to(overlay))
+    body = Release(wheel).body("trl.trainer.dpo_trainer", "DPOTrainer.get_batch_loss_metrics")
+    assert body == fingerprint.bodies().at("trl.trainer.dpo_trainer:DPOTrainer.get_batch_loss_metrics", "0.11.4")
+    assert "matches" in run("--wheel", str(wheel)).stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip"])
+def test_something_that_is_no_trl_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "trl-9.whl"
+    file.write_bytes(content)
+    for path in (file, tmp_path / "nowhere.whl", tmp_path):
+        done = run("--wheel", str(path))
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert str(path) in done.stderr
+
+
+def test_inherited_and_imported_functions_are_followed(everywhere: None) -> None:
+    release = Release(layout.BENCH / "overlay" / "0.22.0")
+    assert release.body("trl.trainer.sft_trainer", "prepare_peft_model") == release.body(
+        "trl.models.utils", "prepare_peft_model"
+    )
+    assert release.body("trl.trainer.xpo_trainer", "XPOTrainer._generate") is not None
+    assert release.body("trl.trainer.sft_trainer", "gone") is None
+    assert release.body("trl.trainer.gone", "gone") is None

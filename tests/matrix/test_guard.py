@@ -1,0 +1,129 @@
+"""Guard the guard: break a patch on purpose, and the bench must go red."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import layout
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+ID = "moe-aux-loss-lost-under-deepspeed"
+CALL = "    return wrapped(*args, **kwargs)\n\n\ndef aux_loss_is_in"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package to break."""
+    copy = tmp_path / "trl_hotfix"
+    shutil.copytree(CHECKOUT / "trl_hotfix", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(CHECKOUT / "patches.yaml", copy)
+    return copy
+
+
+def change(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, old
+    file.write_text(text.replace(old, new))
+
+
+def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, Any]:
+    """The verdict of the broken package on a release."""
+    (place,) = layout.places([release])
+    environment = place.environment()
+    folders = [str(package.parent), *([str(overlay)] if overlay else []), environment["PYTHONPATH"]]
+    out = package.parent / "out.json"
+    subprocess.run(
+        [str(place.python), str(CHECKOUT / "tests" / "matrix" / "release.py"), str(out), "60", ID],
+        env={**environment, "PYTHONPATH": os.pathsep.join(folders)},
+        cwd=package.parent,
+        capture_output=True,
+        check=True,
+    )
+    (found,) = json.loads(out.read_text())["cells"]
+    result: dict[str, Any] = found
+    return result
+
+
+@pytest.fixture
+def patch(package: Path) -> Path:
+    return package / "patches" / f"{ID.replace('-', '_')}.py"
+
+
+pytestmark = pytest.mark.usefixtures("everywhere")
+
+
+def test_unbroken_it_is_proven(package: Path) -> None:
+    assert cell(package, "0.11.4")["verdict"] == "proven"
+
+
+def test_a_wrapper_that_returns_the_original_result_is_unrepaired(package: Path, patch: Path) -> None:
+    change(patch, "with_config(model, plain.config)", "model")
+    assert cell(package, "0.11.4")["verdict"] == "unrepaired"
+
+
+def test_a_wrapper_that_raises_is_unrepaired(package: Path, patch: Path) -> None:
+    change(patch, CALL, CALL.replace("return wrapped(*args, **kwargs)", "raise RuntimeError('broken')"))
+    found = cell(package, "0.11.4")
+    assert found["verdict"] == "unrepaired"
+    assert "broken" in found["why"]
+
+
+def test_a_wrapper_on_the_wrong_method_is_unrepaired(package: Path) -> None:
+    change(package / "patches.yaml", "DPOTrainer.get_batch_loss_metrics", "DPOTrainer.dpo_loss")
+    assert cell(package, "0.11.4")["verdict"] in ("unrepaired", "error")
+
+
+def test_a_range_one_release_too_wide_is_not_reproduced(package: Path) -> None:
+    change(package / "patches.yaml", 'trl: ">=0.11.0,<0.12.0"', 'trl: ">=0.11.0,<0.12.1"')
+    assert cell(package, "0.12.0")["verdict"] == "not-reproduced"
+
+
+def test_a_range_one_release_too_narrow_is_uncovered(package: Path) -> None:
+    change(package / "patches.yaml", 'trl: ">=0.11.0,<0.12.0"', 'trl: ">=0.11.1,<0.12.0"')
+    assert cell(package, "0.11.0")["verdict"] == "uncovered"
+
+
+def test_an_altered_upstream_body_is_an_error_that_names_both_bodies(package: Path, tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay"
+    shutil.copytree(layout.BENCH / "overlay" / "0.11.4", overlay)
+    change(
+        overlay / "trl" / "trainer" / "dpo_trainer.py",
+        "        metrics = {}\n\n        forward_output",
+        "        metrics = dict()\n\n        forward_output",
+    )
+    found = cell(package, "0.11.4", overlay)
+    assert found["verdict"] == "error"
+    assert "on record for TRL 0.11.4 is c1:" in found["why"]
+
+
+def test_a_self_test_that_cannot_fail_is_not_reproduced(package: Path, patch: Path) -> None:
+    change(patch, "loss_through(wrapped_like_deepspeed(model)),", "plain,")
+    assert cell(package, "0.11.4")["verdict"] == "not-reproduced"
+
+
+def test_a_self_test_that_hangs_is_an_error_after_its_time(package: Path, patch: Path) -> None:
+    change(patch, "    import torch\n", "    import threading\n\n    threading.Event().wait()\n    import torch\n")
+    (place,) = layout.places(["0.11.4"])
+    out = package.parent / "out.json"
+    environment = place.environment()
+    subprocess.run(
+        [str(place.python), str(CHECKOUT / "tests" / "matrix" / "release.py"), str(out), "1", ID],
+        env={**environment, "PYTHONPATH": f"{package.parent}{os.pathsep}{environment['PYTHONPATH']}"},
+        cwd=package.parent,
+        capture_output=True,
+        check=True,
+    )
+    (found,) = json.loads(out.read_text())["cells"]
+    assert (found["verdict"], found["why"]) == ("error", "no answer within 1 s")
+
+
+def test_a_process_that_dies_is_an_error_and_counted(package: Path, patch: Path) -> None:
+    change(patch, "    import torch\n", "    import os\n\n    os._exit(3)\n    import torch\n")
+    found = cell(package, "0.11.4")
+    assert (found["verdict"], found["why"]) == ("error", "the process ended with exit code 3")

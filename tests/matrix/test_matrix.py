@@ -1,0 +1,76 @@
+"""Every patch on every real TRL release: the self-tests everywhere, the proofs on the newest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import layout
+import pytest
+from bench import GOOD, Bench, gates
+from rich.console import Console
+
+import evidence
+from trl_hotfix import catalogue
+
+PATCHES = catalogue.load()
+PLACES = layout.places()
+
+
+@pytest.fixture(scope="session")
+def bench(everywhere: None, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    # Nothing is remembered from another run: this one is the evidence.
+    return Bench(os.cpu_count() or 1, fresh=True, console=Console(), results=tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="session")
+def cells(bench: Bench) -> Mapping[tuple[str, layout.Place], Any]:
+    answers = bench.cells(PATCHES, PLACES)
+    return {(each["patch"], layout.Place(each["release"], each["stack"])): each for each in answers}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
+def test_the_self_test_says_what_the_range_says(cells: Any, patch: Any, place: layout.Place) -> None:
+    cell = cells[patch.id, place]
+    expected = "proven" if gates.targets_for(patch, place.release) else "absent"
+    assert (cell["verdict"], cell["why"]) == (expected, cell["why"] if expected == "absent" else "")
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
+def test_the_evidence_on_record_says_the_same(cells: Any, patch: Any) -> None:
+    on_record = {
+        (cell["patch"], layout.Place(cell["release"], cell["stack"])): cell for cell in evidence.load()["cells"]
+    }
+    for place in PLACES:
+        cell, recorded = cells[patch.id, place], on_record[patch.id, place]
+        assert (recorded["verdict"], recorded["bodies"]) == (cell["verdict"], cell["bodies"]), place
+        assert not evidence.is_stale(recorded), place
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
+def test_the_range_is_the_one_that_the_self_tests_propose(cells: Any, patch: Any) -> None:
+    assert patch.trl == evidence.proposed_range(patch, list(cells.values()))
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
+def test_the_proof_passes_on_the_newest_release(bench: Bench, patch: Any) -> None:
+    answers = bench.proofs([patch], PLACES, "newest")
+    assert {answer["stack"] for answer in answers} == {
+        place.stack for place in PLACES if place.release == layout.releases()[-1]
+    }
+    assert all(answer["verdict"] in GOOD for answer in answers), answers
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
+def test_proofs_and_parity_are_on_record(patch: Any) -> None:
+    data = evidence.load()
+    proofs = [each for each in data["proofs"] if each["patch"] == patch.id]
+    assert {each["verdict"] for each in proofs} <= set(GOOD)
+    assert any(each["verdict"] == "proven" for each in proofs)
+    assert all(each["revision"] == patch.revision for each in proofs)
+    for each in (each for each in data["parity"] if each["patch"] == patch.id):
+        assert each["loss_difference"] <= 1e-6
+        assert each["gradient_difference"] <= 1e-6
+        assert each["gradients"] > 0

@@ -1,0 +1,173 @@
+"""Tiny models, tokenizers and data, and trainers that can be made in every release."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import socket
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Seen:
+    """What one training run showed: the self-test's kind of outcome, the first loss, and the first gradients."""
+
+    outcome: Any
+    loss: float | None = None
+    gradients: dict[str, Any] = field(default_factory=dict)
+
+
+def tokenizer() -> Any:
+    """60 words; no beginning-of-sequence token, since releases differ in where they put one."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{index}" for index in range(60))]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def mixtral(folder: str, *, seed: int, coefficient: float) -> Any:
+    """A Mixtral of two layers and four experts. It comes from disk: later releases load the reference from there."""
+    import torch
+    from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(seed)
+    config = MixtralConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        output_router_logits=True,
+        router_aux_loss_coef=coefficient,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    path = Path(folder, f"mixtral-{seed}")
+    MixtralForCausalLM(config).save_pretrained(path)
+    return AutoModelForCausalLM.from_pretrained(path)
+
+
+def preferences() -> Any:
+    from datasets import Dataset
+
+    rows = [
+        {
+            "prompt": f"w{index} w{index + 1} w{index + 2}",
+            "chosen": f" w{index + 3} w{index + 5} w{index + 7}",
+            "rejected": f" w{index + 4} w{index + 6}",
+        }
+        for index in range(8)
+    ]
+    return Dataset.from_list(rows)
+
+
+def config(config_class: type, **wanted: Any) -> Any:
+    """An instance of a TRL config; what this release has no field for is left out."""
+    known = {each.name for each in dataclasses.fields(config_class)}
+    usual = {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 2,
+        "max_steps": 1,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "bf16": False,
+        "seed": 0,
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+    }
+    return config_class(**{key: value for key, value in {**usual, **wanted}.items() if key in known})
+
+
+def trainer(trainer_class: type, **wanted: Any) -> Any:
+    """A trainer; the tokenizer goes by the name that it has in this release."""
+    known = inspect.signature(trainer_class.__init__).parameters
+    if "tokenizer" in wanted and "processing_class" in known:
+        wanted["processing_class"] = wanted.pop("tokenizer")
+    return trainer_class(**wanted)
+
+
+def one_process() -> None:
+    """The environment that a launcher of one process would make."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in launched.items():
+        os.environ.setdefault(name, value)
+
+
+def deepspeed(stage: int) -> dict[str, Any]:
+    """A DeepSpeed config for one process on the CPU."""
+    import deepspeed.ops
+
+    # A C++ op for several processes on one host: compiling it takes minutes and one process has no use for it.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    one_process()
+    return {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def one_group(trainer_class: type) -> type:
+    """The trainer with an optimizer of one parameter group.
+
+    transformers makes a second, empty one of a model without biases, which DeepSpeed drops; torch's schedulers then
+    count one group too few.
+    """
+
+    class OneGroup(trainer_class):  # type: ignore[misc, valid-type]
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            if self.optimizer is None:
+                self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.args.learning_rate)
+            return self.optimizer
+
+    return OneGroup
+
+
+class FirstStep:
+    """Notes a model's first outputs and the gradients of its first backward pass, from outside."""
+
+    def __init__(self, model: Any) -> None:
+        self.outputs: Any = None
+        self.gradients: dict[str, Any] = {}
+        model.register_forward_hook(self._outputs, with_kwargs=True)
+        for name, parameter in model.named_parameters():
+            parameter.register_hook(lambda gradient, name=name: self._gradient(name, gradient))
+
+    def _outputs(self, model: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        if self.outputs is None:
+            self.outputs = outputs
+
+    def _gradient(self, name: str, gradient: Any) -> None:
+        # The hook of a parameter that is used twice is called once, with the sum.
+        self.gradients.setdefault(name, gradient.detach().clone())

@@ -1,0 +1,54 @@
+"""What the proof bench has seen: ``evidence/matrix.json``, which ships with the package, in words."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from .fingerprint import bodies
+from .model import Patch
+
+Cell = Mapping[str, Any]
+"""One patch on one release: ``patch, revision, release, stack, versions, verdict, why, leaves, bodies``."""
+
+
+@functools.cache
+def matrix() -> Mapping[str, Any]:
+    """The evidence on record; empty where the package was built without it."""
+    here = Path(__file__).resolve().parent
+    checkout = here.parent / "evidence" / "matrix.json"
+    file = checkout if (here.parent / "pyproject.toml").is_file() else here / "evidence.json"
+    if not file.is_file():
+        return {"releases": [], "cells": [], "proofs": [], "parity": []}
+    data: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return data
+
+
+def holds(cell: Cell, patch: Patch) -> bool:
+    """Is the cell about the patch as it is now, and about the bodies that the release has? Else it is stale."""
+    known = bodies()
+    same = all(known.at(target, cell["release"]) in (None, body) for target, body in cell["bodies"].items())
+    return bool(cell["revision"] == patch.revision) and same
+
+
+def proven_on(patch: Patch) -> tuple[str, ...]:
+    """The releases, oldest first, on which ``patch`` as it is now was seen red, green and red."""
+    cells = [cell for cell in matrix()["cells"] if cell["patch"] == patch.id]
+    proven = {cell["release"] for cell in cells if cell["verdict"] == "proven" and holds(cell, patch)}
+    failed = {cell["release"] for cell in cells if cell["verdict"] not in ("proven", "absent")}
+    return tuple(sorted(proven - failed, key=Version))
+
+
+def in_words(patch: Patch) -> str:
+    """``proven on 0.11.0 ... 0.11.4 (5 releases)``, or that nothing is on record."""
+    releases = proven_on(patch)
+    if not releases:
+        return "not proven yet"
+    if len(releases) == 1:
+        return f"proven on {releases[0]}"
+    return f"proven on {releases[0]} ... {releases[-1]} ({len(releases)} releases)"

@@ -1,0 +1,134 @@
+"""Which body is this? A digest of a function's canonical syntax tree, and what is known of the bodies in TRL.
+
+The digest is the same on every Python from 3.10 on, and does not see comments, layout or docstrings. The standard
+library only, and no TRL: the tool that reads wheels uses it too.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from types import CodeType, FunctionType
+from typing import Any
+
+ALGORITHM = "c1"
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+# What differs between the parsers of two Python versions, or says nothing about behaviour.
+_DROPPED = frozenset({"type_params", "type_comment", "type_ignores", "kind", "ctx"})
+
+
+def digest(definition: _Definition) -> str:
+    """The fingerprint of a function definition: ``c1:`` and 16 hexadecimal digits."""
+    text = json.dumps(_canonical(definition), separators=(",", ":"))
+    return f"{ALGORITHM}:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, ast.AST):
+        fields = {name: getattr(value, name, None) for name in value._fields if name not in _DROPPED}
+        if (
+            isinstance(value, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            and ast.get_docstring(value) is not None
+        ):
+            fields["body"] = value.body[1:]
+        kept = {name: _canonical(each) for name, each in fields.items() if each is not None and each != []}
+        if isinstance(value, ast.Constant):
+            # `kept` has no field for None, and JSON none for bytes, complex numbers or the ellipsis.
+            kept = {"value": f"{type(value.value).__name__} {value.value!r}"}
+        return [type(value).__name__, kept]
+    if isinstance(value, list):
+        return [_canonical(each) for each in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The body of a function in this process. ``from_file`` is False if its code is not what its file says."""
+
+    digest: str | None
+    from_file: bool
+
+
+def loaded(function: Any) -> Loaded:
+    """The body of the function beneath every decorator of ``function``; without a source, its digest is None."""
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    if not isinstance(function, FunctionType):
+        return Loaded(None, from_file=False)
+    try:
+        lines, _ = inspect.getsourcelines(function.__code__)
+        # In a class of its own name: dedenting would change the strings, and names are mangled by their class.
+        owner = function.__qualname__.split(".")[-2] if lines[0][:1].isspace() and "." in function.__qualname__ else ""
+        parsed = ast.parse((f"class {owner}:\n" if owner else "") + "".join(lines))
+    except (OSError, SyntaxError):
+        return Loaded(None, from_file=True)
+    definition = next((each for each in ast.walk(parsed) if isinstance(each, _Definition)), None)
+    if definition is None:
+        return Loaded(None, from_file=False)
+    return Loaded(digest(definition), from_file=_same_code(function.__code__, parsed))
+
+
+def _same_code(code: CodeType, parsed: ast.Module) -> bool:
+    """Is what is loaded what the file says? Compile the file's text again and compare."""
+    flags = sum(getattr(__future__, each).compiler_flag for each in __future__.all_feature_names)
+    again = compile(parsed, code.co_filename, "exec", flags=code.co_flags & flags, dont_inherit=True)
+    found = _find(again, code.co_name)
+    return found is not None and _shape(found) == _shape(code)
+
+
+def _find(code: CodeType, name: str) -> CodeType | None:
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            found = const if const.co_name == name else _find(const, name)
+            if found is not None:
+                return found
+    return None
+
+
+def _shape(code: CodeType) -> tuple[Any, ...]:
+    # Not co_code: a call of an imported name compiles to other instructions when its import is in sight.
+    consts = tuple(_shape(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts)
+    arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    return arguments, code.co_names, code.co_varnames, code.co_freevars, consts
+
+
+class Bodies:
+    """``fingerprints.json``: for every target, the bodies that releases have, and what the self-test said of each.
+
+    ``what`` is ``buggy`` (the self-test reproduced the bug on every release with this body), ``fixed`` or ``absent``.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.releases: tuple[str, ...] = tuple(data["releases"])
+        self._targets: Mapping[str, Mapping[str, Any]] = data["targets"]
+
+    def what(self, patch: str, target: str, body: str | None) -> str | None:
+        """What is known of ``body`` at ``target`` (``module:attribute``) for ``patch``; None: nothing."""
+        known = self._targets.get(target, {}).get(body or "", {})
+        said: str | None = known.get("is", {}).get(patch)
+        return said
+
+    def at(self, target: str, release: str) -> str | None:
+        """The body that ``release`` has at ``target``; None if it has none."""
+        for body, known in self._targets.get(target, {}).items():
+            if release in known["releases"]:
+                return body
+        return None
+
+    def releases_with(self, target: str, body: str | None) -> tuple[str, ...]:
+        """The releases that have ``body`` at ``target``, oldest first."""
+        return tuple(self._targets.get(target, {}).get(body or "", {}).get("releases", ()))
+
+
+@functools.cache
+def bodies() -> Bodies:
+    """The bodies on record. Raises ``OSError`` or ``ValueError`` if ``fingerprints.json`` is damaged."""
+    return Bodies(json.loads(resources.files(__package__).joinpath("fingerprints.json").read_text(encoding="utf-8")))
