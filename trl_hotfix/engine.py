@@ -137,7 +137,7 @@ class _Engine:
             raise UnknownPatchError(unknown, known, "revert()")
         chosen = set(ids) or known
         with self._one_at_a_time:
-            for part in list(self._parts.values()):
+            for part in self._all_parts():
                 if part.patch.id in chosen:
                     self._take_off(part)
             return self.status()
@@ -147,20 +147,25 @@ class _Engine:
 
     def journal(self, patch_id: str) -> list[str]:
         """How a patch came to stand where it does: one line a step, for each of its leaf modules."""
-        return [line for part in self._parts.values() if part.patch.id == patch_id for line in part.journal]
+        return [line for part in self._all_parts() if part.patch.id == patch_id for line in part.journal]
+
+    def _all_parts(self) -> list[Part]:
+        # A list, taken under the lock: another thread's import may add to them at any time.
+        with self._lock:
+            return list(self._parts.values())
 
     @contextmanager
     def patched(self, ids: tuple[str, ...], strict: bool, unknown_body: str | None = None) -> Iterator[Report]:
         with self._one_at_a_time:
             before, before_strict = self._selection, self._strict
-            on = frozenset(part.patch.id for part in self._parts.values() if part.decision.state is State.APPLIED)
+            on = frozenset(part.patch.id for part in self._all_parts() if part.decision.state is State.APPLIED)
             report = self.apply([*ids, *on] if ids else None, None, strict, unknown_body=unknown_body)
         try:
             yield report
         finally:
             with self._one_at_a_time:
                 if before is None:
-                    self._drop(list(self._parts.values()))
+                    self._drop(self._all_parts())
                     self._decisions, self._selection, self._strict = {}, None, before_strict
                 else:
                     self._select(before, before_strict)
@@ -195,7 +200,7 @@ class _Engine:
                 self._drop(entering)
                 self._decisions, self._selection, self._strict = undo
                 raise
-            self._drop([part for part in self._parts.values() if part.patch.id not in self._wanted()])
+            self._drop([part for part in self._all_parts() if part.patch.id not in wanted])
             return self.status()
 
     def _wanted(self) -> set[str]:
@@ -231,8 +236,8 @@ class _Engine:
     def _imported(self, module: ModuleType) -> None:
         """Work on every part that waits for this leaf. Under strict, all of them go on, or none and it raises."""
         worked_on = []
-        for part in list(self._parts.values()):
-            if part.leaf == module.__name__ and self._claim(part, module):
+        for part in self._all_parts():
+            if part.leaf == module.__name__ and self._claim(part):
                 worked_on.append(part)
                 try:
                     self._settle(part, self._enter(part, module))
@@ -249,15 +254,11 @@ class _Engine:
                 part.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
             raise _not_applied(part.journal[-1] for part in problems)
 
-    def _claim(self, part: Part, module: ModuleType) -> bool:
+    def _claim(self, part: Part) -> bool:
+        """Take a part to work on, unless another thread has it. An applied one too: its module may be new."""
         with self._lock:
             if part.busy or part.decision.state not in (State.PENDING, State.APPLIED):
                 return False
-            if part.decision.state is State.APPLIED:
-                # Imported again: the classes are new, and the old ones keep their patch.
-                here = [_sites().at(module, target) for target in part.targets]
-                if all(site.has(part.patch.id) for site in here):
-                    return False
             part.busy = True
             return True
 
@@ -274,6 +275,8 @@ class _Engine:
                 return Decision(State.SKIPPED, Reason.TRL_VERSION, {"missing": str(error)})
             return Decision(State.SKIPPED, Reason.MISSING_TARGET, {"missing": str(error)})
         if all(site.has(patch.id) for site in sites):
+            if part.decision.state is State.APPLIED:
+                return part.decision
             # Reached under a second name: TRL keeps old module names as aliases of moved classes.
             part.sites = sites
             return Decision(State.APPLIED, Reason.PROVEN, {"same_as": "another name of the target"})
@@ -328,6 +331,8 @@ class _Engine:
 
     def _settle(self, part: Part, decision: Decision) -> None:
         with self._lock:
+            if part.decision is decision:
+                return
             part.decision = decision
         self._note(part)
         where = f"{part.patch.id} (r{part.patch.revision})"
@@ -361,7 +366,7 @@ class _Engine:
         self._note(part)
         if left:
             log.warning("%s cannot be taken off: %s stands in its place", part.patch.id, left[0][1].by)
-        if not any(p.leaf == part.leaf and p.decision.state is not State.REVERTED for p in self._parts.values()):
+        if not any(each.leaf == part.leaf and each.decision.state is not State.REVERTED for each in self._all_parts()):
             FINDER.forget(part.leaf)
 
     def _note(self, part: Part) -> None:
@@ -374,7 +379,7 @@ class _Engine:
     def _report(self, decisions: Mapping[str, Decision], *, live: bool) -> Report:
         statuses = []
         for patch in catalogue.load():
-            parts = [part for part in self._parts.values() if part.patch.id == patch.id] if live else []
+            parts = [part for part in self._all_parts() if part.patch.id == patch.id] if live else []
             decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))
             statuses.append(status_of(patch, parts, decision))
         return Report(__version__, gates.installed("trl"), platform.python_version(), tuple(statuses))

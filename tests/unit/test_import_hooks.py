@@ -435,15 +435,17 @@ def test_a_hook_that_asks_everybody_again_does_not_recurse(
 def test_wrapts_own_hook_and_ours_are_both_called_once(
     finder: Finder, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, ours_first: bool
 ) -> None:
-    write(hook_leaf="value = 1")
+    # wrapt 1.14 remembers for ever which names it has called back for: each case has one of its own.
+    name = f"hook_leaf_{ours_first}"
+    write(**{name: "value = 1"})
     ours, theirs = Calls(), Calls()
-    finder.when_imported("hook_leaf", ours)
-    wrapt.register_post_import_hook(theirs, "hook_leaf")
+    finder.when_imported(name, ours)
+    wrapt.register_post_import_hook(theirs, name)
     # wrapt puts its finder in once a process, so the order is made here.
     other = next(each for each in sys.meta_path if isinstance(each, wrapt.importer.ImportHookFinder))
     rest = [each for each in sys.meta_path if each not in (finder, other)]
     monkeypatch.setattr(sys, "meta_path", [finder, other, *rest] if ours_first else [other, finder, *rest])
-    importlib.import_module("hook_leaf")
+    importlib.import_module(name)
     assert [module.value for module in ours] == [1]
     assert [module.value for module in theirs] == [1]
 
