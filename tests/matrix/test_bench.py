@@ -1,0 +1,137 @@
+"""The bench itself: what it plans, what it remembers, and that nothing is dropped silently."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bench as module
+import layout
+import pytest
+from bench import Bench, to_prove
+from rich.console import Console
+
+import evidence
+from trl_hotfix import catalogue
+from trl_hotfix import evidence as shipped
+
+PATCH = catalogue.load()[0]
+PLACE = layout.Place("0.11.4", "tf4.44")
+QUIET = Console(quiet=True)
+
+pytestmark = pytest.mark.usefixtures("everywhere")
+
+
+def of_the_first(answers: list[Any]) -> Any:
+    (answer,) = answers
+    return answer
+
+
+def test_what_was_found_is_remembered_until_the_code_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = of_the_first(Bench(1, False, QUIET, tmp_path).cells([PATCH], [PLACE]))
+    assert found["verdict"] == "proven"
+
+    def no_process(*arguments: Any) -> Any:
+        pytest.fail("a process was started")
+
+    monkeypatch.setattr(Bench, "_process", no_process)
+    assert of_the_first(Bench(1, False, QUIET, tmp_path).cells([PATCH], [PLACE])) == found
+
+    started: list[Any] = []
+    monkeypatch.setattr(Bench, "_process", lambda *arguments: started.append(arguments) or "not run")
+    revised = dataclasses.replace(PATCH, revision=PATCH.revision + 1)
+    for patches, fresh in (([revised], False), ([PATCH], True)):
+        answer = of_the_first(Bench(1, fresh, QUIET, tmp_path / "other").cells(patches, [PLACE]))
+        assert (answer["verdict"], answer["why"]) == ("error", "not run")
+    assert len(started) == 2
+
+
+def test_a_place_that_gives_no_answer_is_an_error_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no such stack >&2\nexit 7\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(layout.Place, "python", broken)
+    answer = of_the_first(Bench(1, True, QUIET, tmp_path).cells([PATCH], [PLACE]))
+    assert answer["verdict"] == "error"
+    assert answer["why"] == "the process ended with exit code 7: no such stack"
+
+
+def test_every_release_is_on_a_stack_and_the_second_line_has_its_own() -> None:
+    places = layout.places()
+    assert {place.release for place in places} == set(layout.releases())
+    assert len(layout.releases()) >= 66
+    assert {place.stack for place in places if place.release == "1.16.0"} == {"tf4.57", "tf5.23"}
+
+
+def test_proofs_are_planned_for_the_ends_of_each_body_the_neighbours_and_the_newest() -> None:
+    patch = dataclasses.replace(PATCH, trl=">=0.11.0,<0.12.0", targets=PATCH.targets[:1])
+    planned = [place.release for place in to_prove(patch, layout.places(), "all") if place.stack != "tf5.23"]
+    assert planned == ["0.10.1", "0.11.0", "0.11.4", "0.12.0", layout.releases()[-1]]
+    newest = to_prove(patch, layout.places(), "newest")
+    assert {place.release for place in newest} == {layout.releases()[-1]}
+
+
+@pytest.mark.parametrize(
+    ("reproduced", "expected"),
+    [
+        (["0.11.0", "0.11.1"], ">=0.11.0,<0.11.2"),
+        (["0.11.0", "0.11.2"], ">=0.11.0,<0.11.3,!=0.11.1"),
+        ([layout.releases()[-1]], f">={layout.releases()[-1]}"),
+        ([], ""),
+    ],
+)
+def test_a_range_is_proposed_from_where_the_bug_was_seen(reproduced: list[str], expected: str) -> None:
+    cells = [
+        {
+            "patch": PATCH.id,
+            "release": release,
+            "leaves": {"a": {"red": {"verdict": "reproduced" if release in reproduced else "fixed"}}},
+        }
+        for release in layout.releases()
+    ]
+    assert evidence.proposed_range(PATCH, cells) == expected
+
+
+def test_a_cell_is_stale_when_the_revision_or_the_body_is_another() -> None:
+    cell = next(each for each in evidence.load()["cells"] if each["verdict"] == "proven")
+    patch = next(each for each in catalogue.load() if each.id == cell["patch"])
+    assert shipped.holds(cell, patch)
+    assert not shipped.holds({**cell, "revision": cell["revision"] + 1}, patch)
+    other_bodies = dict.fromkeys(cell["bodies"], "c1:0000000000000000")
+    assert not shipped.holds({**cell, "bodies": other_bodies}, patch)
+
+
+def test_a_body_seen_with_the_bug_and_without_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = evidence.load()
+    cell = next(each for each in data["cells"] if each["verdict"] == "proven")
+    leaves = {leaf: {"red": {"verdict": "fixed"}} for leaf in cell["leaves"]}
+    monkeypatch.setattr(evidence, "load", lambda: {**data, "cells": [*data["cells"], {**cell, "leaves": leaves}]})
+    with pytest.raises(ValueError, match="seen with the bug and without"):
+        evidence.fingerprints()
+
+
+def test_the_picture_on_record_is_drawn_from_the_evidence_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "matrix.json"
+    copy.write_text(evidence.EVIDENCE.read_text())
+    drawn = {name: (evidence.EVIDENCE.parent / name).read_text() for name in ("matrix.svg", "matrix.html")}
+    monkeypatch.setattr(evidence, "EVIDENCE", copy)
+    monkeypatch.setattr(evidence, "FINGERPRINTS", tmp_path / "fingerprints.json")
+    evidence.make()
+    assert {name: (tmp_path / name).read_text() for name in drawn} == drawn
+    assert json.loads((tmp_path / "fingerprints.json").read_text())["releases"] == list(layout.releases())
+
+
+@pytest.mark.parametrize("arguments", [("--releases", "0.11.9"), ("--patches", "no-such-patch"), ("--proofs", "some")])
+def test_wrong_usage_is_exit_2_with_one_clear_line(arguments: tuple[str, str]) -> None:
+    command = [sys.executable, module.__file__, "run", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
