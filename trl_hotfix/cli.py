@@ -19,7 +19,7 @@ from rich.text import Text
 
 from . import __version__, catalogue, gates, startup
 from .engine import apply
-from .errors import CatalogueError, UnknownPatchError
+from .errors import CatalogueError, DamagedError, UnknownPatchError
 from .fingerprint import bodies
 from .model import Patch, State, Target
 from .report import as_json, show, table
@@ -42,7 +42,7 @@ def commands() -> None:
     """Repairs silent training bugs in the TRL that is installed.
 
     \b
-    Exit codes: 0 fine, 1 a patch that should be on cannot be, 2 usage, 3 broken patches.yaml,
+    Exit codes: 0 fine, 1 a patch that should be on cannot be, 2 usage, 3 broken patches.yaml (or another data file),
     4 no TRL or none that is supported.
 
     --list and --verify are other spellings of list and verify.
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UnknownPatchError as error:
         click.echo(f"trl-hotfix: {error}", err=True)
         code = Exit.USAGE
-    except CatalogueError as error:
+    except (CatalogueError, DamagedError) as error:
         click.echo(f"trl-hotfix: {error}", err=True)
         code = Exit.CATALOGUE
     sys.exit(code)

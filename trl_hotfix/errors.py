@@ -33,6 +33,13 @@ class CatalogueError(HotfixError, ValueError):
         super().__init__(f"{path} has {count}; no patch was applied:{lines}")
 
 
+class DamagedError(HotfixError):
+    """A data file of the installation cannot be read. Install trl_hotfix again."""
+
+    def __init__(self, path: object, error: Exception) -> None:
+        super().__init__(f"{path} cannot be read ({type(error).__name__}: {error}); install trl_hotfix again")
+
+
 class UnknownPatchError(HotfixError, LookupError):
     """A patch id that is not in the catalogue was asked for; nothing was changed.
 

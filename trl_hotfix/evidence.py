@@ -10,6 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from .errors import DamagedError
 from .fingerprint import bodies
 from .model import Patch
 
@@ -19,13 +20,16 @@ Cell = Mapping[str, Any]
 
 @functools.cache
 def matrix() -> Mapping[str, Any]:
-    """The evidence on record; empty where the package was built without it."""
+    """The evidence on record; empty where the package was built without it. Raises ``DamagedError``."""
     here = Path(__file__).resolve().parent
     checkout = here.parent / "evidence" / "matrix.json"
     file = checkout if (here.parent / "pyproject.toml").is_file() else here / "evidence.json"
     if not file.is_file():
         return {"releases": [], "cells": [], "proofs": [], "parity": []}
-    data: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        data: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DamagedError(file, error) from error
     return data
 
 

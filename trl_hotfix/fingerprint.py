@@ -14,9 +14,11 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
+
+from .errors import DamagedError
 
 ALGORITHM = "c1"
 
@@ -130,5 +132,9 @@ class Bodies:
 
 @functools.cache
 def bodies() -> Bodies:
-    """The bodies on record. Raises ``OSError`` or ``ValueError`` if ``fingerprints.json`` is damaged."""
-    return Bodies(json.loads(resources.files(__package__).joinpath("fingerprints.json").read_text(encoding="utf-8")))
+    """The bodies on record. Raises ``DamagedError``."""
+    path = Path(__file__).with_name("fingerprints.json")
+    try:
+        return Bodies(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DamagedError(path, error) from error

@@ -17,15 +17,6 @@ ID = "moe-aux-loss-lost-under-deepspeed"
 CALL = "    return wrapped(*args, **kwargs)\n\n\ndef aux_loss_is_in"
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A copy of the package to break."""
-    copy = tmp_path / "trl_hotfix"
-    shutil.copytree(CHECKOUT / "trl_hotfix", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(CHECKOUT / "patches.yaml", copy)
-    return copy
-
-
 def change(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert text.count(old) == 1, old

@@ -135,7 +135,8 @@ def remains(installed: Environment, damage: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize(
-    "damage", ["package", "startup.py", "import_hooks.py", "engine.py", "install.py", "patches.yaml"]
+    "damage",
+    ["package", "startup.py", "import_hooks.py", "engine.py", "install.py", "fingerprints.json", "patches.yaml"],
 )
 def test_a_damaged_installation_never_stops_python_and_says_so(own: Environment, damage: str) -> None:
     done = remains(own, damage)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,15 +20,6 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     # `python -m` puts the working folder first on the path: not the checkout, where a test has a copy of the package.
     cwd = CHECKOUT / "tests"
     return subprocess.run(command, env={**kept, **variables}, cwd=cwd, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A copy of the package that shadows the installed one; ``patches.yaml`` in it may be broken."""
-    copy = tmp_path / "trl_hotfix"
-    shutil.copytree(CHECKOUT / "trl_hotfix", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(CHECKOUT / "patches.yaml", copy)
-    return copy
 
 
 def test_the_list_says_what_applies_here_and_why() -> None:
@@ -108,6 +98,14 @@ def test_a_broken_manifest_is_exit_3_with_every_mistake_and_its_line(package: Pa
         assert "did you mean 'title'?" in done.stderr
         assert done.stderr.count("  line ") == 3
         assert done.stdout == ""
+
+
+def test_damaged_evidence_is_exit_3_and_says_what_to_do(package: Path) -> None:
+    (package / "evidence.json").write_text("{")
+    done = run("--list", PYTHONPATH=str(package.parent))
+    assert done.returncode == 3
+    assert "install trl_hotfix again" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_apply_raises_for_a_broken_manifest_and_changes_nothing(package: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from trl_hotfix.model import Reason, State
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
