@@ -30,12 +30,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from trl_hotfix import catalogue, gates
+from trl_hotfix.model import Patch
+
 import evidence
 import layout
 from layout import BENCH, CHECKOUT, HERE, Place
-
-from trl_hotfix import catalogue, gates
-from trl_hotfix.model import Patch
 
 GOOD = ("proven", "absent")
 SECONDS_A_CELL = 60.0

@@ -14,9 +14,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import layout
-import picture
-from layout import BENCH, CHECKOUT
 from packaging.version import Version
 
 from trl_hotfix import __version__, catalogue
@@ -24,6 +21,10 @@ from trl_hotfix import evidence as shipped
 from trl_hotfix.model import Patch
 from trl_hotfix.report import links
 from trl_hotfix.wheels import Release
+
+import layout
+import picture
+from layout import BENCH, CHECKOUT
 
 EVIDENCE = CHECKOUT / "evidence" / "matrix.json"
 FINGERPRINTS = CHECKOUT / "trl_hotfix" / "fingerprints.json"

@@ -9,15 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import bench as module
-import layout
 import pytest
-from bench import Bench, to_prove
 from rich.console import Console
 
-import evidence
 from trl_hotfix import catalogue
 from trl_hotfix import evidence as shipped
+
+import bench as module
+import evidence
+import layout
+from bench import Bench, to_prove
 
 PATCH = catalogue.load()[0]
 PLACE = layout.Place("0.11.4", "tf4.44")

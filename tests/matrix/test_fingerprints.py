@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-import layout
 import pytest
 
-import evidence
 from trl_hotfix import catalogue, fingerprint, gates
 from trl_hotfix.wheels import Release
+
+import evidence
+import layout
 
 CHECKOUT = Path(__file__).parents[2]
 PATCHES = catalogue.load()

@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import layout
 import pytest
+
+import layout
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "moe-aux-loss-lost-under-deepspeed"

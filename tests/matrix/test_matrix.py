@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import layout
 import pytest
-from bench import GOOD, Bench, gates
 from rich.console import Console
 
-import evidence
 from trl_hotfix import catalogue
+
+import evidence
+import layout
+from bench import GOOD, Bench, gates
 
 PATCHES = catalogue.load()
 PLACES = layout.places()

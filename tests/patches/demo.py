@@ -6,9 +6,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from moe_dpo import train
 from rich.console import Console
 from rich.table import Table
+
+from moe_dpo import train
 
 
 def main() -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import tempfile
 
-import tiny
-
 from trl_hotfix.authoring import absent, judge
+
+import tiny
 
 COEFFICIENT = 0.5
 OVERLAYS = ("deepspeed",)
