@@ -56,7 +56,7 @@ def test_verify_shows_red_green_red_with_the_numbers() -> None:
     assert done.returncode == 0, done.stderr
     for expected in ("proven", "red", "reproduced", "green", "fixed", "red again", "1.693147"):
         assert expected in done.stdout
-    (cell,) = json.loads(run("verify", "--json").stdout)["cells"]
+    (cell,) = json.loads(run("verify", "--json", ID).stdout)["cells"]
     assert cell["verdict"] == "proven"
     assert [seen["verdict"] for seen in cell["leaves"]["trl.trainer.dpo_trainer"].values()] == [
         *("reproduced", "fixed", "reproduced"),
