@@ -107,18 +107,21 @@ def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) 
     return trainer
 
 
-def stub_grpo_trainer(leaf: ModuleType, log_probs: Any = None, *, training: bool = True, **settings: Any) -> Any:
+def stub_grpo_trainer(
+    leaf: ModuleType, log_probs: Any = None, reference: Any = None, *, training: bool = True, **settings: Any
+) -> Any:
     """A GRPO trainer in the middle of a step, whose loss of one batch can be computed in every release.
 
-    ``log_probs``, of shape ``(batch, completion length)``, is what the policy's forward pass gives; without it the real
-    one runs. ``settings`` are the fields of ``GRPOConfig``; a release that has no such field never looks at it.
+    ``log_probs`` and ``reference``, of shape ``(batch, completion length)``, are what the forward passes of the policy
+    and of its reference give; without ``log_probs`` the real ones run. ``settings`` are fields of ``GRPOConfig``; a
+    release that has no such field never looks at it.
     """
     metrics: dict[str, Any] = defaultdict(list, {"train": defaultdict(list), "eval": defaultdict(list)})
     trainer = stub_trainer(
         leaf.GRPOTrainer,
         default_arguments(leaf.GRPOConfig, **{"report_to": [], **settings}),
         model=SimpleNamespace(training=training),
-        ref_model=None,
+        ref_model=SimpleNamespace(),
         control=SimpleNamespace(should_evaluate=not training),
         # Up to 0.15 the metrics are not kept by mode.
         _metrics=metrics,
@@ -134,7 +137,9 @@ def stub_grpo_trainer(leaf: ModuleType, log_probs: Any = None, *, training: bool
         both = getattr(leaf.GRPOTrainer, "_get_per_token_logps_and_entropies", None)
         # From 1.7 on the auxiliary loss of a mixture-of-experts model is a third.
         nothing = (None,) if both is not None and "compute_aux_loss" in inspect.signature(both).parameters else ()
-        trainer._get_per_token_logps = lambda *args, **kwargs: log_probs
+        # 0.18 asks for the reference's in the loss, by the same method.
+        by_model = {id(trainer.ref_model): reference}
+        trainer._get_per_token_logps = lambda model, *args, **kwargs: by_model.get(id(model), log_probs)
         trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (log_probs, -log_probs.detach(), *nothing)
     return trainer
 

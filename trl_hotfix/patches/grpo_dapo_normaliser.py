@@ -8,7 +8,7 @@ a generation and no accumulation train with a gradient that is 16 times too smal
 
 TRL 1.9.1 multiplies the count by that factor in training (pull request 6024); an evaluation batch is generated and
 seen in one piece. Here ``_compute_loss`` is given inputs with the count so multiplied. To scale the returned loss
-instead would be wrong: from 1.7.0 on the auxiliary loss of mixture-of-experts models is in it, which is divided rightly.
+instead would be wrong: from 1.7.0 on it has the auxiliary loss of mixture-of-experts models in it, rightly divided.
 """
 
 from __future__ import annotations

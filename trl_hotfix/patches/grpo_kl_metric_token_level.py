@@ -1,17 +1,17 @@
 """With ``loss_type="grpo"`` the ``kl`` metric is another mean than the one that the loss has in it.
 
-That loss is the one of the paper (DeepSeekMath, arXiv:2402.03300, equation 3), a mean over the sequences of the mean over
-the tokens of each; so is its KL term:
+That loss is the one of the paper (DeepSeekMath, arXiv:2402.03300, equation 3), a mean over the sequences of the mean
+over the tokens of each; so is its KL term:
 
     kl = mean_i( sum_t(kl[i, t] * mask[i, t]) / sum_t(mask[i, t]) )        kl, mask: (batch, completion length)
 
-Since 0.17.0 (TRL pull request 3256) the loss can be computed so again, but the metric stayed what pull request 3004 made
-it in 0.16.0, the mean over all tokens of the batch: long sequences weigh more in it than they do in the loss (issue 2995).
-Who tunes ``beta`` by ``kl`` tunes by a number that is not trained on. Still so in 1.16.0.
+Since 0.17.0 (TRL pull request 3256) the loss can be computed so again, but the metric stayed what pull request 3004
+made it in 0.16.0, the mean over all tokens of the batch: long sequences weigh more in it than they do in the loss
+(issue 2995). Who tunes ``beta`` by ``kl`` tunes by a number that is not trained on. Still so in 1.16.0.
 
-The divergence of each token is what the method multiplies by ``self.beta``, so for the one call ``beta`` is a number that
-keeps what it is multiplied by. The method computes what it always did, and the metric it has noted is replaced by the
-mean above. A sequence whose tokens are all masked out counts as 0, as it does in the loss.
+The divergence of each token is what the method multiplies by ``self.beta``, so for the one call ``beta`` is a number
+that keeps what it is multiplied by. The method computes what it always did, and the metric that it has noted is
+replaced by the mean above. A sequence whose tokens are all masked out counts as 0, as it does in the loss.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def kl_metric_is_the_kl_of_the_loss(leaf: ModuleType) -> Outcome:
     mask = (torch.arange(8) < lengths.unsqueeze(1)).long()
     policy = (torch.sin(torch.arange(32.0)).reshape(4, 8) - 2).requires_grad_()
     reference = policy.detach() + 0.1 * lengths.unsqueeze(1)
-    trainer = stub_grpo_trainer(leaf, policy, loss_type="grpo", beta=beta)
+    trainer = stub_grpo_trainer(leaf, policy, reference, loss_type="grpo", beta=beta)
     inputs = {
         "prompt_ids": torch.ones(4, 1, dtype=torch.long),
         "prompt_mask": torch.ones(4, 1, dtype=torch.long),
@@ -77,10 +77,6 @@ def kl_metric_is_the_kl_of_the_loss(leaf: ModuleType) -> Outcome:
         "old_per_token_logps": None,
         "ref_per_token_logps": reference,
     }
-    if not hasattr(leaf.GRPOTrainer, "_get_per_token_logps_and_entropies"):
-        # 0.18 asks for the reference's log-probs in here, by the same method and with another model.
-        trainer.ref_model = object()
-        trainer._get_per_token_logps = lambda model, *args: reference if model is trainer.ref_model else policy
     loss = trainer._compute_loss(None, inputs)
     loss.backward()
     (noted,) = trainer._metrics["train"]["kl"]
