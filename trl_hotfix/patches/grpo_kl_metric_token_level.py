@@ -34,6 +34,15 @@ class _Coefficient(float):
         return float(self) * other
 
 
+def _noted(trainer: Any) -> dict[str, int]:
+    """How many values of ``kl`` there are for each mode.
+
+    To ask for a key that is not there would make it: the metrics are ``defaultdict(list)``; ``log()`` divides by the
+    length of each list.
+    """
+    return {mode: len(metrics.get("kl", ())) for mode, metrics in trainer._metrics.items()}
+
+
 def note_the_kl_that_the_loss_has(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -41,7 +50,7 @@ def note_the_kl_that_the_loss_has(
     if instance.loss_type != "grpo" or instance.beta == 0.0:
         return wrapped(*args, **kwargs)
     inputs = argument(wrapped, args, kwargs, "inputs")
-    before = {mode: len(instance._metrics[mode]["kl"]) for mode in ("train", "eval")}
+    before = _noted(instance)
     beta = _Coefficient(instance.beta)
     with shadowed(instance, "beta", beta):
         loss = wrapped(*args, **kwargs)
@@ -52,8 +61,8 @@ def note_the_kl_that_the_loss_has(
     mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
     of_each = (kl * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
     mean = instance.accelerator.gather(of_each.mean()).mean().item()
-    for mode, count in before.items():
-        if len(instance._metrics[mode]["kl"]) > count:
+    for mode, count in _noted(instance).items():
+        if count > before[mode]:
             instance._metrics[mode]["kl"][-1] = mean
     return loss
 
@@ -80,6 +89,8 @@ def kl_metric_is_the_kl_of_the_loss(leaf: ModuleType) -> Outcome:
     loss = trainer._compute_loss(None, inputs)
     loss.backward()
     (noted,) = trainer._metrics["train"]["kl"]
+    if trainer._metrics["eval"]:
+        raise AssertionError(f"a training step noted metrics of an evaluation: {trainer._metrics['eval']}")
     # Of each token, exp(d) - d - 1 with d = reference - policy = length / 10, arXiv:2402.03300, equation 4.
     of_each = torch.exp(0.1 * lengths) - 0.1 * lengths - 1
     right, wrong = float(of_each.mean()), float((of_each * lengths).sum() / lengths.sum())
