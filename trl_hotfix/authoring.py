@@ -7,10 +7,11 @@ import math
 import random
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from .model import Outcome, Verdict
@@ -28,6 +29,20 @@ def replaced_argument(
 def argument(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
     """The argument ``name`` of this call of ``wrapped``, however it was passed."""
     return inspect.signature(wrapped).bind(*args, **kwargs).arguments[name]
+
+
+@contextmanager
+def shadowed(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """``instance.name`` is ``value`` in here, and what it was afterwards: also none of its own."""
+    before = vars(instance).copy()
+    setattr(instance, name, value)
+    try:
+        yield
+    finally:
+        if name in before:
+            setattr(instance, name, before[name])
+        else:
+            delattr(instance, name)
 
 
 def with_config(model: Any, config: Any) -> Any:
@@ -89,6 +104,43 @@ def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) 
     same = ("unwrap_model", "gather", "gather_for_metrics", "reduce", "pad_across_processes")
     accelerator = SimpleNamespace(**alone, **dict.fromkeys(same, lambda value, *args, **kwargs: value))
     vars(trainer).update({"args": args, "accelerator": accelerator, **attributes})
+    return trainer
+
+
+def stub_grpo_trainer(
+    leaf: ModuleType, log_probs: Any = None, reference: Any = None, *, training: bool = True, **settings: Any
+) -> Any:
+    """A GRPO trainer in the middle of a step, whose loss of one batch can be computed in every release.
+
+    ``log_probs`` and ``reference``, of shape ``(batch, completion length)``, are what the forward passes of the policy
+    and of its reference give; without ``log_probs`` the real ones run. ``settings`` are fields of ``GRPOConfig``; a
+    release that has no such field never looks at it.
+    """
+    metrics: dict[str, Any] = defaultdict(list, {"train": defaultdict(list), "eval": defaultdict(list)})
+    trainer = stub_trainer(
+        leaf.GRPOTrainer,
+        default_arguments(leaf.GRPOConfig, **{"report_to": [], **settings}),
+        model=SimpleNamespace(training=training),
+        ref_model=SimpleNamespace(),
+        control=SimpleNamespace(should_evaluate=not training),
+        # Up to 0.15 the metrics are not kept by mode.
+        _metrics=metrics,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        current_gradient_accumulation_steps=1,
+        use_liger_loss=False,
+        tools=None,
+        aux_loss_enabled=False,
+        _entropy_bonus_enabled=False,
+    )
+    if log_probs is not None:
+        both = getattr(leaf.GRPOTrainer, "_get_per_token_logps_and_entropies", None)
+        # From 1.7 on the auxiliary loss of a mixture-of-experts model is a third.
+        nothing = (None,) if both is not None and "compute_aux_loss" in inspect.signature(both).parameters else ()
+        # 0.18 asks for the reference's in the loss, by the same method.
+        by_model = {id(trainer.ref_model): reference}
+        trainer._get_per_token_logps = lambda model, *args, **kwargs: by_model.get(id(model), log_probs)
+        trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (log_probs, -log_probs.detach(), *nothing)
     return trainer
 
 

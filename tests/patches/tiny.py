@@ -66,6 +66,74 @@ def mixtral(folder: str, *, seed: int, coefficient: float) -> Any:
     return AutoModelForCausalLM.from_pretrained(path)
 
 
+def llama(folder: str, *, seed: int) -> Any:
+    """A dense Llama of two layers, from disk, as GRPO loads its reference from there since 0.18.0."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    path = Path(folder, f"llama-{seed}")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return AutoModelForCausalLM.from_pretrained(path)
+
+
+COMPLETION_LENGTHS = (2, 4, 8, 6)
+"""Tokens of the completions of each group in ``grpo``, the end of sequence among them."""
+
+
+def grpo(trainer_class: type, model: Any, **settings: Any) -> Any:
+    """A GRPO trainer on groups of four completions that are always the same, and whose reward goes with their length.
+
+    What a release samples, and how, is then no part of what is compared. Nor is how it scales the rewards of a group:
+    their standard deviation is 1 (0.22.0 and 0.22.1 scale when they should not, TRL pull request 3992).
+    """
+    import statistics
+
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    def generate(input_ids: Any, **kwargs: Any) -> Any:
+        rows = []
+        for row in range(len(input_ids)):
+            length = COMPLETION_LENGTHS[row % 4]
+            words = [10 + (7 * row + 3 * place) % 50 for place in range(length - 1)]
+            rows.append([*words, 1, *[0] * (8 - length)])
+        return torch.cat([input_ids, torch.tensor(rows)], dim=1)
+
+    def reward(completions: list[str], **kwargs: Any) -> list[float]:
+        # What follows the rewards is a shuffle of the batch.
+        torch.manual_seed(0)
+        return [len(completion.split()) * one for completion in completions]
+
+    # TRL divides by the deviation plus 1e-4.
+    one = (1 - 1e-4) / statistics.stdev(COMPLETION_LENGTHS)
+    model.generate = generate
+    words = tokenizer()
+    words.padding_side = "left"
+    usual = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "temperature": 1.0}
+    return trainer(
+        trainer_class,
+        model=model,
+        reward_funcs=reward,
+        args=config(GRPOConfig, **{**usual, **settings}),
+        train_dataset=Dataset.from_list([{"prompt": f"w{index} w{index + 1} w{index + 2}"} for index in range(8)]),
+        tokenizer=words,
+    )
+
+
 def preferences() -> Any:
     from datasets import Dataset
 

@@ -1,0 +1,59 @@
+"""The proof: one optimizer step of two micro-batches, of four that were generated together, with the real GRPOTrainer.
+
+The policy is the one that generated, so the ratio of the probabilities is 1 and a token's loss is -advantage.
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+import tiny
+
+from trl_hotfix.authoring import absent, judge
+
+OVERLAYS = ()
+PARITY = True
+
+GENERATED, ACCUMULATED = 4, 2
+
+
+def train() -> tiny.Seen:
+    from trl import GRPOTrainer
+
+    batches: list[tuple[float, float]] = []
+
+    class Measured(GRPOTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            token_losses = -inputs["advantages"].unsqueeze(1) * inputs["completion_mask"]
+            batches.append((float(loss.detach()), float(token_losses.sum())))
+            return loss
+
+    with tempfile.TemporaryDirectory() as folder:
+        policy = tiny.llama(folder, seed=0)
+        seen = tiny.FirstStep(policy)
+        trainer = tiny.grpo(
+            Measured,
+            policy,
+            loss_type="dapo",
+            beta=0.0,
+            steps_per_generation=GENERATED,
+            gradient_accumulation_steps=ACCUMULATED,
+        )
+        try:
+            trainer.train()
+        except ValueError as error:
+            if "Unknown loss type: dapo" not in str(error):
+                raise
+            return tiny.Seen(absent("this release has no dapo loss"))
+    tokens = GENERATED * sum(tiny.COMPLETION_LENGTHS)
+    loss, token_losses = batches[0]
+    outcome = judge(
+        loss,
+        right=token_losses / (tokens * ACCUMULATED / GENERATED),
+        wrong=token_losses / tokens,
+        tokens=tokens,
+        token_losses=token_losses,
+        micro_batches=len(batches),
+    )
+    return tiny.Seen(outcome, loss, seen.gradients)
