@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import tempfile
 
-import tiny
-
 from trl_hotfix.authoring import absent, judge
+
+import tiny
 
 OVERLAYS = ()
 PARITY = False

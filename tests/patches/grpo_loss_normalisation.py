@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import tempfile
 
-import tiny
-
 from trl_hotfix.authoring import judge
+
+import tiny
 
 OVERLAYS = ()
 PARITY = True
