@@ -45,6 +45,20 @@ def with_config(model: Any, config: Any) -> Any:
     return ConfigView(model)
 
 
+def with_coefficient_of_plain_model(
+    wrapped: Callable[..., Any], trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a method that reads ``model.config.router_aux_loss_coef``, readable there if it was hidden.
+
+    What wraps the model in training may have no ``config``, or one of its own.
+    """
+    model = argument(wrapped, args, kwargs, "model")
+    if not trainer.aux_loss_enabled or hasattr(getattr(model, "config", None), "router_aux_loss_coef"):
+        return args, kwargs
+    plain = trainer.accelerator.unwrap_model(trainer.model)
+    return replaced_argument(wrapped, args, kwargs, "model", with_config(model, plain.config))
+
+
 def judge(measured: float, *, right: float, wrong: float, **numbers: Any) -> Outcome:
     """``fixed`` if ``measured`` is what the formula gives, ``reproduced`` if it is what the bug gives.
 

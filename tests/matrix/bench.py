@@ -248,7 +248,8 @@ def parity(patches: Sequence[Patch], proofs: Sequence[Answer]) -> list[Answer]:
                 torch.load(gradients_of(patch, Place(each["release"], each["stack"])))[run]
                 for each, run in ((proof, "green"), (fixed, "red"))
             )
-            if not ours or ours.keys() != theirs.keys():
+            # The first fixed release may have more: a trainer that crashes in this one for another reason.
+            if not ours or not ours.keys() <= theirs.keys():
                 raise click.ClickException(
                     f"{patch.id}: {proof['release']} and {fixed['release']} name their gradients differently"
                 )

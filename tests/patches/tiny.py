@@ -80,6 +80,18 @@ def preferences() -> Any:
     return Dataset.from_list(rows)
 
 
+def labelled() -> Any:
+    """Single completions, good and bad in turn, as KTO takes them."""
+    from datasets import Dataset
+
+    rows = [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row in preferences()
+        for side in ("chosen", "rejected")
+    ]
+    return Dataset.from_list(rows)
+
+
 def config(config_class: type, **wanted: Any) -> Any:
     """An instance of a TRL config; what this release has no field for is left out."""
     known = {each.name for each in dataclasses.fields(config_class)}
