@@ -240,8 +240,10 @@ def parity(patches: Sequence[Patch], proofs: Sequence[Answer]) -> list[Answer]:
         if not proof_of(patch).get("PARITY"):
             continue
         its = [proof for proof in proofs if proof["patch"] == patch.id]
-        fixed = next((proof for proof in its if proof["release"] == patch.upstream.fixed_in), None)
+        fixed_on = {proof["stack"]: proof for proof in its if proof["release"] == patch.upstream.fixed_in}
         for proof in its:
+            # On the same stack where there is one: transformers 5 names the weights of experts differently.
+            fixed = fixed_on.get(proof["stack"], next(iter(fixed_on.values()), None))
             if fixed is None or proof["verdict"] != "proven":
                 continue
             ours, theirs = (

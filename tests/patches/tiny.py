@@ -80,6 +80,13 @@ def preferences() -> Any:
     return Dataset.from_list(rows)
 
 
+def lora() -> Any:
+    """A LoRA configuration for the attention of the tiny models."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
 def labelled() -> Any:
     """Single completions, good and bad in turn, as KTO takes them."""
     from datasets import Dataset
@@ -174,6 +181,8 @@ class FirstStep:
         self.gradients: dict[str, Any] = {}
         model.register_forward_hook(self._outputs, with_kwargs=True)
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue  # frozen beneath an adapter
             parameter.register_hook(lambda gradient, name=name: self._gradient(name, gradient))
 
     def _outputs(self, model: Any, args: Any, kwargs: Any, outputs: Any) -> None:
