@@ -60,6 +60,20 @@ def with_config(model: Any, config: Any) -> Any:
     return ConfigView(model)
 
 
+def with_coefficient_of_plain_model(
+    wrapped: Callable[..., Any], trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a method that reads ``model.config.router_aux_loss_coef``, readable there if it was hidden.
+
+    What wraps the model in training may have no ``config``, or one of its own.
+    """
+    model = argument(wrapped, args, kwargs, "model")
+    if not trainer.aux_loss_enabled or hasattr(getattr(model, "config", None), "router_aux_loss_coef"):
+        return args, kwargs
+    plain = trainer.accelerator.unwrap_model(trainer.model)
+    return replaced_argument(wrapped, args, kwargs, "model", with_config(model, plain.config))
+
+
 def judge(measured: float, *, right: float, wrong: float, **numbers: Any) -> Outcome:
     """``fixed`` if ``measured`` is what the formula gives, ``reproduced`` if it is what the bug gives.
 
@@ -148,7 +162,9 @@ def tiny_causal_lm(config: SimpleNamespace, *, vocabulary: int = 11, aux_loss: f
     """A language model of one matrix: ``logits[b, t] = W[input_ids[b, t]]``, shape ``(batch, length, vocabulary)``.
 
     Its weights are a fixed function of their indices, so that no random number is drawn. ``aux_loss`` is what a
-    mixture-of-experts model would return as ``outputs.aux_loss``, when it is called with ``output_router_logits=True``.
+    mixture-of-experts model would return as ``outputs.aux_loss``, when it is called with ``output_router_logits=True`` or
+    its config says so. With ``fused_lm_head=True`` (TRL 1.15.0 and later) it answers what TRL's own head does, of shape
+    ``(batch, length - 1)``: ``log_probs`` of ``labels`` (0 where -100), ``entropy``, ``mean_logits``, ``is_top1``.
     """
     import torch
 
@@ -158,10 +174,22 @@ def tiny_causal_lm(config: SimpleNamespace, *, vocabulary: int = 11, aux_loss: f
             index = torch.arange(vocabulary * vocabulary, dtype=torch.float32, device="cpu")
             self.weight = torch.nn.Parameter(torch.sin(index).reshape(vocabulary, vocabulary))
             self.config = config
+            self.is_gradient_checkpointing = False
 
         def forward(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> SimpleNamespace:
-            outputs = SimpleNamespace(logits=self.weight[input_ids])
-            if aux_loss is not None and kwargs.get("output_router_logits"):
+            logits = self.weight[input_ids]
+            outputs = SimpleNamespace(logits=logits)
+            if kwargs.get("fused_lm_head"):
+                ignored = kwargs["labels"][:, 1:] == -100
+                labels = kwargs["labels"][:, 1:].masked_fill(ignored, 0)
+                every = logits[:, :-1].log_softmax(-1)
+                outputs.log_probs = every.gather(-1, labels[..., None])[..., 0].masked_fill(ignored, 0.0)
+                outputs.entropy = -(every.exp() * every).sum(-1)
+                outputs.mean_logits = logits[:, :-1].mean(-1)
+                outputs.is_top1 = every.argmax(-1) == labels
+            if aux_loss is not None and kwargs.get(
+                "output_router_logits", getattr(config, "output_router_logits", False)
+            ):
                 outputs.aux_loss = torch.tensor(aux_loss, device="cpu")
             return outputs
 

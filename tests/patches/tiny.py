@@ -148,6 +148,25 @@ def preferences() -> Any:
     return Dataset.from_list(rows)
 
 
+def lora() -> Any:
+    """A LoRA configuration for the attention of the tiny models."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def labelled() -> Any:
+    """Single completions, good and bad in turn, as KTO takes them."""
+    from datasets import Dataset
+
+    rows = [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row in preferences()
+        for side in ("chosen", "rejected")
+    ]
+    return Dataset.from_list(rows)
+
+
 def config(config_class: type, **wanted: Any) -> Any:
     """An instance of a TRL config; what this release has no field for is left out."""
     known = {each.name for each in dataclasses.fields(config_class)}
@@ -230,6 +249,8 @@ class FirstStep:
         self.gradients: dict[str, Any] = {}
         model.register_forward_hook(self._outputs, with_kwargs=True)
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue  # frozen beneath an adapter
             parameter.register_hook(lambda gradient, name=name: self._gradient(name, gradient))
 
     def _outputs(self, model: Any, args: Any, kwargs: Any, outputs: Any) -> None:

@@ -1,12 +1,15 @@
 """The router auxiliary loss of a mixture-of-experts model is multiplied by 0 when the model is wrapped.
 
-``get_batch_loss_metrics`` returns ``loss + getattr(model.config, "router_aux_loss_coef", 0.0) * aux_loss``. In
-training ``model`` is what accelerate made of it: the ``config`` of a ``DeepSpeedEngine`` is DeepSpeed's own dict, which
-has no such attribute, so the term is silently 0 (TRL issue 2197); ``DistributedDataParallel`` has no ``config`` at all,
-so the step raises ``AttributeError``. In evaluation ``model`` is the plain model, and the term is there.
+In DPO, CPO, ORPO, KTO and BCO ``get_batch_loss_metrics`` returns
+``loss + getattr(model.config, "router_aux_loss_coef", 0.0) * aux_loss``. In training ``model`` is what accelerate made
+of it: the ``config`` of a ``DeepSpeedEngine`` is DeepSpeed's own dict, which has no such attribute, so the term is
+silently 0 (TRL issue 2197); ``DistributedDataParallel`` has no ``config``, so the step raises ``AttributeError``. In
+evaluation ``model`` is the plain model, and the term is there.
 
-TRL 0.12.0 reads the coefficient once, from the plain model, in ``__init__`` (pull requests 2200 and 2201). Here the
-method is given a view of the wrapped model whose ``config`` is that of the plain one; its own formula does the rest.
+TRL 0.12.0 reads the coefficient once, from the plain model, in ``__init__`` (pull requests 2200 for DPO, 2201 for the
+others). Here the method is given a view of the wrapped model whose ``config`` is that of the plain one; its own
+formula does the rest. DPO before 0.11.0 fails with these models in any case: ``dpo-aux-loss-unpack-crash`` repairs
+that, and this with it.
 """
 
 from __future__ import annotations
@@ -17,13 +20,11 @@ from typing import Any
 
 from ..authoring import (
     absent,
-    argument,
     default_arguments,
     judge,
-    replaced_argument,
     stub_trainer,
     tiny_causal_lm,
-    with_config,
+    with_coefficient_of_plain_model,
     wrapped_like_deepspeed,
 )
 from ..model import Outcome
@@ -33,28 +34,28 @@ def read_coefficient_from_unwrapped_model(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Give ``get_batch_loss_metrics`` a model whose ``config`` is the model's own."""
-    model = argument(wrapped, args, kwargs, "model")
-    if not instance.aux_loss_enabled or hasattr(getattr(model, "config", None), "router_aux_loss_coef"):
-        return wrapped(*args, **kwargs)
-    plain = instance.accelerator.unwrap_model(instance.model)
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "model", with_config(model, plain.config))
+    args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)
     return wrapped(*args, **kwargs)
 
 
 def aux_loss_is_in_the_loss_of_a_wrapped_model(leaf: ModuleType) -> Outcome:
-    """The loss of one batch through a wrapped model has the auxiliary term that the plain model's has."""
+    """The loss of one batch through a wrapped model is that without the auxiliary loss, plus coefficient * aux_loss."""
     import torch
 
+    method = leaf.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
+    trainer_class = getattr(leaf, f"{method}Trainer")
+    if trainer_class.__module__ != leaf.__name__ or not hasattr(leaf, f"{method}Config"):
+        return absent(
+            "this module only hands on what is in trl.experimental, where the coefficient is read in __init__"
+        )
     coefficient, aux_loss = 0.5, 2.0
     config = SimpleNamespace(router_aux_loss_coef=coefficient, output_router_logits=True, model_type="tiny")
     model = tiny_causal_lm(config, aux_loss=aux_loss)
-    reference = tiny_causal_lm(config, aux_loss=aux_loss)
     trainer = stub_trainer(
-        leaf.DPOTrainer,
-        default_arguments(leaf.DPOConfig),
+        trainer_class,
+        default_arguments(getattr(leaf, f"{method}Config")),
         model=model,
-        ref_model=reference,
-        aux_loss_enabled=True,
+        ref_model=tiny_causal_lm(config, aux_loss=aux_loss),
         aux_loss_coef=coefficient,
         is_encoder_decoder=False,
         is_vision_model=False,
@@ -62,29 +63,33 @@ def aux_loss_is_in_the_loss_of_a_wrapped_model(leaf: ModuleType) -> Outcome:
         padding_value=0,
         pad_token_id=0,
         use_dpo_data_collator=True,
+        calculate_KL=True,
+        embedding_func=None,
+        embedding_tokenizer=None,
+        running=SimpleNamespace(mean=torch.tensor(0.0), update=lambda rewards: None),
         _peft_has_been_casted_to_bf16=False,
     )
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    batch = {}
-    for side, ids in {"prompt": tokens[:, :2], "chosen": tokens, "rejected": tokens.flip(1)}.items():
+    # DPO, CPO and ORPO compare two completions; KTO and BCO label single ones, KTO with others beside them for its KL.
+    sides = {"prompt": tokens[:, :2], "chosen": tokens, "rejected": tokens.flip(1)}
+    sides |= {"completion": tokens, "KL_completion": tokens.flip(0)}
+    batch: dict[str, Any] = {"label": [True, False]}
+    for side, ids in sides.items():
         batch[f"{side}_input_ids"] = ids
         batch[f"{side}_attention_mask"] = torch.ones_like(ids)
         batch[f"{side}_labels"] = ids.clone()
 
-    def loss_through(given: Any) -> float:
-        loss, _ = trainer.get_batch_loss_metrics(given, batch, train_eval="train")
+    def loss_through(given: Any, *, aux_loss_enabled: bool) -> float:
+        trainer.aux_loss_enabled = aux_loss_enabled
+        loss, _ = trainer.get_batch_loss_metrics(given, batch)
         return float(loss.detach())
 
+    without = loss_through(model, aux_loss_enabled=False)
     try:
-        plain = loss_through(model)
+        measured = loss_through(wrapped_like_deepspeed(model), aux_loss_enabled=True)
     except ValueError as error:
         if "too many values to unpack" not in str(error):
             raise
         return absent("DPO fails with every mixture-of-experts model in this release (TRL pull request 2039)")
-    return judge(
-        loss_through(wrapped_like_deepspeed(model)),
-        right=plain,
-        wrong=plain - coefficient * aux_loss,
-        coefficient=coefficient,
-        aux_loss=aux_loss,
-    )
+    right = without + coefficient * aux_loss
+    return judge(measured, right=right, wrong=without, coefficient=coefficient, aux_loss=aux_loss)
