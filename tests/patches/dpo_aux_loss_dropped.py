@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import tempfile
 
-import tiny
-
 from trl_hotfix.authoring import judge
 from trl_hotfix.model import Outcome
+
+import tiny
 
 COEFFICIENT = 0.5
 OVERLAYS = ()
