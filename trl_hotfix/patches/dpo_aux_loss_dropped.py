@@ -1,12 +1,12 @@
 """DPO trains mixture-of-experts models without their router auxiliary loss.
 
 The rewrite of ``DPOTrainer`` in TRL 0.29.0 (pull request 3906) left out the term
-``router_aux_loss_coef * outputs.aux_loss`` that the loss had since 0.9.6. The model still computes ``aux_loss`` when its
-config says ``output_router_logits=True``; nothing reads it. TRL 1.8.0 has the term again (pull request 6208).
+``router_aux_loss_coef * outputs.aux_loss`` that the loss had since 0.9.6. The model still computes ``aux_loss`` when
+its config says ``output_router_logits=True``; nothing reads it. TRL 1.8.0 has the term again (pull request 6208).
 
-``_compute_loss`` calls the policy first and the reference after it, so the first ``aux_loss`` is the policy's. It is taken
-by a hook on the model that is passed in: a DeepSpeed engine and DDP call hooks like any module, but PEFT calls the
-``forward`` of the model inside itself, past its hooks.
+``_compute_loss`` calls the policy first and the reference after it, so the first ``aux_loss`` is the policy's. It is
+taken by a hook on the model that is passed in: a DeepSpeed engine and DDP call hooks like any module, but PEFT calls
+the ``forward`` of the model inside itself, past its hooks.
 
 1.8.0 also turns the term on for every mixture-of-experts model, with a coefficient from the trainer's arguments. That
 is another behaviour and not this bug: here the model's config decides both, as it did up to 0.28.0.
