@@ -27,8 +27,10 @@ def replaced_argument(
 
 
 def argument(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
-    """The argument ``name`` of this call of ``wrapped``, however it was passed."""
-    return inspect.signature(wrapped).bind(*args, **kwargs).arguments[name]
+    """The argument ``name`` of this call of ``wrapped``, however it was passed, or its default."""
+    bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments[name]
 
 
 @contextmanager
@@ -163,8 +165,9 @@ def tiny_causal_lm(config: SimpleNamespace, *, vocabulary: int = 11, aux_loss: f
 
     Its weights are a fixed function of their indices, so that no random number is drawn. ``aux_loss`` is what a
     mixture-of-experts model would return as ``outputs.aux_loss``, when it is called with ``output_router_logits=True``
-    or its config says so. With ``fused_lm_head=True`` (TRL 1.15.0 and later) it answers what TRL's own head does, of
-    shape ``(batch, length - 1)``: ``log_probs`` of ``labels`` (0 at -100), ``entropy``, ``mean_logits``, ``is_top1``.
+    or its config says so. With ``fused_lm_head=True`` (TRL 1.15.0 and later) it answers what TRL's own head does,
+    each of shape ``(batch, length - 1)``: ``log_probs`` of ``labels`` (0 where -100), ``entropy``, ``mean_logits`` and
+    ``is_top1``.
     """
     import torch
 

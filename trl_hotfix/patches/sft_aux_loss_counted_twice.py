@@ -1,0 +1,114 @@
+"""SFT adds the router auxiliary loss of a mixture-of-experts model a second time.
+
+A model with ``output_router_logits=True`` that is given labels returns
+``cross_entropy + router_aux_loss_coef * aux_loss`` as its loss. TRL 0.23.0 (pull request 4012) adds
+``aux_loss_coef * outputs.aux_loss`` to that again, so that the experts are balanced twice as hard as asked for; and
+with a coefficient of 0 it raises ``UnboundLocalError``, since it logs a variable that it has not set. TRL 0.23.1 (pull
+request 4078) leaves the loss alone and logs ``outputs.aux_loss``. So does this.
+
+With a ``compute_loss_func`` (``loss_type="dft"`` is one) or label smoothing the model gets no labels and adds nothing:
+TRL's term is the only one then, and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..authoring import argument, default_arguments, judge, replaced_argument, stub_trainer
+from ..model import Outcome, Verdict
+
+
+def count_aux_loss_once(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Have ``compute_loss`` leave out its own term, and log the auxiliary loss as 0.23.1 does."""
+    loss_without_labels = instance.compute_loss_func is not None or instance.label_smoother is not None
+    if not instance.aux_loss_enabled or (instance.aux_loss_coef and loss_without_labels):
+        return wrapped(*args, **kwargs)
+    with_outputs = argument(wrapped, args, kwargs, "return_outputs")
+    args, kwargs = replaced_argument(wrapped, args, kwargs, "return_outputs", True)
+    instance.aux_loss_enabled = False
+    try:
+        loss, outputs = wrapped(*args, **kwargs)
+    finally:
+        instance.aux_loss_enabled = True
+    if not instance.args.use_liger_kernel:
+        mode = "train" if instance.model.training else "eval"
+        logged = instance.accelerator.gather_for_metrics(outputs.aux_loss).mean().item()
+        instance._metrics[mode]["aux_loss"].append(logged)
+    return (loss, outputs) if with_outputs else loss
+
+
+def aux_loss_is_counted_once(leaf: ModuleType) -> Outcome:
+    """The loss of a model that adds coefficient * aux_loss itself is the loss that the model returned."""
+    import torch
+
+    cross_entropy, aux_loss = 3.0, 2.0
+
+    class Log(dict):  # type: ignore[type-arg]
+        """``[mode][name].append`` and, before 0.18.0, ``[name].append``."""
+
+        def __missing__(self, key: str) -> Any:
+            return Log()
+
+        def append(self, value: float) -> None: ...
+
+    class Outputs(dict):  # type: ignore[type-arg]
+        __getattr__ = dict.__getitem__
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        coefficient = 0.0
+
+        def forward(self, input_ids: Any, labels: Any, **kwargs: Any) -> Any:
+            here = labels[:, 1:]
+            return Outputs(
+                loss=torch.tensor(cross_entropy + self.coefficient * aux_loss),
+                aux_loss=torch.tensor(aux_loss),
+                logits=torch.zeros(*input_ids.shape, 11),
+                # What TRL's own heads answer besides: its chunked loss, and from 1.15.0 on the fused head.
+                num_valid_tokens=torch.tensor(here.numel()),
+                num_correct_tokens=torch.tensor(0),
+                entropy_sum=torch.tensor(0.0),
+                log_probs=torch.full(here.shape, -cross_entropy),
+                label_mask=torch.ones_like(here, dtype=torch.bool),
+                entropy=torch.zeros(here.shape),
+                is_top1=torch.zeros_like(here, dtype=torch.bool),
+            )
+
+    def loss_with(coefficient: float) -> float:
+        model = Model()
+        model.coefficient = coefficient
+        trainer = stub_trainer(
+            leaf.SFTTrainer,
+            default_arguments(leaf.SFTConfig),
+            model=model,
+            aux_loss_enabled=True,
+            aux_loss_coef=coefficient,
+            router_aux_loss_coef=coefficient,
+            label_smoother=None,
+            compute_loss_func=None,
+            model_accepts_loss_kwargs=False,
+            num_virtual_tokens=0,
+            _metrics=Log(),
+            _total_train_tokens=0,
+            _tp_size=1,
+        )
+        trainer.accelerator.parallelism_config = None
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
+        return float(trainer.compute_loss(model, inputs))
+
+    coefficient = 0.5
+    once = cross_entropy + coefficient * aux_loss
+    outcome = judge(
+        loss_with(coefficient),
+        right=once,
+        wrong=once + coefficient * aux_loss,
+        coefficient=coefficient,
+        aux_loss=aux_loss,
+    )
+    if outcome.verdict is Verdict.FIXED and loss_with(0.0) != cross_entropy:
+        raise AssertionError("with a coefficient of 0 the loss is not the cross-entropy")
+    return outcome
