@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from .model import Outcome, Verdict
@@ -26,8 +26,24 @@ def replaced_argument(
 
 
 def argument(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
-    """The argument ``name`` of this call of ``wrapped``, however it was passed."""
-    return inspect.signature(wrapped).bind(*args, **kwargs).arguments[name]
+    """The argument ``name`` of this call of ``wrapped``, however it was passed; its default if it was not."""
+    bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments[name]
+
+
+@contextmanager
+def shadowed(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """``instance.name`` is ``value`` in here, and what it was afterwards: also none of its own."""
+    before = vars(instance).copy()
+    setattr(instance, name, value)
+    try:
+        yield
+    finally:
+        if name in before:
+            setattr(instance, name, before[name])
+        else:
+            delattr(instance, name)
 
 
 def with_config(model: Any, config: Any) -> Any:
@@ -92,7 +108,27 @@ def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) 
     return trainer
 
 
-def tiny_causal_lm(config: SimpleNamespace, *, vocabulary: int = 11, aux_loss: float | None = None) -> Any:
+def dpo_stub(leaf: ModuleType, **attributes: Any) -> Any:
+    """A stub of this leaf's ``DPOTrainer`` that has what ``get_batch_loss_metrics`` reads in any release up to 0.28.
+
+    It is a text model without PEFT and without an auxiliary loss, padded with 0, unless ``attributes`` say otherwise.
+    """
+    usual: dict[str, Any] = {
+        "aux_loss_enabled": False,
+        "is_encoder_decoder": False,
+        "is_vision_model": False,
+        "is_peft_model": False,
+        "padding_value": 0,
+        "pad_token_id": 0,
+        "use_dpo_data_collator": True,
+        "_peft_has_been_casted_to_bf16": False,
+    }
+    return stub_trainer(leaf.DPOTrainer, default_arguments(leaf.DPOConfig), **{**usual, **attributes})
+
+
+def tiny_causal_lm(
+    config: SimpleNamespace | None = None, *, vocabulary: int = 11, aux_loss: float | None = None
+) -> Any:
     """A language model of one matrix: ``logits[b, t] = W[input_ids[b, t]]``, shape ``(batch, length, vocabulary)``.
 
     Its weights are a fixed function of their indices, so that no random number is drawn. ``aux_loss`` is what a
