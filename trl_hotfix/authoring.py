@@ -160,7 +160,27 @@ def stub_grpo_trainer(
     return trainer
 
 
-def tiny_causal_lm(config: SimpleNamespace, *, vocabulary: int = 11, aux_loss: float | None = None) -> Any:
+def dpo_stub(leaf: ModuleType, **attributes: Any) -> Any:
+    """A stub of this leaf's ``DPOTrainer`` that has what ``get_batch_loss_metrics`` reads in any release up to 0.28.
+
+    It is a text model without PEFT and without an auxiliary loss, padded with 0, unless ``attributes`` say otherwise.
+    """
+    usual: dict[str, Any] = {
+        "aux_loss_enabled": False,
+        "is_encoder_decoder": False,
+        "is_vision_model": False,
+        "is_peft_model": False,
+        "padding_value": 0,
+        "pad_token_id": 0,
+        "use_dpo_data_collator": True,
+        "_peft_has_been_casted_to_bf16": False,
+    }
+    return stub_trainer(leaf.DPOTrainer, default_arguments(leaf.DPOConfig), **{**usual, **attributes})
+
+
+def tiny_causal_lm(
+    config: SimpleNamespace | None = None, *, vocabulary: int = 11, aux_loss: float | None = None
+) -> Any:
     """A language model of one matrix: ``logits[b, t] = W[input_ids[b, t]]``, shape ``(batch, length, vocabulary)``.
 
     Its weights are a fixed function of their indices, so that no random number is drawn. ``aux_loss`` is what a

@@ -167,6 +167,43 @@ def labelled() -> Any:
     return Dataset.from_list(rows)
 
 
+def preference_log_probs(model: Any, batch: Any) -> tuple[Any, Any]:
+    """Summed log-probs of the chosen and of the rejected completions, each of shape ``(batch,)``, without TRL's code.
+
+    A batch has whole sequences with labels up to 0.11, prompts and completions up to 0.28, and all sequences with a
+    mask of the completions, the chosen before the rejected, from 0.29 on.
+    """
+    import torch
+
+    def summed(ids: Any, attention: Any, counted: Any) -> Any:
+        with torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1]
+        log_probs = logits.log_softmax(-1).gather(2, ids[:, 1:].unsqueeze(2)).squeeze(2)
+        return (log_probs * counted[:, 1:]).sum(1)
+
+    if "completion_mask" in batch:
+        both = summed(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        return tuple(both.chunk(2))
+    found = []
+    for side in ("chosen", "rejected"):
+        ids, attention = batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]
+        if f"{side}_labels" in batch:
+            found.append(summed(ids, attention, batch[f"{side}_labels"] != -100))
+            continue
+        prompt, its = batch["prompt_input_ids"], batch["prompt_attention_mask"]
+        counted = torch.cat([torch.zeros_like(its), attention], 1)
+        found.append(summed(torch.cat([prompt, ids], 1), torch.cat([its, attention], 1), counted))
+    return found[0], found[1]
+
+
+def dpo_loss(beta: float, policy: tuple[Any, Any], reference: tuple[Any, Any]) -> float:
+    """Equation 7 of the paper (arXiv:2305.18290): ``-log sigmoid`` of beta times the difference of the two margins."""
+    import torch
+
+    margins = [chosen - rejected for chosen, rejected in (policy, reference)]
+    return float(-torch.nn.functional.logsigmoid(beta * (margins[0] - margins[1])).mean())
+
+
 def config(config_class: type, **wanted: Any) -> Any:
     """An instance of a TRL config; what this release has no field for is left out."""
     known = {each.name for each in dataclasses.fields(config_class)}
