@@ -15,6 +15,7 @@ import layout
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "moe-aux-loss-lost-under-deepspeed"
+RANGE = 'trl: ">=0.9.6,<0.12.0"'
 CALL = "    return wrapped(*args, **kwargs)\n\n\ndef aux_loss_is_in"
 
 
@@ -55,7 +56,7 @@ def test_unbroken_it_is_proven(package: Path) -> None:
 
 
 def test_a_wrapper_that_returns_the_original_result_is_unrepaired(package: Path, patch: Path) -> None:
-    change(patch, "with_config(model, plain.config)", "model")
+    change(patch, "    args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)\n", "")
     assert cell(package, "0.11.4")["verdict"] == "unrepaired"
 
 
@@ -67,18 +68,19 @@ def test_a_wrapper_that_raises_is_unrepaired(package: Path, patch: Path) -> None
 
 
 def test_a_wrapper_on_the_wrong_method_is_unrepaired(package: Path) -> None:
-    change(package / "patches.yaml", "DPOTrainer.get_batch_loss_metrics", "DPOTrainer.dpo_loss")
+    text = (package / "patches.yaml").read_text()
+    (package / "patches.yaml").write_text(text.replace("DPOTrainer.get_batch_loss_metrics", "DPOTrainer.dpo_loss", 1))
     assert cell(package, "0.11.4")["verdict"] in ("unrepaired", "error")
 
 
 def test_a_range_one_release_too_wide_is_not_reproduced(package: Path) -> None:
-    change(package / "patches.yaml", 'trl: ">=0.11.0,<0.12.0"', 'trl: ">=0.11.0,<0.12.1"')
+    change(package / "patches.yaml", RANGE, RANGE.replace("<0.12.0", "<0.12.1"))
     assert cell(package, "0.12.0")["verdict"] == "not-reproduced"
 
 
 def test_a_range_one_release_too_narrow_is_uncovered(package: Path) -> None:
-    change(package / "patches.yaml", 'trl: ">=0.11.0,<0.12.0"', 'trl: ">=0.11.1,<0.12.0"')
-    assert cell(package, "0.11.0")["verdict"] == "uncovered"
+    change(package / "patches.yaml", RANGE, RANGE.replace(">=0.9.6", ">=0.10.1"))
+    assert cell(package, "0.9.6")["verdict"] == "uncovered"
 
 
 def test_an_altered_upstream_body_is_an_error_that_names_both_bodies(package: Path, tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_an_altered_upstream_body_is_an_error_that_names_both_bodies(package: Pa
 
 
 def test_a_self_test_that_cannot_fail_is_not_reproduced(package: Path, patch: Path) -> None:
-    change(patch, "loss_through(wrapped_like_deepspeed(model)),", "plain,")
+    change(patch, "loss_through(wrapped_like_deepspeed(model), ", "loss_through(model, ")
     assert cell(package, "0.11.4")["verdict"] == "not-reproduced"
 
 

@@ -65,8 +65,10 @@ def test_verify_shows_red_green_red_with_the_numbers() -> None:
 
 def test_a_wrapper_that_repairs_nothing_is_unrepaired_and_exit_1(package: Path) -> None:
     module = package / "patches" / "moe_aux_loss_lost_under_deepspeed.py"
-    module.write_text(module.read_text().replace("with_config(model, plain.config)", "model"))
-    done = run("--verify", PYTHONPATH=str(package.parent))
+    repair = "    args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)\n"
+    assert repair in module.read_text()
+    module.write_text(module.read_text().replace(repair, ""))
+    done = run("--verify", ID, PYTHONPATH=str(package.parent))
     assert done.returncode == 1, done.stderr
     assert "unrepaired" in done.stdout
 
@@ -89,7 +91,7 @@ def test_an_unknown_id_in_the_environment_is_exit_2() -> None:
 
 def test_a_broken_manifest_is_exit_3_with_every_mistake_and_its_line(package: Path) -> None:
     manifest = package / "patches.yaml"
-    text = manifest.read_text().replace("severity: wrong-gradient", "severity: bad").replace("title:", "tittle:")
+    text = manifest.read_text().replace("severity: wrong-gradient", "severity: bad", 1).replace("title:", "tittle:", 1)
     manifest.write_text(text)
     for arguments in (("--list",), ("list", "--json"), ("verify",)):
         done = run(*arguments, PYTHONPATH=str(package.parent))
