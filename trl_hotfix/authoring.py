@@ -139,6 +139,8 @@ def stub_grpo_trainer(
         model=SimpleNamespace(training=training),
         ref_model=SimpleNamespace(),
         control=SimpleNamespace(should_evaluate=not training),
+        # What 0.27 times the loss with asks for the step.
+        state=SimpleNamespace(global_step=0),
         # Up to 0.15 the metrics are not kept by mode.
         _metrics=metrics,
         epsilon_low=0.2,
