@@ -13,7 +13,7 @@ TRL's term is the only one then, and stays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import argument, default_arguments, judge, replaced_argument, stub_trainer
@@ -91,6 +91,7 @@ def aux_loss_is_counted_once(leaf: ModuleType) -> Outcome:
             compute_loss_func=None,
             model_accepts_loss_kwargs=False,
             num_virtual_tokens=0,
+            control=SimpleNamespace(should_evaluate=False),
             _metrics=Log(),
             _total_train_tokens=0,
             _tp_size=1,
