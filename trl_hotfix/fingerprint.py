@@ -97,7 +97,7 @@ def _find(code: CodeType, name: str) -> CodeType | None:
 
 def _shape(code: CodeType) -> tuple[Any, ...]:
     # Not co_code: a call of an imported name compiles to other instructions when its import is in sight.
-    consts = tuple(_shape(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts)
+    consts = tuple(_shape(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts)
     arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     return arguments, code.co_names, code.co_varnames, code.co_freevars, consts
 
@@ -138,3 +138,10 @@ def bodies() -> Bodies:
         return Bodies(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DamagedError(path, error) from error
+
+
+def _constant(value: Any) -> Any:
+    # The order of a set that was read from a .pyc may be another than that of the same set just compiled.
+    if isinstance(value, frozenset):
+        return "frozenset", sorted(map(repr, value))
+    return tuple(map(_constant, value)) if isinstance(value, tuple) else repr(value)
