@@ -105,7 +105,7 @@ def fingerprints() -> dict[str, Any]:
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
             if red is not None and body is not None:
                 said.setdefault((name, body, cell["patch"]), set()).add(WHAT[red["verdict"]])
-    both = [key for key, what in said.items() if len(what) > 1]
+    both = [key for key, what in said.items() if "buggy" in what and len(what) > 1]
     if both:
         raise ValueError(f"these bodies were seen with the bug and without: {both}")
     targets: dict[str, dict[str, Any]] = {}
@@ -119,8 +119,10 @@ def fingerprints() -> dict[str, Any]:
                 known = bodies.setdefault(body, {"releases": [], "is": {}})
                 if release not in known["releases"]:
                     known["releases"].append(release)
-                for what in said.get((target.name, body, patch.id), ()):
-                    known["is"][patch.id] = what
+                # Fixed where it can be seen, absent where the module only hands it on: it is fixed.
+                what = said.get((target.name, body, patch.id))
+                if what:
+                    known["is"][patch.id] = "fixed" if "fixed" in what else what.copy().pop()
     return {"releases": list(layout.releases()), "targets": dict(sorted(targets.items()))}
 
 

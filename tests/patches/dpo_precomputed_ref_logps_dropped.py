@@ -80,12 +80,14 @@ def train() -> tiny.Seen:
     assert seen["forwards"] == (1 if outcome.verdict.value == "reproduced" else 0)
     if seen["values"] is not None:
         assert math.isclose(seen["values"], seen["right values"], rel_tol=1e-6)
+    # Before the checks below, which train once more.
+    found = tiny.Seen(outcome, losses[1], dict(step.gradients))
     if trl_hotfix.status()[ID].state.value == "applied":
         a_collator_for_workers_brings_the_patch_along(trainer)
         a_collator_of_the_users_own_is_named_once(trainer)
     elif outcome.verdict.value == "reproduced":
         one_half_alone_repairs_nothing()
-    return tiny.Seen(outcome, losses[1], step.gradients)
+    return found
 
 
 def a_collator_for_workers_brings_the_patch_along(trainer: Any) -> None:
