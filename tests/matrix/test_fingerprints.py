@@ -121,8 +121,9 @@ def test_the_command_says_of_a_new_wheel_what_still_matches(everywhere: None, tm
     assert "unknown body" in done.stdout
 
     newest = run("--wheel", str(layout.BENCH / "overlay" / layout.releases()[-1]), "--json")
-    (target,) = (each for each in json.loads(newest.stdout)["targets"] if each["patch"] == PATCHES[0].id)
-    assert (target["says"], target["body"]) == ("gone", None)
+    named = {each["target"]: each for each in json.loads(newest.stdout)["targets"]}
+    gone = named["trl.trainer.dpo_trainer:DPOTrainer.get_batch_loss_metrics"]
+    assert (gone["says"], gone["body"], gone["in_range"]) == ("gone", None, False)
 
 
 def test_the_command_reads_a_wheel_file(everywhere: None, tmp_path: Path) -> None:
