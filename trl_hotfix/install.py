@@ -49,6 +49,7 @@ class Layer:
     revision: int
     wrapper: Wrapper
     traced: bool
+    options: tuple[tuple[str, str], ...] = ()
 
 
 class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
@@ -72,8 +73,8 @@ class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
 class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapt wrapper that can be pickled, and that ``torch.compile`` does not look through.
 
-    It pickles by a name of our own with the patches' ids and revisions in it: ``datasets`` hashes what it pickles, so
-    data prepared by the unpatched function is not taken for the patched one's.
+    It pickles by a name of our own with the patches' ids, revisions and options in it: ``datasets`` hashes what it
+    pickles, so data prepared by the unpatched function is not taken for the patched one's.
     """
 
     _torchdynamo_disable = True
@@ -167,7 +168,10 @@ class Site:
         function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
         if not isinstance(function, FunctionType):
             raise UnsupportedTargetError(f"{describe_owner(self.owner)}.{self.name} is {describe(raw)}, not a function")
-        reference = (*_path(self.owner, self.name), tuple((layer.patch_id, layer.revision) for layer in layers))
+        reference = (
+            *_path(self.owner, self.name),
+            tuple((each.patch_id, each.revision, each.options) for each in layers),
+        )
         *inner, outer = layers
         for layer in inner:
             function = _plain(function, layer.wrapper, bound=bound)

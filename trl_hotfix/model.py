@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -78,7 +79,10 @@ Evidence = Mapping[str, Any]
 """What was seen: JSON values only."""
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-"""wrapt's protocol: ``wrapper(wrapped, instance, args, kwargs)``."""
+"""wrapt's protocol: ``wrapper(wrapped, instance, args, kwargs)``; in a patch that has options also ``options=``."""
+
+Options = Mapping[str, str]
+"""For each option of a patch, the choice that is taken."""
 
 
 class Verdict(str, Enum):
@@ -104,7 +108,9 @@ class Outcome:
 
 
 SelfTest = Callable[[ModuleType], Outcome]
-"""``self_test(leaf)``: given the leaf module whose targets are tested, calls the real installed method."""
+"""``self_test(leaf)``: given the leaf module whose targets are tested, calls the real installed method.
+
+In a patch that has options also ``options=``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,14 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """What a user may choose in a patch: each choice with what it means, and the one that is taken otherwise."""
+
+    choices: Mapping[str, str]
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
 class Patch:
     """One upstream bug and its repair, as declared in ``patches.yaml``."""
 
@@ -154,6 +168,18 @@ class Patch:
     self_test: str
     requires: Mapping[str, str] = field(default_factory=dict)
     default: bool = True
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+    def chosen(self, options: Options) -> dict[str, str]:
+        """Every option of this patch, with the choice in ``options`` or else the default."""
+        return {name: options.get(name, option.default) for name, option in self.options.items()}
+
+    def every_choice(self) -> list[dict[str, str]]:
+        """All combinations of choices, that of the defaults first; one empty combination where there are no options."""
+        first = self.chosen({})
+        every = itertools.product(*(option.choices for option in self.options.values()))
+        others = (dict(zip(self.options, choices, strict=True)) for choices in every)
+        return [first, *(each for each in others if each != first)]
 
     def range_of(self, target: Target) -> str:
         """The TRL versions in which ``target`` has the bug."""
@@ -189,6 +215,7 @@ class PatchStatus:
     reason: Reason
     evidence: Evidence
     targets: tuple[TargetStatus, ...]
+    options: Options = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -209,6 +236,7 @@ class PatchStatus:
             "upstream": self.patch.upstream.to_dict(),
             "state": self.state.value,
             "reason": self.reason.value,
+            "options": dict(self.options),
             "evidence": dict(self.evidence),
             "targets": [
                 {
@@ -257,11 +285,13 @@ class Report:
     def digest(self) -> str:
         """Names the set of repairs of this process: equal in two processes if and only if these are the same.
 
-        Made of the TRL version and the id and revision of every patch that is on or that goes on when its module is
-        imported, so a rank that has not imported a trainer yet does not differ from one that has.
+        Made of the TRL version and the id, the revision and the options of every patch that is on or that goes on when
+        its module is imported, so a rank that has not imported a trainer yet does not differ from one that has.
         """
         on = sorted(
-            (each.id, each.patch.revision) for each in self.patches if each.state in (State.APPLIED, State.PENDING)
+            (each.id, each.patch.revision, *([dict(each.options)] if each.options else []))
+            for each in self.patches
+            if each.state in (State.APPLIED, State.PENDING)
         )
         text = json.dumps({"trl": self.trl, "on": on}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

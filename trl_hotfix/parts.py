@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import gates
-from .model import Decision, Patch, PatchStatus, Reason, State, Target, TargetStatus
+from .model import Decision, Options, Patch, PatchStatus, Reason, State, Target, TargetStatus
 
 if TYPE_CHECKING:
     from .install import Site
@@ -19,6 +19,7 @@ class Part:
     patch: Patch
     leaf: str
     targets: tuple[Target, ...]
+    options: Options = field(default_factory=dict)
     decision: Decision = field(default_factory=lambda: Decision(State.PENDING, Reason.NOT_IMPORTED))
     sites: list[Site] = field(default_factory=list)
     busy: bool = False
@@ -36,7 +37,7 @@ _WORST_FIRST = (
 )
 
 
-def status_of(patch: Patch, parts: list[Part], decision: Decision) -> PatchStatus:
+def status_of(patch: Patch, parts: list[Part], decision: Decision, options: Options) -> PatchStatus:
     """A patch stands where the worst of its parts does."""
     trl = gates.installed("trl")
     here = gates.targets_for(patch, trl) if trl is not None else ()
@@ -53,7 +54,7 @@ def status_of(patch: Patch, parts: list[Part], decision: Decision) -> PatchStatu
         return decision.state
 
     targets = tuple(TargetStatus(each, patch.range_of(each), state_of(each)) for each in patch.targets)
-    return PatchStatus(patch, decision.state, decision.reason, evidence, targets)
+    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options)
 
 
 def _now(part: Part) -> Decision:

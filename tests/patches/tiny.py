@@ -93,7 +93,7 @@ COMPLETION_LENGTHS = (2, 4, 8, 6)
 """Tokens of the completions of each group in ``grpo``, the end of sequence among them."""
 
 
-def grpo(trainer_class: type, model: Any, **settings: Any) -> Any:
+def grpo(trainer_class: type, model: Any, lengths: tuple[int, ...] = COMPLETION_LENGTHS, **settings: Any) -> Any:
     """A GRPO trainer on groups of four completions that are always the same, and whose reward goes with their length.
 
     What a release samples, and how, is then no part of what is compared. Nor is how it scales the rewards of a group:
@@ -108,8 +108,8 @@ def grpo(trainer_class: type, model: Any, **settings: Any) -> Any:
     def generate(input_ids: Any, **kwargs: Any) -> Any:
         rows = []
         for row in range(len(input_ids)):
-            length = COMPLETION_LENGTHS[row % 4]
-            words = [10 + (7 * row + 3 * place) % 50 for place in range(length - 1)]
+            length = lengths[row % len(lengths)]
+            words = [10 + (7 * (row % 4) + 3 * place) % 50 for place in range(length - 1)]
             rows.append([*words, 1, *[0] * (8 - length)])
         return torch.cat([input_ids, torch.tensor(rows)], dim=1)
 

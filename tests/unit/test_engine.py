@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import subprocess
 import sys
 from contextlib import suppress
@@ -14,7 +15,7 @@ import trl.trainer.dpo_trainer as leaf
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix.model import Outcome, Reason, Report, State, Verdict
+from trl_hotfix.model import Option, Outcome, Reason, Report, State, Verdict
 
 MARK = "patched"
 
@@ -361,3 +362,88 @@ def test_the_leaf_is_the_module_that_the_self_test_gets(declare: Any) -> None:
     declare(test, mark)
     trl_hotfix.apply()
     assert got == [leaf, leaf]
+
+
+# Options
+
+
+def goes_by(wrapped: Any, instance: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    return options["word"]
+
+
+def says_its_word(module: ModuleType, options: Any) -> Outcome:
+    try:
+        said = object.__new__(module.DPOTrainer).dpo_loss(1, 2, 3, 4)
+    except AttributeError:
+        said = "raised"
+    return Outcome(Verdict.FIXED if said == options["word"] else Verdict.REPRODUCED, {"said": said})
+
+
+WORDS = {"word": Option({"yes": "one way", "no": "the other"}, "yes")}
+
+
+def said() -> Any:
+    return object.__new__(DPOTrainer).dpo_loss(1, 2, 3, 4)
+
+
+def test_options_reach_the_wrapper_and_the_self_test_and_stand_in_the_report(declare: Any) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    report = trl_hotfix.apply()
+    assert identity(report) == (State.APPLIED, Reason.PROVEN)
+    assert said() == "yes"
+    assert report.to_dict()["patches"][0]["options"] == {"word": "yes"}
+    other = trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    assert identity(other) == (State.APPLIED, Reason.PROVEN)
+    assert said() == "no"
+    assert other["made-up"].evidence["trl.trainer.dpo_trainer"]["green"]["said"] == "no"
+    assert other["made-up"].options == {"word": "no"}
+    assert other.digest != report.digest
+    assert trl_hotfix.apply().digest == report.digest
+    assert said() == "yes"
+
+
+def test_options_from_the_environment(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    monkeypatch.setenv("TRL_HOTFIX_OPTIONS", "made-up.word=no")
+    trl_hotfix.apply()
+    assert said() == "no"
+
+
+def test_patched_has_other_options_for_a_while(declare: Any) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    with trl_hotfix.patched("made-up"):
+        assert said() == "no"
+    with trl_hotfix.patched("made-up", options={"made-up": {"word": "yes"}}):
+        assert said() == "yes"
+    assert said() == "no"
+
+
+def test_a_strict_apply_that_fails_leaves_the_options_as_they_were(declare: Any) -> None:
+    def only_yes(module: ModuleType, options: Any) -> Outcome:
+        outcome = says_its_word(module, options)
+        return Outcome(Verdict.REPRODUCED, outcome.numbers) if options["word"] == "no" else outcome
+
+    declare(only_yes, goes_by, options=WORDS)
+    before = trl_hotfix.apply()
+    with pytest.raises(trl_hotfix.NotAppliedError, match="self-test"):
+        trl_hotfix.apply(options={"made-up": {"word": "no"}}, strict=True)
+    assert said() == "yes"
+    assert trl_hotfix.status().digest == before.digest
+
+
+def test_options_of_a_patch_that_is_not_for_this_release_are_said_to_do_nothing(
+    declare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(says_its_word, goes_by, options=WORDS, trl="<0.9")
+    trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    assert "the options of made-up do nothing here: skipped (trl-version)" in caplog.text
+
+
+def test_a_worker_restores_a_patched_function_with_its_options(declare: Any) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    pickled = pickle.dumps(DPOTrainer.dpo_loss)
+    trl_hotfix.apply(only=[])
+    pickle.loads(pickled)
+    assert said() == "no"
