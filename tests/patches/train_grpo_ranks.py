@@ -19,8 +19,9 @@ LENGTHS = ((2, 4, 8, 6), (2, 3, 2, 3))
 def main(out: str, normalisation: str) -> None:
     import torch
 
-    import tiny
     import trl_hotfix
+
+    import tiny
 
     if normalisation != "off":
         chosen = {"grpo-loss-normalisation": {"normalisation": normalisation}}
