@@ -20,7 +20,11 @@ PARITY = True
 
 
 def train() -> tiny.Seen:
-    plain, lora = _train(lora=False), _train(lora=True)
+    plain = _train(lora=False)
+    if tiny.variant:
+        # Compiled, with an adapter, these releases find neither the adapter nor a reference (up to 1.15.0).
+        return plain
+    lora = _train(lora=True)
     if plain.outcome.verdict is not lora.outcome.verdict:
         raise AssertionError(f"full {plain.outcome}, LoRA {lora.outcome}")
     numbers = {"full": plain.outcome.to_dict(), "lora": lora.outcome.to_dict()}
@@ -29,7 +33,6 @@ def train() -> tiny.Seen:
 
 
 def _train(*, lora: bool) -> tiny.Seen:
-    import torch
     from trl import DPOConfig, DPOTrainer
 
     losses: list[float] = []
@@ -51,11 +54,8 @@ def _train(*, lora: bool) -> tiny.Seen:
             tokenizer=tiny.tokenizer(),
             **known,
         )
-        for parameter in trainer.model.parameters() if lora else ():
-            if parameter.requires_grad and parameter.any():
-                # Drawn at random by PEFT, and not after the same numbers in every release.
-                index = torch.arange(parameter.numel(), dtype=parameter.dtype)
-                parameter.data.copy_(torch.sin(index).reshape(parameter.shape))
+        if lora:
+            tiny.same_adapter(trainer.model)
         seen = tiny.FirstStep(trainer.model)
         trainer.train()
     aux_loss = float(seen.outputs.aux_loss.detach())

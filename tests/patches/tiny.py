@@ -63,7 +63,7 @@ def mixtral(folder: str, *, seed: int, coefficient: float) -> Any:
     )
     path = Path(folder, f"mixtral-{seed}")
     MixtralForCausalLM(config).save_pretrained(path)
-    return AutoModelForCausalLM.from_pretrained(path)
+    return _in_variant(AutoModelForCausalLM.from_pretrained(path))
 
 
 def llama(folder: str, *, seed: int) -> Any:
@@ -86,7 +86,7 @@ def llama(folder: str, *, seed: int) -> Any:
     )
     path = Path(folder, f"llama-{seed}")
     LlamaForCausalLM(config).save_pretrained(path)
-    return AutoModelForCausalLM.from_pretrained(path)
+    return _in_variant(AutoModelForCausalLM.from_pretrained(path))
 
 
 COMPLETION_LENGTHS = (2, 4, 8, 6)
@@ -224,6 +224,8 @@ def config(config_class: type, **wanted: Any) -> Any:
         "disable_tqdm": True,
         "gradient_checkpointing": False,
     }
+    if variant == "compiled":
+        usual |= {"torch_compile": True, "torch_compile_backend": compiler}
     return config_class(**{key: value for key, value in {**usual, **wanted}.items() if key in known})
 
 
@@ -232,7 +234,13 @@ def trainer(trainer_class: type, **wanted: Any) -> Any:
     known = inspect.signature(trainer_class.__init__).parameters
     if "tokenizer" in wanted and "processing_class" in known:
         wanted["processing_class"] = wanted.pop("tokenizer")
-    return trainer_class(**wanted)
+    if variant in ("lora", "full"):
+        wanted.pop("peft_config", None)
+    if variant == "lora":
+        wanted.pop("ref_model", None)  # the model without its adapter is the reference
+    made = trainer_class(**wanted)
+    trained.add("lora" if hasattr(made.model, "peft_config") else "full")
+    return made
 
 
 def one_process() -> None:
@@ -291,9 +299,110 @@ class FirstStep:
             parameter.register_hook(lambda gradient, name=name: self._gradient(name, gradient))
 
     def _outputs(self, model: Any, args: Any, kwargs: Any, outputs: Any) -> None:
-        if self.outputs is None:
+        import torch
+
+        # Without gradients it is a pass for the reference, by a model that has an adapter.
+        if self.outputs is None and torch.is_grad_enabled():
             self.outputs = outputs
 
     def _gradient(self, name: str, gradient: Any) -> None:
         # The hook of a parameter that is used twice is called once, with the sum.
         self.gradients.setdefault(name, gradient.detach().clone())
+
+
+variant = ""
+"""Set by ``tests/matrix/variants.py``: ``compiled``, ``lora``, ``full``, or ``eager``, with which it compares."""
+
+compiler = "aot_eager"
+"""The backend of ``torch.compile``."""
+
+trained: set[str] = set()
+"""What has been trained: models in ``full``, adapters (``lora``)."""
+
+
+def _in_variant(model: Any) -> Any:
+    """The model with an adapter, if that is the variant. As PEFT makes it, it adds nothing until it is trained."""
+    if variant != "lora":
+        return model
+    from peft import get_peft_model
+
+    made = get_peft_model(model, lora())
+    same_adapter(made)
+    return made
+
+
+def same_adapter(model: Any) -> None:
+    """The weights that PEFT draws at random, and not after the same numbers in every release, are the same ones."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.any():
+            index = torch.arange(parameter.numel(), dtype=parameter.dtype)
+            parameter.data.copy_(torch.sin(index).reshape(parameter.shape))
+
+
+def precomputed_dpo(**settings: Any) -> Any:
+    """A DPO config with steps so large that one of them shows, and a reference that is computed beforehand."""
+    from trl import DPOConfig
+
+    usual = {"learning_rate": 1.0, "optim": "sgd", "beta": 0.5, "max_length": 16, "max_prompt_length": 8}
+    return config(DPOConfig, precompute_ref_log_probs=True, **{**usual, **settings})
+
+
+def two_steps_of_precomputed_dpo() -> tuple[Any, Seen]:
+    """The real DPOTrainer without ``ref_model``, and what its second step showed.
+
+    In the first step policy and reference are equal, in the second they are not, and the loss says with which reference
+    it was computed: with itself it is log 2. The dataset is one batch, so that the shuffle, which the precomputing
+    shifts, plays no part. An adapter is switched off for the reference, so that the loss of a model with one is right,
+    and what the bug does is a forward pass too many.
+    """
+    import math
+
+    import torch
+    from trl import DPOTrainer
+
+    from trl_hotfix.authoring import judge
+
+    seen: dict[str, Any] = {}
+    references: list[int] = []
+
+    class Measured(DPOTrainer):  # type: ignore[misc, valid-type]
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # What is left at the end are the gradients of the last step.
+            step.gradients.clear()
+            reference = preference_log_probs(untouched, inputs)
+            seen["right"] = dpo_loss(0.5, preference_log_probs(model, inputs), reference)
+            seen["reference_of_untouched_model"] = float(reference[0].sum())
+            references.clear()
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            seen["reference_forwards"] = len(references)
+            found = [value for key, value in inputs.items() if key.startswith("ref") and key.endswith("chosen_logps")]
+            seen["reference_in_batch"] = float(sum(each.sum() for each in found)) if found else None
+            seen["measured"] = float(result.detach())
+            return result
+
+    with tempfile.TemporaryDirectory() as folder:
+        policy, untouched = (llama(folder, seed=0) for _ in range(2))
+        step = FirstStep(policy)
+        policy.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else references.append(1))
+        words = tokenizer()
+        # 0.9.6 puts it before every prompt, also where there is none.
+        words.bos_token = "<unk>"
+        data = preferences().select(range(2))
+        made = trainer(Measured, model=policy, args=precomputed_dpo(max_steps=2), train_dataset=data, tokenizer=words)
+        made.train()
+    loss = seen["measured"]
+    if variant == "lora":
+        if not math.isclose(loss, seen["right"], rel_tol=1e-5):
+            raise AssertionError(f"the adapter was on in the reference: {seen}")
+        outcome = judge(float(seen["reference_forwards"]), loss=loss, right=0.0, wrong=1.0)
+    else:
+        outcome = judge(seen.pop("measured"), right=seen.pop("right"), wrong=math.log(2), **seen)
+    if seen["reference_forwards"] != (1 if outcome.verdict.value == "reproduced" else 0):
+        raise AssertionError(f"the loss is right and the reference is computed again, or the other way round: {seen}")
+    if seen["reference_in_batch"] is not None and not math.isclose(
+        seen["reference_in_batch"], seen["reference_of_untouched_model"], rel_tol=1e-6
+    ):
+        raise AssertionError(f"what was precomputed is not of the untouched model: {seen}")
+    return made, Seen(outcome, loss, dict(step.gradients))
