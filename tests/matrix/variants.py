@@ -3,7 +3,7 @@
     python variants.py OUT.json SECONDS BACKEND ID...
 
 Each proof is run red, green and red with ``torch_compile=True`` and this backend; with a LoRA adapter, if it trains the
-whole model; and the whole model, if it trains adapters only. Proofs are not written for it: ``tiny.py`` makes the models
+whole model; and the whole model, if it trains adapters only. Proofs are not written for it: ``tiny.py`` makes models
 and trainers of all of them. One whose bug does not show so, or that cannot be run so, says why:
 ``VARIANTS = {"lora": "..."}``.
 """
