@@ -40,39 +40,23 @@ def tokenizer() -> Any:
 
 
 def mixtral(folder: str, *, seed: int, coefficient: float) -> Any:
-    """A Mixtral of two layers and four experts. It comes from disk: later releases load the reference from there."""
-    import torch
-    from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
-
-    torch.manual_seed(seed)
-    config = MixtralConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=64,
-        output_router_logits=True,
-        router_aux_loss_coef=coefficient,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
-    path = Path(folder, f"mixtral-{seed}")
-    MixtralForCausalLM(config).save_pretrained(path)
-    return _in_variant(AutoModelForCausalLM.from_pretrained(path))
+    """A Mixtral of two layers and four experts, with a router auxiliary loss."""
+    settings = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": coefficient}
+    return _from_disk(folder, "Mixtral", seed, output_router_logits=True, **settings)
 
 
 def llama(folder: str, *, seed: int) -> Any:
-    """A dense Llama of two layers, from disk, as GRPO loads its reference from there since 0.18.0."""
+    """A dense Llama of two layers."""
+    return _from_disk(folder, "Llama", seed)
+
+
+def _from_disk(folder: str, kind: str, seed: int, **settings: Any) -> Any:
+    """Later releases load the reference from where the policy was, GRPO since 0.18.0."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    import transformers
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=64,
         hidden_size=16,
         intermediate_size=32,
@@ -83,10 +67,11 @@ def llama(folder: str, *, seed: int) -> Any:
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=1,
+        **settings,
     )
-    path = Path(folder, f"llama-{seed}")
-    LlamaForCausalLM(config).save_pretrained(path)
-    return _in_variant(AutoModelForCausalLM.from_pretrained(path))
+    path = Path(folder, f"{kind.lower()}-{seed}")
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(path)
+    return _in_variant(transformers.AutoModelForCausalLM.from_pretrained(path))
 
 
 COMPLETION_LENGTHS = (2, 4, 8, 6)
@@ -406,3 +391,48 @@ def two_steps_of_precomputed_dpo() -> tuple[Any, Seen]:
     ):
         raise AssertionError(f"what was precomputed is not of the untouched model: {seen}")
     return made, Seen(outcome, loss, dict(step.gradients))
+
+
+def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> Seen:
+    """One step of a tiny Mixtral with the real DPOTrainer, or of an adapter on it.
+
+    Policy and reference have the same weights, so that the DPO loss of the first step is log 2, and what is over is
+    the auxiliary term. 1.8.0 takes the coefficient from the arguments only, so it is given there too.
+    """
+    import math
+
+    from trl import DPOConfig, DPOTrainer
+
+    from trl_hotfix.authoring import judge
+
+    coefficient = 0.5
+    losses: list[float] = []
+
+    class Measured(one_group(DPOTrainer)):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().compute_loss(*args, **kwargs)
+            losses.append(float((result[0] if isinstance(result, tuple) else result).detach()))
+            return result
+
+    words = tokenizer()
+    # 0.9.6 needs one and puts it at the beginning, later releases if it is not there yet.
+    words.bos_token = words.eos_token
+    wanted = {"max_length": 16, "max_prompt_length": 8, "router_aux_loss_coef": coefficient, **settings}
+    with tempfile.TemporaryDirectory() as folder:
+        policy, reference = (mixtral(folder, seed=0, coefficient=coefficient) for _ in range(2))
+        made = trainer(
+            Measured,
+            model=policy,
+            args=config(DPOConfig, **wanted),
+            train_dataset=preferences().map(lambda row: {"prompt": f"{words.bos_token} {row['prompt']}"}),
+            tokenizer=words,
+            **({"peft_config": lora()} if adapter else {"ref_model": reference}),
+        )
+        if adapter:
+            same_adapter(made.model)
+        seen = FirstStep(made.model)
+        made.train()
+    aux_loss = float(seen.outputs.aux_loss.detach())
+    right = math.log(2) + coefficient * aux_loss
+    outcome = judge(losses[0], right=right, wrong=math.log(2), coefficient=coefficient, aux_loss=aux_loss)
+    return Seen(outcome, losses[0], seen.gradients)
