@@ -162,10 +162,11 @@ def stub_grpo_trainer(
     return trainer
 
 
-def dpo_stub(leaf: ModuleType, **attributes: Any) -> Any:
+def dpo_stub(leaf: ModuleType, method: str = "DPO", **attributes: Any) -> Any:
     """A stub of this leaf's ``DPOTrainer`` that has what ``get_batch_loss_metrics`` reads in any release up to 0.28.
 
-    It is a text model without PEFT and without an auxiliary loss, padded with 0, unless ``attributes`` say otherwise.
+    ``method`` is that of another trainer with such a method (CPO, ORPO, KTO, BCO). It is a text model without PEFT and
+    without an auxiliary loss, padded with 0, unless ``attributes`` say otherwise.
     """
     usual: dict[str, Any] = {
         "aux_loss_enabled": False,
@@ -177,7 +178,8 @@ def dpo_stub(leaf: ModuleType, **attributes: Any) -> Any:
         "use_dpo_data_collator": True,
         "_peft_has_been_casted_to_bf16": False,
     }
-    return stub_trainer(leaf.DPOTrainer, default_arguments(leaf.DPOConfig), **{**usual, **attributes})
+    arguments = default_arguments(getattr(leaf, f"{method}Config"))
+    return stub_trainer(getattr(leaf, f"{method}Trainer"), arguments, **{**usual, **attributes})
 
 
 def tiny_causal_lm(
