@@ -92,7 +92,7 @@ def stacked(patches: Sequence[Patch]) -> None:
     for patch in patches:
         for target in gates.targets_for(patch, TRL):
             wrappers = on.setdefault(target.name, (target, []))[1]
-            wrappers.append(catalogue.function_of(patch, target.wrapper))
+            wrappers.append(bare(catalogue.function_of(patch, target.wrapper, {})))
     for target, wrappers in on.values():
         found, beneath = chain(target)
         assert found == wrappers[::-1], (target.name, found)
@@ -109,9 +109,15 @@ def chain(target: Target) -> tuple[list[Any], Any]:
     found: list[Any] = []
     function = installed.__func__ if isinstance(installed, (staticmethod, classmethod)) else installed
     while (wrapper := wrapper_of(function)) is not None:
-        found.append(wrapper)
+        found.append(bare(wrapper))
         function = function.__wrapped__
     return found, function
+
+
+def bare(wrapper: Any) -> Any:
+    """The wrapper as its patch defines it: without the guard around it, and without the user's options."""
+    wrapper = getattr(wrapper, "wrapper", wrapper)
+    return getattr(wrapper, "func", wrapper)
 
 
 def wrapper_of(function: Any) -> Any:
@@ -123,7 +129,7 @@ def wrapper_of(function: Any) -> Any:
 def expect(patches: Sequence[Patch], verdict: str) -> None:
     for patch in patches:
         for leaf in dict.fromkeys(target.module for target in gates.targets_for(patch, TRL)):
-            outcome = engine.self_test(patch, sys.modules[leaf])
+            outcome = engine.self_test(patch, sys.modules[leaf], {})
             assert isinstance(outcome, Outcome), (patch.id, leaf, outcome)
             assert outcome.verdict.value == verdict, (patch.id, leaf, outcome)
 
