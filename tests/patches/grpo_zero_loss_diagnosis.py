@@ -108,7 +108,7 @@ def once_for_each_sequence(model: Any) -> None:
     generate = model.generate
 
     def repeated(input_ids: Any, **kwargs: Any) -> Any:
-        asked = getattr(kwargs.get("generation_config"), "num_return_sequences", 1)
+        asked = getattr(kwargs.get("generation_config"), "num_return_sequences", None) or 1
         return generate(input_ids.repeat_interleave(asked, dim=0), **kwargs)
 
     model.generate = repeated
@@ -245,8 +245,10 @@ def train() -> tiny.Seen:
             "0 of": [for_inference(folder)],
             "the Liger loss goes past": [past_liger(folder, False), past_liger(folder, True)],
         }
-        healthy = {name: trained(folder, **settings) for name, settings in HEALTHY.items()}
-        if Version(__version__) < Version("0.16"):
+        # Unpatched, there is nobody to raise a false alarm.
+        patched = not inspect.isfunction(vars(GRPOTrainer)["log"])
+        healthy = {name: trained(folder, **settings) for name, settings in HEALTHY.items() if patched}
+        if patched and Version(__version__) < Version("0.16"):
             cases["no bug"] += [healthy.pop(name) for name in ZERO_UP_TO_0_15]
         if Version(__version__) < Version("0.27"):
             healthy["peft_config with an adapter that is new"] = on_top(folder, weight=0.0)
@@ -262,4 +264,4 @@ def train() -> tiny.Seen:
     # What an error of TRL's own says is said with the patch and without.
     named = sum(bool(said) for case, said in runs)
     own = int(Version(__version__) >= Version("0.27"))
-    return tiny.Seen(judge(named - own, right=len(runs) - own, wrong=0, healthy=len(healthy), on=GRPOTrainer.__name__))
+    return tiny.Seen(judge(named - own, right=len(runs) - own, wrong=0, healthy=len(healthy)))

@@ -69,8 +69,8 @@ def _no_bug(zeros: int, loss: float, grad_norm: float, beta: float, kl: float | 
     return (
         f"no bug: the loss is {abs(loss):.3g}, grad_norm is {grad_norm:.3g}, so the policy is trained. As long as it "
         "is the one that sampled (num_iterations=1), pi/pi_old is 1 and the advantages of a group add up to 0: where "
-        'each sequence weighs the same (loss_type="grpo", TRL before 0.16) or all are equally long, its value '
-        f"is {left}. Its gradient is not 0. Judge the run by its rewards, not by its loss"
+        'each sequence weighs the same (loss_type="grpo", TRL before 0.16) or all are equally long, the loss as a '
+        f"number is {left}. Its gradient is not 0. Judge the run by its rewards, not by its loss"
     )
 
 
@@ -199,7 +199,7 @@ def _diagnose(trainer: Any, run: _Run, logs: Mapping[str, Any], noted: Mapping[s
     flows = math.isfinite(grad_norm) and grad_norm > 1e-6
     run.entries += 1
     if share == 1.0 and run.mute >= 0:
-        run.mute += len(noted["reward_std"])
+        run.mute += len(noted.get("reward_std", ()))
     elif share != 1.0 and "reward_std" in mean:
         run.mute = -1
     if grad_norm > 0:
