@@ -21,6 +21,7 @@ class Severity(str, Enum):
     WRONG_METRIC = "wrong-metric"
     CRASH = "crash"
     WASTED_COMPUTE = "wasted-compute"
+    DIAGNOSIS = "diagnosis"
 
 
 class State(str, Enum):
