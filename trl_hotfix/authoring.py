@@ -328,8 +328,8 @@ def block_diagonal(position_ids: Any, dtype: Any) -> Any:
 def isolated(model: Any, position_ids: Any, dtype: Any) -> Any:
     """A view of ``model``, wrapped as it may be, whose forward sees the sequences of ``position_ids`` apart.
 
-    The mask goes into the call and not into the batch, since TRL counts tokens by the ``attention_mask`` there. A forward
-    hook would do as well, but Dynamo does not look again whether it is still the same. The cache goes off:
+    The mask goes into the call and not into the batch, since TRL counts tokens by the ``attention_mask`` there. A hook
+    would do as well, but Dynamo does not look again whether it is still the same. The cache goes off:
     transformers treats masks and restarts of the position ids in other ways when there is one.
     """
     import wrapt
