@@ -267,3 +267,162 @@ def undisturbed() -> Iterator[None]:
             random.setstate(python_state)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
+
+
+MASKABLE = frozenset(
+    {
+        *("cohere", "gemma", "glm", "glm4", "granite", "helium", "llama", "mistral", "nemotron", "olmo", "olmo2"),
+        *("phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    }
+)
+"""The ``model_type`` of dense decoders with rotary positions that take an additive mask of four dimensions as it is.
+
+Seen for each, eager and sdpa, in transformers 4.46.3 and 4.57.6 where it has the type. Mixtures of experts do too, but
+their load-balancing loss wants a mask of two dimensions. What is not here is right as a padded batch.
+"""
+
+
+def attention_keeps_apart(model: Any) -> str:
+    """How ``model``, unwrapped, can be kept from attending across the sequences of a flattened batch.
+
+    ``flash``: it does so by itself, FlashAttention starts anew where the position ids do (transformers 4.44 and later).
+    transformers has refused to load such a model where FlashAttention cannot run, so the config is what is really on.
+    ``mask``: given ``block_diagonal``. ``pad``: by no means that is known here, so the batch has to be a padded one.
+    """
+    prompt_learning = any(
+        getattr(each, "is_prompt_learning", False) for each in (getattr(model, "peft_config", None) or {}).values()
+    )
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = getattr(base, "config", None)
+    attention = str(getattr(config, "_attn_implementation", None))
+    if prompt_learning:
+        return "pad"
+    if "flash" in attention:
+        return "flash"
+    windows = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    layers = set(getattr(config, "layer_types", None) or ())
+    known = getattr(config, "model_type", None) in MASKABLE and not hasattr(config, "auto_map")
+    return (
+        "mask" if attention in ("sdpa", "eager") and known and not windows and layers <= {"full_attention"} else "pad"
+    )
+
+
+def sequence_numbers(position_ids: Any) -> Any:
+    """To which sequence each token of a flattened batch belongs, from 0 on: ``(1, length)`` to ``(length,)``."""
+    import torch
+
+    return torch.cat([position_ids.new_zeros(1), (position_ids[0].diff() != 1).long().cumsum(0)])
+
+
+def block_diagonal(position_ids: Any, dtype: Any) -> Any:
+    """The additive mask ``(1, 1, length, length)`` of a flattened batch: 0 where a token may look, else ``finfo.min``.
+
+    It may look at itself and at what is before it in its own sequence. The size is the square of the batch's tokens.
+    """
+    import torch
+
+    number = sequence_numbers(position_ids)
+    may_look = (number[:, None] == number[None, :]).tril()
+    mask = torch.zeros(may_look.shape, dtype=dtype, device=position_ids.device)
+    return mask.masked_fill(~may_look, torch.finfo(dtype).min)[None, None]
+
+
+def isolated(model: Any, position_ids: Any, dtype: Any) -> Any:
+    """A view of ``model``, wrapped as it may be, whose forward sees the sequences of ``position_ids`` apart.
+
+    The mask goes into the call and not into the batch, since TRL counts tokens by the ``attention_mask`` there. A hook
+    would do as well, but Dynamo does not look again whether it is still the same. The cache goes off:
+    transformers treats masks and restarts of the position ids in other ways when there is one.
+    """
+    import wrapt
+
+    mask = block_diagonal(position_ids, dtype)
+
+    class IsolatedView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.__wrapped__(*args, **{**kwargs, "attention_mask": mask, "use_cache": False})
+
+    return IsolatedView(model)
+
+
+def padded(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The padded batch of a flattened one, without position ids: ``(1, tokens)`` to ``(rows, longest)``."""
+    import torch
+
+    position_ids = batch["position_ids"]
+    number = sequence_numbers(position_ids)
+    lengths = torch.bincount(number)
+    place = torch.arange(len(number), device=number.device) - (lengths.cumsum(0) - lengths)[number]
+
+    def rows(values: Any, filler: int) -> Any:
+        new = values.new_full((len(lengths), int(lengths.max())), filler)
+        new[number, place] = values[0]
+        return new
+
+    # The sizes and sums that FlashAttention is given are those of the flattened batch.
+    gone = (
+        "position_ids",
+        "attention_mask",
+        "seq_idx",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+    )
+    of_tokens = {
+        key: rows(value, -100 if key == "labels" else 0)
+        for key, value in batch.items()
+        if key not in gone and getattr(value, "shape", None) == position_ids.shape
+    }
+    others = {key: value for key, value in batch.items() if key not in gone and key not in of_tokens}
+    return {**others, **of_tokens, "attention_mask": rows(torch.ones_like(position_ids), 0)}
+
+
+def tiny_attention_model() -> Any:
+    """A Llama of one layer with real attention, sdpa, whose weights are a fixed function of their indices.
+
+    It also answers what TRL's own heads do: its chunked loss, and from 1.15.0 on the fused head.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    class TinyForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+        def forward(self, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+            outputs = super().forward(**kwargs)
+            labels = kwargs.get("labels")
+            if labels is not None:
+                counted = labels[:, 1:] != -100
+                every = outputs.logits[:, :-1].log_softmax(-1)
+                picked = every.gather(-1, labels[:, 1:].clamp(min=0)[..., None])[..., 0].masked_fill(~counted, 0.0)
+                entropy = -(every.exp() * every).sum(-1)
+                top1 = every.argmax(-1) == labels[:, 1:]
+                answers = {
+                    "log_probs": picked,
+                    "label_mask": counted,
+                    "entropy": entropy,
+                    "is_top1": top1,
+                    "num_valid_tokens": counted.sum(),
+                    "num_correct_tokens": (top1 & counted).sum(),
+                    "entropy_sum": (entropy * counted).sum(),
+                }
+                for name, value in answers.items():
+                    setattr(outputs, name, value)
+            return outputs
+
+    model = TinyForCausalLM(
+        LlamaConfig(
+            vocab_size=16,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            attn_implementation="sdpa",
+        )
+    )
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            index = torch.arange(parameter.numel(), dtype=torch.float32, device="cpu")
+            parameter.copy_(torch.sin(index * 0.7 + number).reshape(parameter.shape))
+    return model
