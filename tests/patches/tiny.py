@@ -436,3 +436,70 @@ def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> Seen:
     right = math.log(2) + coefficient * aux_loss
     outcome = judge(losses[0], right=right, wrong=math.log(2), coefficient=coefficient, aux_loss=aux_loss)
     return Seen(outcome, losses[0], seen.gradients)
+
+
+@dataclass
+class DpoRun:
+    """One step and an evaluation of a DPO trainer, and what came of them."""
+
+    trainer: Any
+    loss: float
+    gradients: dict[str, Any]
+    metrics: dict[str, float]
+    batch: dict[str, Any]
+
+    def difference(self, other: DpoRun) -> float:
+        """The largest difference of the loss, of any gradient and of any metric; infinite if one has others."""
+        if self.gradients.keys() != other.gradients.keys() or self.metrics.keys() != other.metrics.keys():
+            return float("inf")
+        gradients = [float((its - other.gradients[name]).abs().max()) for name, its in self.gradients.items()]
+        metrics = [abs(its - other.metrics[name]) for name, its in self.metrics.items()]
+        return max(abs(self.loss - other.loss), *gradients, *metrics)
+
+
+def dpo_run(model: Any, reference: Any, **settings: Any) -> DpoRun:
+    """Train one step on preferences of several lengths, then evaluate. ``settings`` are of ``DPOConfig``.
+
+    Trained with LoRA if there is no ``reference``. From 0.14.0 to 0.28.0.
+    """
+    import torch
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    # LoRA starts with random weights.
+    torch.manual_seed(0)
+    losses: list[float] = []
+    batches: list[dict[str, Any]] = []
+
+    class Measured(DPOTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            batches.append(dict(inputs))
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            losses.append(float((result[0] if isinstance(result, tuple) else result).detach()))
+            return result
+
+    rows = [
+        {
+            "prompt": " ".join(f"w{index + place}" for place in range(2 + index % 3)),
+            "chosen": "".join(f" w{(7 * index + 3 * place) % 60}" for place in range(2 + index % 2)),
+            "rejected": "".join(f" w{(5 * index + 11 * place) % 60}" for place in range(3 + index % 3)),
+        }
+        for index in range(8)
+    ]
+    data = Dataset.from_list(rows)
+    wanted = {"model": model, "ref_model": reference, "tokenizer": tokenizer()}
+    if reference is None:
+        wanted["peft_config"] = lora()
+    made = trainer(
+        Measured,
+        **wanted,
+        args=config(DPOConfig, **{"beta": 0.5, "max_length": 32, "max_prompt_length": 16, **settings}),
+        train_dataset=data,
+        eval_dataset=data.select(range(4)),
+    )
+    step = FirstStep(made.model)
+    made.train()
+    logged = {**made.state.log_history[0], **made.evaluate()}
+    kept = ("loss", "rewards/", "logps/", "logits/")
+    metrics = {name: value for name, value in logged.items() if any(each in name for each in kept)}
+    return DpoRun(made, losses[0], step.gradients, metrics, batches[0])
