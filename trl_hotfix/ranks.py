@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 PATIENCE = 60.0
-"""Seconds to wait for a rank. Ranks leave the making of their wrapped model together, just before."""
+"""Seconds to wait for a rank, unless ``TRL_HOTFIX_PATIENCE`` says otherwise.
+
+Ranks have made their wrapped model together just before.
+"""
 
 Record = Mapping[str, Any]
 """What ``Report.freeze()`` returns."""
@@ -22,7 +26,7 @@ Record = Mapping[str, Any]
 _rounds = itertools.count()
 
 
-def compare(mine: Record, patience: float = PATIENCE) -> list[str]:
+def compare(mine: Record) -> list[str]:
     """What differs between the ranks, in words, the same on each; empty if nothing does or there is one process only.
 
     Every rank must call it the same number of times; one that does not is among what is said.
@@ -33,6 +37,7 @@ def compare(mine: Record, patience: float = PATIENCE) -> list[str]:
     rank, world = distributed.get_rank(), distributed.get_world_size()
     if world == 1:
         return []
+    patience = float(os.environ.get("TRL_HOTFIX_PATIENCE") or PATIENCE)
     everybodys = distributed.distributed_c10d._get_default_store()
     store = distributed.PrefixStore(f"trl_hotfix/{next(_rounds)}", everybodys)
     if rank == 0:
