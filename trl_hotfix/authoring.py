@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import random
 import sys
 import warnings
@@ -243,13 +244,15 @@ def wrapped_like_deepspeed(model: Any) -> Any:
 def undisturbed() -> Iterator[None]:
     """Run a self-test without a trace in the process, and without the process in the self-test.
 
-    Random states, default dtype and device, grad mode, autocast and warning filters are the same afterwards; inside,
+    Random states, default dtype and device, grad mode, autocast, warning filters and the environment are the same
+    afterwards; inside,
     tensors are float32 on the CPU, gradients are on and warnings are quiet.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None
+    environment = dict(os.environ)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -265,6 +268,9 @@ def undisturbed() -> Iterator[None]:
             yield
         finally:
             random.setstate(python_state)
+            if os.environ != environment:
+                os.environ.clear()
+                os.environ.update(environment)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
 

@@ -22,6 +22,7 @@ from . import __version__, authoring, catalogue, fingerprint, gates
 from .errors import NotAppliedError, SettingError, UnknownPatchError
 from .gates import Selection
 from .import_hooks import FINDER
+from .limits import TimeIsUp, within
 from .log import in_one_line, log, speak
 from .model import (
     Decision,
@@ -38,13 +39,16 @@ from .parts import Part, status_of
 from .references import Reference
 from .startup import STRICT, switch
 
+SELF_TEST_SECONDS = 60.0
+"""A self-test takes milliseconds; the first in a process may have to import what it tests from a slow disk."""
+
 if TYPE_CHECKING:
     from .install import Site, Sites
 
 
 def apply(
     *,
-    only: Iterable[str] | None = None,
+    only: Iterable[str] | str | None = None,
     skip: Iterable[str] | None = None,
     options: Mapping[str, Options] | None = None,
     strict: bool | None = None,
@@ -54,14 +58,17 @@ def apply(
     """Repair the TRL that is installed: now where its trainers are imported, else as soon as they are.
 
     ``only`` and ``skip`` are ids of patches (default: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, else all that are on
-    by default). ``options`` are choices within patches, ``{id: {option: choice}}`` (default: ``TRL_HOTFIX_OPTIONS``,
-    ``id.option=choice`` separated by commas, else those of the catalogue). A call with another selection than the last
-    takes off what leaves it, and puts on anew what has other options. What was reverted goes on again; what failed is
-    tried again only after ``revert()``. ``strict`` (default: whether ``TRL_HOTFIX=strict``) raises
-    ``NotAppliedError``, here or at the import of the trainer, where a patch that should be on cannot be. With
-    ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. A method whose body is none that
-    the patch was proved on is left alone; ``unknown_body="try"`` (default: ``TRL_HOTFIX_UNKNOWN_BODY``, else
-    ``"skip"``) lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with a warning.
+    by default). ``only="@trl_hotfix.json"`` applies exactly the set that a run has recorded. ``options`` are choices
+    within patches, ``{id: {option: choice}}`` (default: ``TRL_HOTFIX_OPTIONS``, ``id.option=choice`` separated by
+    commas, else those of the catalogue).
+
+    A call with another selection than the last takes off what leaves it, and puts on anew what has other options. What
+    was reverted goes on again; what failed is tried again only after ``revert()``. ``strict`` (default: whether
+    ``TRL_HOTFIX=strict``) raises ``NotAppliedError``, here or at the import of the trainer, where a patch that should
+    be on cannot be. With ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. A method
+    whose body is none that the patch was proved on is left alone; ``unknown_body="try"`` (default:
+    ``TRL_HOTFIX_UNKNOWN_BODY``, else ``"skip"``) lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with
+    a warning.
 
     Raises ``CatalogueError``, ``UnknownPatchError``, ``SettingError``, ``NotAppliedError``; after any of them nothing
     has changed.
@@ -114,7 +121,7 @@ class _Engine:
 
     def apply(
         self,
-        only: Iterable[str] | None,
+        only: Iterable[str] | str | None,
         skip: Iterable[str] | None,
         options: Mapping[str, Options] | None,
         strict: bool | None,
@@ -135,12 +142,26 @@ class _Engine:
             speak()
             log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", os.environ["TRL_HOTFIX"])
             selection = Selection(only=frozenset())
-        report = self._select(selection, setting == STRICT if strict is None else strict, off=setting == "off")
+        strict = setting == STRICT if strict is None else strict
+        if selection.frozen is not None:
+            self._speak_of_frozen(selection, strict)
+        report = self._select(selection, strict, off=setting == "off")
         for each in (report[patch_id] for patch_id in selection.options):
             if each.state in (State.DISABLED, State.RETIRED, State.SKIPPED):
                 state, reason = each.state.value, each.reason.value
                 log.warning("the options of %s do nothing here: %s (%s)", each.id, state, reason)
         return report
+
+    def _speak_of_frozen(self, selection: Selection, strict: bool) -> None:
+        """Say which of the patches in the freeze file cannot be on here; under strict, that is the end."""
+        decisions = {patch.id: gates.decide(patch, selection) for patch in catalogue.load()}
+        off = {each: decisions[each] for each in selection.only or () if decisions[each].state is not State.PENDING}
+        said = [f"{each}: {why.state.value} ({why.reason.value})" for each, why in sorted(off.items())]
+        if said and strict:
+            raise _not_applied(said)
+        speak()
+        for each in said:
+            log.warning("in the freeze file, and not on here: %s", each)
 
     def revert(self, ids: Iterable[str]) -> Report:
         known = {patch.id for patch in catalogue.load()}
@@ -298,7 +319,8 @@ class _Engine:
 
     def _enter(self, part: Part, module: ModuleType) -> Decision:
         """Red, install, green; or leave everything as it was."""
-        from .conflicts import foreign
+        from .conflicts import compiled_before, foreign
+        from .guard import Guard
         from .install import Layer, MissingTargetError
 
         patch = part.patch
@@ -329,9 +351,12 @@ class _Engine:
             return red
         if red.verdict is not Verdict.REPRODUCED:
             return Decision(State.SKIPPED, Reason.NOT_REPRODUCED, {"red": red.to_dict()})
+        guards = []
         with ExitStack() as roll_back:
             for site, target in zip(sites, part.targets, strict=True):
                 wrapper = catalogue.function_of(patch, target.wrapper, part.options)
+                if not target.traced and not self._strict:
+                    guards.append(wrapper := Guard(patch.id, wrapper))
                 chosen = tuple(sorted(part.options.items()))
                 site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced, chosen))
                 roll_back.callback(site.take_off, patch.id)
@@ -342,6 +367,11 @@ class _Engine:
             if green.verdict is not Verdict.FIXED:
                 return Decision(State.FAILED, Reason.SELF_TEST, seen)
             roll_back.pop_all()
+        for guard in guards:
+            guard.armed = True
+        pairs = zip(sites, part.targets, strict=True)
+        part.compiled_before = next(filter(None, (compiled_before(site, each.traced) for site, each in pairs)), "")
+        part.guards = guards
         part.sites.extend(sites)
         return Decision(State.APPLIED, Reason.PROVEN, seen)
 
@@ -429,18 +459,19 @@ def _not_applied(reasons: Iterable[str]) -> NotAppliedError:
 def self_test(patch: Patch, leaf: ModuleType, options: Options) -> Outcome | Decision:
     """What the self-test of ``patch`` says of ``leaf``, or ``failed`` with the traceback if it says nothing."""
     try:
-        with authoring.undisturbed():
+        with within(SELF_TEST_SECONDS), authoring.undisturbed():
             outcome = catalogue.function_of(patch, patch.self_test, options)(leaf)
     # The second border, the self-test: one that raises says nothing about the bug, and must not end the user's import.
-    except Exception as error:
+    except (Exception, SystemExit, TimeIsUp) as error:
         return _failed(Reason.SELF_TEST_ERROR, error)
     if not isinstance(outcome, Outcome):
         return Decision(State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {outcome!r}"})
     return outcome
 
 
-def _failed(reason: Reason, error: Exception) -> Decision:
-    seen = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+def _failed(reason: Reason, error: BaseException) -> Decision:
+    said = str(error) or f"no answer within {SELF_TEST_SECONDS:g} s"
+    seen = {"error": f"{type(error).__name__}: {said}", "traceback": traceback.format_exc()}
     return Decision(State.FAILED, reason, seen)
 
 

@@ -9,7 +9,9 @@ from importlib import metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from . import freeze
 from .errors import SettingError, UnknownPatchError, suggestion
+from .freeze import Frozen
 from .model import Decision, Options, Patch, Reason, State, Target
 
 SUPPORTED = SpecifierSet(">=0.9.6")
@@ -38,6 +40,7 @@ class Selection:
     only: frozenset[str] | None = None
     skip: frozenset[str] = frozenset()
     options: Mapping[str, Options] = field(default_factory=dict)
+    frozen: Frozen | None = None
 
     @classmethod
     def of(
@@ -50,10 +53,22 @@ class Selection:
     ) -> Selection:
         """An argument wins over its variable: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, ``TRL_HOTFIX_OPTIONS``.
 
+        ``only`` may be ``"@file"``: the freeze file decides then, and neither of the others is looked at.
+
         Raises ``UnknownPatchError`` for an id that none of ``patches`` has, ``SettingError`` for an unknown option or
-        choice.
+        choice, and for a freeze file that cannot be applied as it is.
         """
         known = {patch.id: patch for patch in patches}
+        file = environment.get("TRL_HOTFIX_ONLY", "").strip() if only is None else only
+        if isinstance(file, str) and file.startswith("@"):
+            if skip is not None or options is not None:
+                raise SettingError(f"only={file!r} applies exactly what the file names: leave skip= and options= out")
+            frozen = freeze.read(file[1:], known)
+            return cls(
+                only=frozenset(each.id for each in frozen.patches),
+                options={each.id: each.options for each in frozen.patches if each.options},
+                frozen=frozen,
+            )
         return cls(
             only=_ids(only, "only", "TRL_HOTFIX_ONLY", environment, known),
             skip=_ids(skip, "skip", "TRL_HOTFIX_SKIP", environment, known) or frozenset(),

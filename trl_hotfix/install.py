@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -106,6 +106,7 @@ class Site:
     restore: Callable[..., Any]
     layers: tuple[Layer, ...] = ()
     installed: Any = ABSENT
+    names: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def original(self) -> Any:
@@ -125,6 +126,17 @@ class Site:
 
     def has(self, patch_id: str) -> bool:
         return any(layer.patch_id == patch_id for layer in self.layers)
+
+    def moved(self) -> OccupiedError | None:
+        """Which other class stands where this one was found; a module may have been given a regenerated one since."""
+        for module, path in self.names:
+            found: Any = sys.modules.get(module)
+            for step in path.split(".") if path else ():
+                found = getattr(found, step, ABSENT)
+            # A reloaded module has a class of its own, which has a site of its own.
+            if isinstance(found, type) and found is not self.owner and found.__module__ != module:
+                return OccupiedError(Reason.REPLACED, f"{module}.{path} is another class, {describe_owner(found)}")
+        return None
 
     def occupied(self) -> OccupiedError | None:
         """Who holds the attribute, if it is neither TRL's own nor our wrapper."""
@@ -201,6 +213,7 @@ class Sites:
         site = self._sites.get((owner, name))
         if site is None:
             site = self._sites[owner, name] = Site(owner, name, ABSENT, ABSENT, self._restore)
+        site.names.add((module.__name__, ".".join(owners)))
         if not site.layers:
             # Nothing of ours is on it: whatever stands there now is what it was.
             bases = owner.__mro__[1:] if isinstance(owner, type) else ()

@@ -35,6 +35,7 @@ class State(str, Enum):
     FAILED = "failed"
     APPLIED = "applied"
     DISPLACED = "displaced"
+    UNREACHED = "unreached"
     REVERTED = "reverted"
 
 
@@ -63,6 +64,9 @@ class Reason(str, Enum):
     PROVEN = "proven"
     REPLACED = "replaced"
     DELETED = "deleted"
+    WRAPPER_ERROR = "wrapper-error"
+    OVERRIDDEN = "overridden"
+    COMPILED = "compiled"
     BY_REQUEST = "by-request"
 
 
@@ -73,6 +77,7 @@ DEGRADED = {
     *((State.CONFLICTED, reason) for reason in Reason),
     *((State.FAILED, reason) for reason in Reason),
     *((State.DISPLACED, reason) for reason in Reason),
+    *((State.UNREACHED, reason) for reason in Reason),
 }
 """States of a patch that should be on here and is not: a WARNING by default, an exception under strict."""
 
@@ -296,6 +301,18 @@ class Report:
         )
         text = json.dumps({"trl": self.trl, "on": on}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def freeze(self) -> dict[str, Any]:
+        """The record of a run: what is on, or goes on when its module is imported, with revisions and options.
+
+        As a file it is what ``TRL_HOTFIX_ONLY=@file`` takes.
+        """
+        on = [
+            {"id": each.id, "revision": each.patch.revision, "options": dict(each.options)}
+            for each in self.patches
+            if each.state in (State.APPLIED, State.PENDING)
+        ]
+        return {"trl_hotfix": self.trl_hotfix, "trl": self.trl, "digest": self.digest, "patches": on}
 
     def to_dict(self) -> dict[str, Any]:
         return {
