@@ -23,6 +23,8 @@ def with_adapter(folder: str) -> Any:
 
     model = get_peft_model(tiny.quantised(tiny.llama(folder, seed=0)), tiny.lora())
     tiny.set_adapters(model)
+    # Up to 0.19 SFT leaves a PeftModel as it is, and this to its caller.
+    model.enable_input_require_grads()
     return model
 
 
