@@ -503,3 +503,59 @@ def dpo_run(model: Any, reference: Any, **settings: Any) -> DpoRun:
     kept = ("loss", "rewards/", "logps/", "logits/")
     metrics = {name: value for name, value in logged.items() if any(each in name for each in kept)}
     return DpoRun(made, losses[0], step.gradients, metrics, batches[0])
+
+
+def grpo_of_one_length(trainer_class: type, model: Any, peft_config: Any = None, **settings: Any) -> Any:
+    """A GRPO trainer whose completions all have eight tokens, on one prompt, with an adapter if one is given.
+
+    The mean over sequences is then the mean over tokens, and which prompt comes first is no part of what is compared:
+    every release has the same loss.
+    """
+    import statistics
+
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    def generate(input_ids: Any, generation_config: Any = None, **kwargs: Any) -> Any:
+        # 0.14.0 leaves it to the model to answer a prompt several times.
+        input_ids = input_ids.repeat_interleave(getattr(generation_config, "num_return_sequences", None) or 1, 0)
+        rows = [[*(10 + (7 * (row % 4) + 3 * place) % 50 for place in range(7)), 1] for row in range(len(input_ids))]
+        return torch.cat([input_ids, torch.tensor(rows)], dim=1)
+
+    def reward(completions: list[str], **kwargs: Any) -> list[float]:
+        torch.manual_seed(0)
+        return [row % 4 * one for row in range(len(completions))]
+
+    # As in `grpo`: no release scales the rewards of a group, whether it should or not.
+    one = (1 - 1e-4) / statistics.stdev(range(4))
+    model.generate = generate
+    words = tokenizer()
+    words.padding_side = "left"
+    usual = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "temperature": 1.0}
+    return trainer(
+        trainer_class,
+        model=model,
+        reward_funcs=reward,
+        args=config(GRPOConfig, **{**usual, "beta": 1.0, **settings}),
+        train_dataset=Dataset.from_list([{"prompt": "w1 w2 w3"}] * 8),
+        tokenizer=words,
+        peft_config=peft_config,
+    )
+
+
+def set_adapters(model: Any) -> None:
+    """Give every LoRA matrix values of its own, not the 0 that half of them begin with."""
+    import torch
+
+    for number, weight in enumerate(weight for name, weight in model.named_parameters() if "lora_" in name):
+        weight.data = 0.5 * torch.cos(number + torch.arange(weight.numel())).reshape(weight.shape)
+
+
+def quantised(model: Any) -> Any:
+    """``model``, which says that it is loaded in 8 bits. It is not: bitsandbytes is nowhere on the bench.
+
+    Not in 4 bits, where transformers asks bitsandbytes for the number of parameters.
+    """
+    model.is_loaded_in_8bit = True
+    return model
