@@ -20,11 +20,16 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from . import engine, ranks
 from .errors import NotAppliedError
+from .install import Layer
 from .log import log, speak
+from .model import State, Target
 from .startup import STRICT, switch
 
 FILE = "trl_hotfix.json"
 """Beside every checkpoint. ``TRL_HOTFIX_ONLY=@trl_hotfix.json`` applies exactly what it names."""
+
+CARD = "trl-hotfix-model-card"
+"""The layer that writes into model cards. It is no patch: it repairs nothing and no report names it."""
 
 KEY = "trl_hotfix"
 """The entry in ``trainer.state.log_history``, in the config of trackers, and the title in the model card."""
@@ -59,8 +64,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     At train begin: what is on goes into the log and, once, into ``state.log_history``; a patch that should be on and is
     not is a WARNING, as are ranks that differ from rank 0 and a checkpoint that was trained with other patches. Under
     ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise ``NotAppliedError``, on every rank, before the first
-    step. Then ``trl_hotfix.json`` beside every checkpoint, and the config of wandb, trackio, mlflow and TensorBoard
-    where they are active.
+    step. Then ``trl_hotfix.json`` beside every checkpoint, the config of wandb, trackio, mlflow and TensorBoard where
+    they are active, and a section in the model card.
     """
 
     def __init__(self, strict: bool | None = None) -> None:
@@ -73,6 +78,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         speak()
         report = engine.status()
         record = report.freeze()
+        _into_model_cards()
         on = ", ".join(f"{each['id']} (r{each['revision']})" for each in record["patches"]) or "nothing"
         if state.is_world_process_zero:
             log.info("training with TRL %s, digest %s: %s", report.trl, report.digest, on)
@@ -131,6 +137,26 @@ def _into_trackers(record: Mapping[str, Any], args: Any) -> None:
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR") or getattr(args, "logging_dir", None) or args.output_dir
         with SummaryWriter(log_dir=folder) as writer:
             writer.add_text(KEY, f"```json\n{json.dumps(record, indent=1)}\n```")
+
+
+def _into_model_cards() -> None:
+    """Have a section in every model card that TRL writes from now on. Up to 0.11 it writes none of its own."""
+    utils = sys.modules.get("trl.trainer.utils")
+    target = Target("trl.trainer.utils", "generate_model_card", "in_model_card")
+    if utils is not None and hasattr(utils, target.attribute):
+        site = engine.every_site().at(utils, target)
+        if site.occupied() is None and not site.has(CARD):
+            site.put_on(Layer(CARD, 1, _in_model_card, traced=False))
+
+
+def _in_model_card(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    card = wrapped(*args, **kwargs)
+    report = engine.status()
+    lines = [f"- `{each.id}` (revision {each.patch.revision})" for each in report if each.state is State.APPLIED]
+    if lines:
+        what = f"TRL {report.trl}, trl_hotfix {report.trl_hotfix}, digest `{report.digest}`:"
+        card.text = "\n".join([card.text.rstrip(), "", "### TRL repaired at run time", "", what, "", *lines, ""])
+    return card
 
 
 def add_to_every_trainer(module: ModuleType) -> None:

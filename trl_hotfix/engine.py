@@ -325,7 +325,7 @@ class _Engine:
 
         patch = part.patch
         try:
-            sites = [_sites().at(module, target) for target in part.targets]
+            sites = [every_site().at(module, target) for target in part.targets]
         except MissingTargetError as error:
             if not gates.in_range(gates.installed("trl") or "", patch.trl):
                 return Decision(State.SKIPPED, Reason.TRL_VERSION, {"missing": str(error)})
@@ -476,7 +476,7 @@ def _failed(reason: Reason, error: BaseException) -> Decision:
 
 
 @functools.cache
-def _sites() -> Sites:
+def every_site() -> Sites:
     # Here and not above: wrapt takes 50 ms to import, and `--list` has no use for it.
     from .install import Sites
 
