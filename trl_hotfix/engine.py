@@ -197,7 +197,8 @@ class _Engine:
     ) -> Iterator[Report]:
         with self._one_at_a_time:
             before, before_strict, before_try = self._selection, self._strict, self._try_unknown
-            on = frozenset(part.patch.id for part in self._all_parts() if part.decision.state is State.APPLIED)
+            live = (State.APPLIED, State.PENDING)
+            on = frozenset(part.patch.id for part in self._all_parts() if part.decision.state in live)
             merged = {**before.options, **(options or {})} if before is not None else options
             report = self.apply([*ids, *on] if ids else None, None, merged, strict, unknown_body=unknown_body)
         try:

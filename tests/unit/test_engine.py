@@ -447,3 +447,17 @@ def test_a_worker_restores_a_patched_function_with_its_options(declare: Any) -> 
     trl_hotfix.apply(only=[])
     pickle.loads(pickled)
     assert said() == "no"
+
+
+def test_patched_within_patched_has_both_on_also_before_the_module_is_imported(fresh_engine: Any) -> None:
+    code = (
+        "import trl_hotfix, sys\n"
+        "one, other = 'moe-aux-loss-lost-under-deepspeed', 'dpo-eval-reference-from-trained-policy'\n"
+        "with trl_hotfix.patched(one), trl_hotfix.patched(other) as report:\n"
+        "    assert {report[one].state.value, report[other].state.value} == {'pending'}\n"
+        "    import trl.trainer.dpo_trainer\n"
+        "    print([trl_hotfix.status()[each].state.value for each in (one, other)])\n"
+        "print([trl_hotfix.status()[each].state.value for each in (one, other)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-2:] == ["['pending', 'applied']", "['disabled', 'disabled']"], done.stderr

@@ -271,7 +271,7 @@ def say_what_became_of_the_adapter(
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         head: Any = instance.model.get_output_embeddings()
-        its = list(head.parameters()) if isinstance(head, BaseTunerLayer) else []  # type: ignore[attr-defined]
+        its = list(head.parameters()) if isinstance(head, BaseTunerLayer) else []
         tensors = sum(each.requires_grad for each in its)
         prompt = [name for name, config in instance.model.peft_config.items() if config.is_prompt_learning]
         said.append(_missed(tensors, prompt))
