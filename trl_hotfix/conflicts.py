@@ -42,7 +42,9 @@ def still_on(site: Site) -> str | None:
 
     Raises ``OccupiedError`` if it is neither there nor beneath what is there.
     """
-    occupied = site.moved() or site.occupied()
+    moved, occupied = site.moved(), site.occupied()
+    if moved is not None:
+        raise moved
     if occupied is None:
         return None
     on_top: Any = vars(site.owner).get(site.name, ABSENT)
