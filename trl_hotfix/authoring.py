@@ -432,3 +432,45 @@ def tiny_attention_model() -> Any:
             index = torch.arange(parameter.numel(), dtype=torch.float32, device="cpu")
             parameter.copy_(torch.sin(index * 0.7 + number).reshape(parameter.shape))
     return model
+
+
+def why_sequences_mix(model: Any, *, no_cache: bool = False) -> str | None:
+    """Why the sequences of a flattened batch would see one another in ``model``, unwrapped, or None if they would not.
+
+    The batch has ``position_ids`` that start anew with each sequence, and no mask. ``no_cache``: the model is called
+    with ``use_cache=False``.
+    """
+    if getattr(model, "_is_stateful", False):
+        return "the model has layers that carry a state from one sequence into the next"
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        return "PEFT's prompt tuning ignores the position_ids that separate them"
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    attention = getattr(text, "_attn_implementation", None) or getattr(config, "_attn_implementation", None)
+    if "flash" in str(attention):
+        return None if _flash_attention_separates() else "this transformers is older than 4.44"
+    if not _mask_separates():
+        return f"the model's attention is {attention!r}, which does not separate them with this transformers and torch"
+    if not no_cache and getattr(text, "use_cache", True):
+        return f"the model's attention is {attention!r}, which does not separate them where the model has a cache"
+    modules = (sys.modules.get(type(each).__module__) for each in model.modules())
+    if not any(hasattr(each, "create_causal_mask") for each in modules):
+        return "the model builds its attention mask itself"
+    return None
+
+
+def _flash_attention_separates() -> bool:
+    """Does transformers hand the ``position_ids`` on to FlashAttention? Its pull request 31629 brought both."""
+    import transformers
+
+    return hasattr(transformers, "DataCollatorWithFlattening")
+
+
+def _mask_separates() -> bool:
+    """Does the mask that transformers makes for sdpa, eager or flex follow the ``position_ids``?"""
+    try:
+        from transformers import masking_utils
+    except ImportError:  # older than 4.53
+        return False
+    # transformers 5 needs a newer torch anyway, and has no such constant.
+    return getattr(masking_utils, "_is_torch_greater_or_equal_than_2_6", True)

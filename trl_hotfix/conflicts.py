@@ -12,8 +12,12 @@ from typing import Any
 
 from .install import ABSENT, Site, describe
 
-OWN_PACKAGES = ("trl", "transformers", "torch", "accelerate")
-"""A trainer's methods and their decorators (``torch.no_grad``, TRL's ``profiling_decorator``) come from these."""
+OWN_PACKAGES = ("trl", "transformers", "torch", "accelerate", "huggingface_hub")
+"""A trainer's methods and their decorators come from these.
+
+``torch.no_grad``, TRL's ``profiling_decorator`` and, on constructors up to 0.12, huggingface_hub's
+``_deprecate_arguments``.
+"""
 
 OWN_STANDARD = (functools.__file__, contextlib.__file__)
 

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, dpo_stub, judge, shadowed, tiny_causal_lm
+from ..authoring import absent, argument, dpo_stub, judge, shadowed, tiny_causal_lm, why_sequences_mix
 from ..model import Outcome
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -45,7 +44,7 @@ def pad_what_the_model_would_mix(
         return wrapped(*args, **kwargs)
     plain = instance.accelerator.unwrap_model(argument(wrapped, args, kwargs, "model"))
     # 0.18.0 brought both this parameter and use_cache=False.
-    why = _mixes(plain, no_cache="is_ref_model" in inspect.signature(wrapped).parameters)
+    why = why_sequences_mix(plain, no_cache="is_ref_model" in inspect.signature(wrapped).parameters)
     if why is None:
         return wrapped(*args, **kwargs)
     if instance not in _warned:
@@ -60,40 +59,6 @@ def pad_what_the_model_would_mix(
         )
     with shadowed(instance, "padding_free", False):
         return wrapped(*args, **kwargs)
-
-
-def _mixes(model: Any, *, no_cache: bool) -> str | None:
-    """Why the sequences of a flattened batch would see one another in this model, or None if they would not.
-
-    ``no_cache``: it is called with ``use_cache=False``.
-    """
-    if getattr(model, "_is_stateful", False):
-        return "the model has layers that carry a state from one sequence into the next"
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        return "PEFT's prompt tuning ignores the position_ids that separate them"
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    attention = getattr(text, "_attn_implementation", None) or getattr(config, "_attn_implementation", None)
-    if "flash" in str(attention):
-        return None
-    if not _separates():
-        return f"the model's attention is {attention!r}, which does not separate them with this transformers and torch"
-    if not no_cache and getattr(text, "use_cache", True):
-        return f"the model's attention is {attention!r}, which does not separate them where the model has a cache"
-    modules = (sys.modules.get(type(each).__module__) for each in model.modules())
-    if not any(hasattr(each, "create_causal_mask") for each in modules):
-        return "the model builds its attention mask itself"
-    return None
-
-
-def _separates() -> bool:
-    """Does the mask that transformers makes for sdpa, eager or flex follow the ``position_ids``?"""
-    try:
-        from transformers import masking_utils
-    except ImportError:  # older than 4.53
-        return False
-    # transformers 5 needs a newer torch anyway, and has no such constant.
-    return getattr(masking_utils, "_is_torch_greater_or_equal_than_2_6", True)
 
 
 def a_sequence_does_not_see_the_one_before_it(leaf: ModuleType) -> Outcome:
