@@ -78,8 +78,16 @@ COMPLETION_LENGTHS = (2, 4, 8, 6)
 """Tokens of the completions of each group in ``grpo``, the end of sequence among them."""
 
 
-def grpo(trainer_class: type, model: Any, lengths: tuple[int, ...] = COMPLETION_LENGTHS, **settings: Any) -> Any:
-    """A GRPO trainer on groups of four completions that are always the same, and whose reward goes with their length.
+def grpo(
+    trainer_class: type,
+    model: Any,
+    config_class: type | None = None,
+    lengths: tuple[int, ...] = COMPLETION_LENGTHS,
+    **settings: Any,
+) -> Any:
+    """A trainer on groups of four completions that are always the same, and whose reward goes with their length.
+
+    It is GRPO's, unless ``config_class`` is another's.
 
     What a release samples, and how, is then no part of what is compared. Nor is how it scales the rewards of a group:
     their standard deviation is 1 (0.22.0 and 0.22.1 scale when they should not, TRL pull request 3992).
@@ -113,7 +121,7 @@ def grpo(trainer_class: type, model: Any, lengths: tuple[int, ...] = COMPLETION_
         trainer_class,
         model=model,
         reward_funcs=reward,
-        args=config(GRPOConfig, **{**usual, **settings}),
+        args=config(config_class or GRPOConfig, **{**usual, **settings}),
         train_dataset=Dataset.from_list([{"prompt": f"w{index} w{index + 1} w{index + 2}"} for index in range(8)]),
         tokenizer=words,
     )

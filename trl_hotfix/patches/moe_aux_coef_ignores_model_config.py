@@ -1,0 +1,145 @@
+"""The router auxiliary loss of a mixture-of-experts model has the weight 0.001, whatever the model's config says.
+
+The trainers take ``router_aux_loss_coef`` from their arguments, where it is 0.001 unless it is set: SFT, GRPO and RLOO
+since TRL 1.7.0 (pull requests 6083 and 6085), DPO and KTO since 1.8.0 (6208 and 6275). What ``model.config`` declares,
+0.02 for a Mixtral, is not looked at; SFT even writes 0.001 over it. In TRL 1.14.0 (issue 7222, pull request 7248) the
+argument is None unless it is set, and then the config decides.
+
+Up to 1.13.0 a 0.001 that was set cannot be told from one that was not: the argument is taken for unset when it is
+0.001, and a warning says what is used instead. Every other value wins, as in 1.14.0. A config that declares no
+coefficient leaves the argument as it is: nothing is ignored then.
+
+The arguments have the config's value only while the trainer is made, so that they can be used again for another model.
+It is put there by a callback, when the superclass has set itself up: the model is loaded by then, also if it was given
+as a name, and DPO, KTO and SFT read the argument afterwards, SFT to overwrite the config. GRPO and RLOO have read it
+before; what they made of it is set anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from ..authoring import absent, argument, default_arguments, judge, replaced_argument, tiny_causal_lm
+from ..model import Outcome
+
+_UNSET = 0.001
+
+
+def use_coefficient_of_config(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run ``__init__`` with the coefficient that the model's config declares, if the arguments set none."""
+    from transformers import TrainerCallback
+
+    changed: list[Any] = []
+
+    class WhenLoaded(TrainerCallback):  # type: ignore[misc]
+        def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            # In a vision-language model, router settings are those of the text model.
+            config = model.config.get_text_config()
+            coefficient = getattr(config, "router_aux_loss_coef", None)
+            is_moe = getattr(config, "output_router_logits", None) is not None
+            if args.router_aux_loss_coef != _UNSET or not is_moe or coefficient in (None, _UNSET):
+                return
+            changed.append(args)
+            args.router_aux_loss_coef = coefficient
+            if "router_aux_loss_coef" in vars(instance):
+                instance.router_aux_loss_coef = coefficient
+                instance.aux_loss_enabled = coefficient != 0.0
+            if state.is_world_process_zero:
+                logging.getLogger("trl_hotfix").warning(
+                    "router_aux_loss_coef is %g in the config of the model, and %g in %s, which is its default: %g is "
+                    "used. If you want %g, set it in model.config.",
+                    *(coefficient, _UNSET, type(args).__name__, coefficient, _UNSET),
+                )
+
+    callback = WhenLoaded()
+    theirs = argument(wrapped, args, kwargs, "callbacks") or []
+    args, kwargs = replaced_argument(wrapped, args, kwargs, "callbacks", [*theirs, callback])
+    try:
+        result = wrapped(*args, **kwargs)
+    finally:
+        for each in changed:
+            each.router_aux_loss_coef = _UNSET
+    instance.remove_callback(callback)
+    return result
+
+
+def coefficient_is_that_of_the_config(leaf: ModuleType) -> Outcome:
+    """A trainer that is made with default arguments has the coefficient of the model's config; one that is set wins."""
+    method = leaf.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
+    config_class = getattr(leaf, f"{method}Config", None)
+    if config_class is None or "router_aux_loss_coef" not in {each.name for each in fields(config_class)}:
+        return absent("the trainer's arguments have no coefficient in this release")
+    declared, chosen = 0.5, 0.25
+    default = default_arguments(config_class).router_aux_loss_coef
+    used = _made(leaf, method, declared, default)
+    if (set_by_user := _made(leaf, method, declared, chosen)) != chosen:
+        raise AssertionError(f"{chosen} in the arguments, and {set_by_user!r} is used")
+    return judge(used, right=declared, wrong=_UNSET, argument=str(default))
+
+
+class _Enough(Exception):
+    """The trainer is made as far as it matters."""
+
+
+def _made(leaf: ModuleType, method: str, declared: float, given: Any) -> float:
+    """The coefficient after ``__init__`` of the trainer, on a superclass that does no more than call the callbacks."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState
+
+    trainer_class, config_class = getattr(leaf, f"{method}Trainer"), getattr(leaf, f"{method}Config")
+
+    class Parent(*trainer_class.__bases__):  # type: ignore[misc]
+        def __init__(self, *, model: Any, args: Any, callbacks: Any, processing_class: Any, **others: Any) -> None:
+            self.model, self.args = model, args
+            self.accelerator = SimpleNamespace(parallelism_config=None)
+            self.callback_handler = CallbackHandler(
+                [DefaultFlowCallback, *(callbacks or [])], model, processing_class, None, None
+            )
+            self.callback_handler.on_init_end(args, TrainerState(is_world_process_zero=False), TrainerControl())
+
+    class Stub(trainer_class, Parent):  # type: ignore[misc, valid-type]
+        # What follows the metrics seeds the process and, later, generates.
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "_metrics":
+                raise _Enough
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    text = SimpleNamespace(router_aux_loss_coef=declared, output_router_logits=False)
+    config: Any = SimpleNamespace(get_text_config=lambda: text, _attn_implementation="sdpa")
+    model = tiny_causal_lm(config)
+    model.generation_config = SimpleNamespace()
+    words = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
+    # Without a reference model where it would be loaded, and without a change of the forward of the model.
+    quick: dict[str, dict[str, Any]] = {"SFT": {"loss_type": "nll"}, "RLOO": {"beta": 0.0}}
+    quick["GRPO"] = {"beta": 0.0, "steps_per_generation": 1, "generation_batch_size": 8}
+    args = default_arguments(config_class, router_aux_loss_coef=given, n_gpu=0, **quick.get(method, {}))
+    known = {"reward_funcs": len} if method in ("GRPO", "RLOO") else {}
+    known |= {"ref_model": tiny_causal_lm(config)} if method in ("DPO", "KTO") else {}
+    trainer = object.__new__(Stub)
+    with suppress(_Enough):
+        Stub.__init__(
+            trainer,
+            model=model,
+            args=args,
+            **known,
+            train_dataset=Dataset.from_dict({"prompt": ["a"], "completion": ["b"]}),
+            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>"),
+        )
+    if args.router_aux_loss_coef != given:
+        raise AssertionError(f"{given} in the arguments, and {args.router_aux_loss_coef!r} afterwards")
+    enabled, coefficient = trainer.aux_loss_enabled, getattr(trainer, "router_aux_loss_coef", text.router_aux_loss_coef)
+    if not enabled:
+        raise AssertionError(f"the auxiliary loss is off, with a coefficient of {coefficient!r}")
+    return float(coefficient)
