@@ -10,6 +10,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers know the name; `typing` would cost 3 ms at every interpreter start
 if TYPE_CHECKING:
+    from .callback import HotfixCallback as HotfixCallback
     from .engine import apply as apply
     from .engine import patched as patched
     from .engine import revert as revert
@@ -29,6 +30,7 @@ _HOME = {
     "explain": "report",
     "patched": "engine",
     "revert": "engine",
+    "HotfixCallback": "callback",
     "status": "engine",
     "CatalogueError": "errors",
     "HotfixError": "errors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import random
 import sys
 import warnings
@@ -162,10 +163,11 @@ def stub_grpo_trainer(
     return trainer
 
 
-def dpo_stub(leaf: ModuleType, **attributes: Any) -> Any:
+def dpo_stub(leaf: ModuleType, method: str = "DPO", **attributes: Any) -> Any:
     """A stub of this leaf's ``DPOTrainer`` that has what ``get_batch_loss_metrics`` reads in any release up to 0.28.
 
-    It is a text model without PEFT and without an auxiliary loss, padded with 0, unless ``attributes`` say otherwise.
+    ``method`` is that of another trainer with such a method (CPO, ORPO, KTO, BCO). It is a text model without PEFT and
+    without an auxiliary loss, padded with 0, unless ``attributes`` say otherwise.
     """
     usual: dict[str, Any] = {
         "aux_loss_enabled": False,
@@ -177,7 +179,8 @@ def dpo_stub(leaf: ModuleType, **attributes: Any) -> Any:
         "use_dpo_data_collator": True,
         "_peft_has_been_casted_to_bf16": False,
     }
-    return stub_trainer(leaf.DPOTrainer, default_arguments(leaf.DPOConfig), **{**usual, **attributes})
+    arguments = default_arguments(getattr(leaf, f"{method}Config"))
+    return stub_trainer(getattr(leaf, f"{method}Trainer"), arguments, **{**usual, **attributes})
 
 
 def tiny_causal_lm(
@@ -241,13 +244,15 @@ def wrapped_like_deepspeed(model: Any) -> Any:
 def undisturbed() -> Iterator[None]:
     """Run a self-test without a trace in the process, and without the process in the self-test.
 
-    Random states, default dtype and device, grad mode, autocast and warning filters are the same afterwards; inside,
+    Random states, default dtype and device, grad mode, autocast, warning filters and the environment are the same
+    afterwards; inside,
     tensors are float32 on the CPU, gradients are on and warnings are quiet.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None
+    environment = dict(os.environ)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -263,5 +268,209 @@ def undisturbed() -> Iterator[None]:
             yield
         finally:
             random.setstate(python_state)
+            if os.environ != environment:
+                os.environ.clear()
+                os.environ.update(environment)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
+
+
+MASKABLE = frozenset(
+    {
+        *("cohere", "gemma", "glm", "glm4", "granite", "helium", "llama", "mistral", "nemotron", "olmo", "olmo2"),
+        *("phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    }
+)
+"""The ``model_type`` of dense decoders with rotary positions that take an additive mask of four dimensions as it is.
+
+Seen for each, eager and sdpa, in transformers 4.46.3 and 4.57.6 where it has the type. Mixtures of experts do too, but
+their load-balancing loss wants a mask of two dimensions. What is not here is right as a padded batch.
+"""
+
+
+def attention_keeps_apart(model: Any) -> str:
+    """How ``model``, unwrapped, can be kept from attending across the sequences of a flattened batch.
+
+    ``flash``: it does so by itself, FlashAttention starts anew where the position ids do (transformers 4.44 and later).
+    transformers has refused to load such a model where FlashAttention cannot run, so the config is what is really on.
+    ``mask``: given ``block_diagonal``. ``pad``: by no means that is known here, so the batch has to be a padded one.
+    """
+    prompt_learning = any(
+        getattr(each, "is_prompt_learning", False) for each in (getattr(model, "peft_config", None) or {}).values()
+    )
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = getattr(base, "config", None)
+    attention = str(getattr(config, "_attn_implementation", None))
+    if prompt_learning:
+        return "pad"
+    if "flash" in attention:
+        return "flash"
+    windows = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    layers = set(getattr(config, "layer_types", None) or ())
+    known = getattr(config, "model_type", None) in MASKABLE and not hasattr(config, "auto_map")
+    return (
+        "mask" if attention in ("sdpa", "eager") and known and not windows and layers <= {"full_attention"} else "pad"
+    )
+
+
+def sequence_numbers(position_ids: Any) -> Any:
+    """To which sequence each token of a flattened batch belongs, from 0 on: ``(1, length)`` to ``(length,)``."""
+    import torch
+
+    return torch.cat([position_ids.new_zeros(1), (position_ids[0].diff() != 1).long().cumsum(0)])
+
+
+def block_diagonal(position_ids: Any, dtype: Any) -> Any:
+    """The additive mask ``(1, 1, length, length)`` of a flattened batch: 0 where a token may look, else ``finfo.min``.
+
+    It may look at itself and at what is before it in its own sequence. The size is the square of the batch's tokens.
+    """
+    import torch
+
+    number = sequence_numbers(position_ids)
+    may_look = (number[:, None] == number[None, :]).tril()
+    mask = torch.zeros(may_look.shape, dtype=dtype, device=position_ids.device)
+    return mask.masked_fill(~may_look, torch.finfo(dtype).min)[None, None]
+
+
+def isolated(model: Any, position_ids: Any, dtype: Any) -> Any:
+    """A view of ``model``, wrapped as it may be, whose forward sees the sequences of ``position_ids`` apart.
+
+    The mask goes into the call and not into the batch, since TRL counts tokens by the ``attention_mask`` there. A hook
+    would do as well, but Dynamo does not look again whether it is still the same. The cache goes off:
+    transformers treats masks and restarts of the position ids in other ways when there is one.
+    """
+    import wrapt
+
+    mask = block_diagonal(position_ids, dtype)
+
+    class IsolatedView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.__wrapped__(*args, **{**kwargs, "attention_mask": mask, "use_cache": False})
+
+    return IsolatedView(model)
+
+
+def padded(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The padded batch of a flattened one, without position ids: ``(1, tokens)`` to ``(rows, longest)``."""
+    import torch
+
+    position_ids = batch["position_ids"]
+    number = sequence_numbers(position_ids)
+    lengths = torch.bincount(number)
+    place = torch.arange(len(number), device=number.device) - (lengths.cumsum(0) - lengths)[number]
+
+    def rows(values: Any, filler: int) -> Any:
+        new = values.new_full((len(lengths), int(lengths.max())), filler)
+        new[number, place] = values[0]
+        return new
+
+    # The sizes and sums that FlashAttention is given are those of the flattened batch.
+    gone = (
+        "position_ids",
+        "attention_mask",
+        "seq_idx",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+    )
+    of_tokens = {
+        key: rows(value, -100 if key == "labels" else 0)
+        for key, value in batch.items()
+        if key not in gone and getattr(value, "shape", None) == position_ids.shape
+    }
+    others = {key: value for key, value in batch.items() if key not in gone and key not in of_tokens}
+    return {**others, **of_tokens, "attention_mask": rows(torch.ones_like(position_ids), 0)}
+
+
+def tiny_attention_model() -> Any:
+    """A Llama of one layer with real attention, sdpa, whose weights are a fixed function of their indices.
+
+    It also answers what TRL's own heads do: its chunked loss, and from 1.15.0 on the fused head.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    class TinyForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+        def forward(self, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+            outputs = super().forward(**kwargs)
+            labels = kwargs.get("labels")
+            if labels is not None:
+                counted = labels[:, 1:] != -100
+                every = outputs.logits[:, :-1].log_softmax(-1)
+                picked = every.gather(-1, labels[:, 1:].clamp(min=0)[..., None])[..., 0].masked_fill(~counted, 0.0)
+                entropy = -(every.exp() * every).sum(-1)
+                top1 = every.argmax(-1) == labels[:, 1:]
+                answers = {
+                    "log_probs": picked,
+                    "label_mask": counted,
+                    "entropy": entropy,
+                    "is_top1": top1,
+                    "num_valid_tokens": counted.sum(),
+                    "num_correct_tokens": (top1 & counted).sum(),
+                    "entropy_sum": (entropy * counted).sum(),
+                }
+                for name, value in answers.items():
+                    setattr(outputs, name, value)
+            return outputs
+
+    model = TinyForCausalLM(
+        LlamaConfig(
+            vocab_size=16,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            attn_implementation="sdpa",
+        )
+    )
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            index = torch.arange(parameter.numel(), dtype=torch.float32, device="cpu")
+            parameter.copy_(torch.sin(index * 0.7 + number).reshape(parameter.shape))
+    return model
+
+
+def why_sequences_mix(model: Any, *, no_cache: bool = False) -> str | None:
+    """Why the sequences of a flattened batch would see one another in ``model``, unwrapped, or None if they would not.
+
+    The batch has ``position_ids`` that start anew with each sequence, and no mask. ``no_cache``: the model is called
+    with ``use_cache=False``.
+    """
+    if getattr(model, "_is_stateful", False):
+        return "the model has layers that carry a state from one sequence into the next"
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        return "PEFT's prompt tuning ignores the position_ids that separate them"
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    attention = getattr(text, "_attn_implementation", None) or getattr(config, "_attn_implementation", None)
+    if "flash" in str(attention):
+        return None if _flash_attention_separates() else "this transformers is older than 4.44"
+    if not _mask_separates():
+        return f"the model's attention is {attention!r}, which does not separate them with this transformers and torch"
+    if not no_cache and getattr(text, "use_cache", True):
+        return f"the model's attention is {attention!r}, which does not separate them where the model has a cache"
+    modules = (sys.modules.get(type(each).__module__) for each in model.modules())
+    if not any(hasattr(each, "create_causal_mask") for each in modules):
+        return "the model builds its attention mask itself"
+    return None
+
+
+def _flash_attention_separates() -> bool:
+    """Does transformers hand the ``position_ids`` on to FlashAttention? Its pull request 31629 brought both."""
+    import transformers
+
+    return hasattr(transformers, "DataCollatorWithFlattening")
+
+
+def _mask_separates() -> bool:
+    """Does the mask that transformers makes for sdpa, eager or flex follow the ``position_ids``?"""
+    try:
+        from transformers import masking_utils
+    except ImportError:  # older than 4.53
+        return False
+    # transformers 5 needs a newer torch anyway, and has no such constant.
+    return getattr(masking_utils, "_is_torch_greater_or_equal_than_2_6", True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum, EnumMeta
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,15 +21,16 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from .errors import CatalogueError, Mistake, suggestion
-from .model import Patch, Target
+from .model import Option, Options, Patch, Target
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
+CHOICE = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*\Z")
 ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?\Z")
 DEPTH = 20
 MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
 
 
-@cache
+@functools.cache
 def load() -> tuple[Patch, ...]:
     """The patches of the ``patches.yaml`` that belongs to this package. Raises ``CatalogueError``."""
     path = manifest()
@@ -53,10 +55,10 @@ def module_of(patch_id: str) -> str:
     return f"{__package__}.patches.{patch_id.replace('-', '_')}"
 
 
-def function_of(patch: Patch, name: str) -> Callable[..., Any]:
-    """A wrapper or the self-test of ``patch`` by its name in the catalogue."""
+def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]:
+    """A wrapper or the self-test of ``patch`` by its name in the catalogue, with the user's choices if it has any."""
     function: Callable[..., Any] = getattr(import_module(module_of(patch.id)), name)
-    return function
+    return functools.partial(function, options=patch.chosen(options)) if patch.options else function
 
 
 def parse(text: str, path: str) -> tuple[Patch, ...]:
@@ -198,6 +200,9 @@ def _value(node: _Node, hint: Any, name: str, mistakes: list[Mistake]) -> Any:
     item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
     if is_dataclass(item) and isinstance(node.value, list):
         return tuple(_build(each, item, name.removesuffix("s"), mistakes) for each in node.value)
+    item = typing.get_args(hint)[1] if typing.get_origin(hint) is Mapping else None
+    if is_dataclass(item) and isinstance(node.value, dict):
+        return {key: _build(each, item, name.removesuffix("s"), mistakes) for key, each in node.value.items()}
     try:
         return msgspec.convert(node.plain(), type=hint)
     except msgspec.ValidationError as error:
@@ -241,12 +246,28 @@ def _check(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
         except InvalidVersion:
             line = line_of("upstream", "fixed_in")
             yield Mistake(line, f"fixed_in: {patch.upstream.fixed_in!r} is not a version")
+    for name in patch.options:
+        yield from _check_option(name, patch.options[name], functools.partial(line_of, "options", name))
     if not patch.targets:
         yield Mistake(line_of("targets"), "targets is empty: a patch wraps at least one method or function")
     for index, target in enumerate(patch.targets):
         yield from _check_target(target, index, line_of)
     if ID.match(patch.id):
         yield from _check_functions(patch, line_of)
+
+
+def _check_option(name: str, option: Option, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    # They stand in environment variables and in the names of pickled functions.
+    for word in (name, *option.choices):
+        if not CHOICE.match(word):
+            yield Mistake(line_of("choices", word), f"{word!r} is not lower-case words joined by '-' or '_'")
+    if len(option.choices) < 2:
+        yield Mistake(
+            line_of("choices"), f"the option {name!r} has {len(option.choices)} choices, expected two or more"
+        )
+    if option.default not in option.choices:
+        message = f"default {option.default!r} is none of the choices{suggestion(option.default, option.choices)}"
+        yield Mistake(line_of("default"), message)
 
 
 def _check_target(target: Target, index: int, line_of: Callable[..., int]) -> Iterator[Mistake]:
@@ -281,14 +302,16 @@ def _check_functions(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mist
         return
     functions = {key: value for key, value in vars(module).items() if isinstance(value, types.FunctionType)}
     here = {key for key, value in functions.items() if value.__module__ == name}
-    yield from _check_function(patch.self_test, "self_test", here, name, line_of("self_test"))
+    named = [("self_test", patch.self_test, line_of("self_test"))]
     for index, target in enumerate(patch.targets):
-        yield from _check_function(target.wrapper, "wrapper", here, name, line_of("targets", index, "wrapper"))
-
-
-def _check_function(wanted: str, role: str, here: Collection[str], module: str, line: int) -> Iterator[Mistake]:
-    if wanted not in here:
-        yield Mistake(line, f"{role}: {module} has no function {wanted!r}{suggestion(wanted, here)}")
+        named.append(("wrapper", target.wrapper, line_of("targets", index, "wrapper")))
+    for role, wanted, line in named:
+        if wanted not in here:
+            yield Mistake(line, f"{role}: {name} has no function {wanted!r}{suggestion(wanted, here)}")
+        elif ("options" in inspect.signature(functions[wanted]).parameters) != bool(patch.options):
+            found = "which the entry declares" if patch.options else "and the entry declares none"
+            takes = "does not take" if patch.options else "takes"
+            yield Mistake(line, f"{role}: {name}.{wanted} {takes} options, {found}")
 
 
 def _a(what: str) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from . import __version__, catalogue, gates, startup
 from .engine import apply
-from .errors import CatalogueError, DamagedError, UnknownPatchError
+from .errors import CatalogueError, DamagedError, SettingError, UnknownPatchError
 from .fingerprint import bodies
 from .model import Patch, State, Target
 from .report import as_json, show, table
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = Exit.USAGE
     except click.exceptions.Abort:
         code = Exit.USAGE
-    except UnknownPatchError as error:
+    except (SettingError, UnknownPatchError) as error:
         click.echo(f"trl-hotfix: {error}", err=True)
         code = Exit.USAGE
     except (CatalogueError, DamagedError) as error:

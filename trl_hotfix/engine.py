@@ -22,9 +22,11 @@ from . import __version__, authoring, catalogue, fingerprint, gates
 from .errors import NotAppliedError, SettingError, UnknownPatchError
 from .gates import Selection
 from .import_hooks import FINDER
+from .limits import TimeIsUp, within
 from .log import in_one_line, log, speak
 from .model import (
     Decision,
+    Options,
     Outcome,
     Patch,
     Reason,
@@ -34,7 +36,11 @@ from .model import (
     Verdict,
 )
 from .parts import Part, status_of
+from .references import Reference
 from .startup import STRICT, switch
+
+SELF_TEST_SECONDS = 60.0
+"""A self-test takes milliseconds; the first in a process may have to import what it tests from a slow disk."""
 
 if TYPE_CHECKING:
     from .install import Site, Sites
@@ -42,8 +48,9 @@ if TYPE_CHECKING:
 
 def apply(
     *,
-    only: Iterable[str] | None = None,
+    only: Iterable[str] | str | None = None,
     skip: Iterable[str] | None = None,
+    options: Mapping[str, Options] | None = None,
     strict: bool | None = None,
     dry_run: bool = False,
     unknown_body: Literal["skip", "try"] | None = None,
@@ -51,16 +58,22 @@ def apply(
     """Repair the TRL that is installed: now where its trainers are imported, else as soon as they are.
 
     ``only`` and ``skip`` are ids of patches (default: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, else all that are on
-    by default). A call with another selection than the last takes off what leaves it. What was reverted goes on again;
-    what failed is tried again only after ``revert()``. ``strict`` (default: whether ``TRL_HOTFIX=strict``) raises
-    ``NotAppliedError``, here or at the import of the trainer, where a patch that should be on cannot be. With
-    ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. A method whose body is none that
-    the patch was proved on is left alone; ``unknown_body="try"`` (default: ``TRL_HOTFIX_UNKNOWN_BODY``, else
-    ``"skip"``) lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with a warning.
+    by default). ``only="@trl_hotfix.json"`` applies exactly the set that a run has recorded. ``options`` are choices
+    within patches, ``{id: {option: choice}}`` (default: ``TRL_HOTFIX_OPTIONS``, ``id.option=choice`` separated by
+    commas, else those of the catalogue).
 
-    Raises ``CatalogueError``, ``UnknownPatchError``, ``NotAppliedError``; after any of them nothing has changed.
+    A call with another selection than the last takes off what leaves it, and puts on anew what has other options. What
+    was reverted goes on again; what failed is tried again only after ``revert()``. ``strict`` (default: whether
+    ``TRL_HOTFIX=strict``) raises ``NotAppliedError``, here or at the import of the trainer, where a patch that should
+    be on cannot be. With ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. A method
+    whose body is none that the patch was proved on is left alone; ``unknown_body="try"`` (default:
+    ``TRL_HOTFIX_UNKNOWN_BODY``, else ``"skip"``) lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with
+    a warning.
+
+    Raises ``CatalogueError``, ``UnknownPatchError``, ``SettingError``, ``NotAppliedError``; after any of them nothing
+    has changed.
     """
-    return ENGINE.apply(only, skip, strict, dry_run, unknown_body)
+    return ENGINE.apply(only, skip, options, strict, dry_run, unknown_body)
 
 
 def revert(*ids: str) -> Report:
@@ -77,19 +90,19 @@ def status() -> Report:
 
 
 @contextmanager
-def patched(*ids: str, strict: bool = True) -> Iterator[Report]:
+def patched(*ids: str, options: Mapping[str, Options] | None = None, strict: bool = True) -> Iterator[Report]:
     """``with patched("some-id"):`` has these patches on besides those that are; afterwards, what was on before.
 
     Without ids: all that are on by default. Raises what ``apply`` raises.
     """
-    with ENGINE.patched(ids, strict) as report:
+    with ENGINE.patched(ids, strict, options) as report:
         yield report
 
 
-def restore(reference: tuple[str, str, tuple[tuple[str, int], ...]], instance: Any) -> Any:
+def restore(reference: Reference, instance: Any) -> Any:
     """Unpickle a patched function: have its patches on in this process too, then take it from its place."""
     module, attribute, patches = reference
-    ENGINE.ensure(patch_id for patch_id, _ in patches)
+    ENGINE.ensure({patch_id: dict(options) for patch_id, _, options in patches})
     owner = functools.reduce(getattr, attribute.split(".")[:-1], import_module(module))
     return getattr(owner if instance is None else instance, attribute.split(".")[-1])
 
@@ -108,17 +121,18 @@ class _Engine:
 
     def apply(
         self,
-        only: Iterable[str] | None,
+        only: Iterable[str] | str | None,
         skip: Iterable[str] | None,
+        options: Mapping[str, Options] | None,
         strict: bool | None,
         dry_run: bool = False,
         unknown_body: str | None = None,
     ) -> Report:
         patches = catalogue.load()
-        selection = Selection.of(only, skip, os.environ, {patch.id for patch in patches})
+        selection = Selection.of(only, skip, os.environ, patches, options)
         if dry_run:
             decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
-            return self._report(decisions, live=False)
+            return self._report(decisions, selection, live=False)
         unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
         if unknown_body not in ("skip", "try"):
             raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
@@ -128,7 +142,26 @@ class _Engine:
             speak()
             log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", os.environ["TRL_HOTFIX"])
             selection = Selection(only=frozenset())
-        return self._select(selection, setting == STRICT if strict is None else strict, off=setting == "off")
+        strict = setting == STRICT if strict is None else strict
+        if selection.frozen is not None:
+            self._speak_of_frozen(selection, strict)
+        report = self._select(selection, strict, off=setting == "off")
+        for each in (report[patch_id] for patch_id in selection.options):
+            if each.state in (State.DISABLED, State.RETIRED, State.SKIPPED):
+                state, reason = each.state.value, each.reason.value
+                log.warning("the options of %s do nothing here: %s (%s)", each.id, state, reason)
+        return report
+
+    def _speak_of_frozen(self, selection: Selection, strict: bool) -> None:
+        """Say which of the patches in the freeze file cannot be on here; under strict, that is the end."""
+        decisions = {patch.id: gates.decide(patch, selection) for patch in catalogue.load()}
+        off = {each: decisions[each] for each in selection.only or () if decisions[each].state is not State.PENDING}
+        said = [f"{each}: {why.state.value} ({why.reason.value})" for each, why in sorted(off.items())]
+        if said and strict:
+            raise _not_applied(said)
+        speak()
+        for each in said:
+            log.warning("in the freeze file, and not on here: %s", each)
 
     def revert(self, ids: Iterable[str]) -> Report:
         known = {patch.id for patch in catalogue.load()}
@@ -143,7 +176,7 @@ class _Engine:
             return self.status()
 
     def status(self) -> Report:
-        return self._report(self._decisions, live=True)
+        return self._report(self._decisions, self._selection or Selection(), live=True)
 
     def journal(self, patch_id: str) -> list[str]:
         """How a patch came to stand where it does: one line a step, for each of its leaf modules."""
@@ -155,27 +188,37 @@ class _Engine:
             return list(self._parts.values())
 
     @contextmanager
-    def patched(self, ids: tuple[str, ...], strict: bool, unknown_body: str | None = None) -> Iterator[Report]:
+    def patched(
+        self,
+        ids: tuple[str, ...],
+        strict: bool,
+        options: Mapping[str, Options] | None = None,
+        unknown_body: str | None = None,
+    ) -> Iterator[Report]:
         with self._one_at_a_time:
-            before, before_strict = self._selection, self._strict
-            on = frozenset(part.patch.id for part in self._all_parts() if part.decision.state is State.APPLIED)
-            report = self.apply([*ids, *on] if ids else None, None, strict, unknown_body=unknown_body)
+            before, before_strict, before_try = self._selection, self._strict, self._try_unknown
+            live = (State.APPLIED, State.PENDING)
+            on = frozenset(part.patch.id for part in self._all_parts() if part.decision.state in live)
+            merged = {**before.options, **(options or {})} if before is not None else options
+            report = self.apply([*ids, *on] if ids else None, None, merged, strict, unknown_body=unknown_body)
         try:
             yield report
         finally:
             with self._one_at_a_time:
+                self._try_unknown = before_try
                 if before is None:
                     self._drop(self._all_parts())
                     self._decisions, self._selection, self._strict = {}, None, before_strict
                 else:
                     self._select(before, before_strict)
 
-    def ensure(self, ids: Iterable[str]) -> None:
-        """Have ``ids`` on, besides what is."""
+    def ensure(self, wanted: Mapping[str, Options]) -> None:
+        """Have these patches on with these options, besides what is."""
         with self._one_at_a_time:
-            on = {patch_id for patch_id, _ in self._parts}
-            if not on.issuperset(ids := set(ids)):
-                self._select(Selection(only=frozenset(on | ids)), self._strict)
+            on = {part.patch.id: part.options for part in self._all_parts()}
+            if not on.items() >= wanted.items():
+                both = {**on, **wanted}
+                self._select(Selection(only=frozenset(both), options=both), self._strict)
 
     # From a selection to parts.
 
@@ -188,17 +231,21 @@ class _Engine:
                 decisions = {patch.id: Decision(State.DISABLED, Reason.SWITCHED_OFF) for patch in patches}
             undo = (self._decisions, self._selection, self._strict)
             self._decisions, self._selection, self._strict = decisions, selection, strict
-            entering = [part for patch in patches for part in self._entering(patch, decisions[patch.id])]
+            wanted = self._wanted()
+            changed = [part for part in self._all_parts() if part.options != selection.options_of(part.patch)]
+            changed = [part for part in changed if part.patch.id in wanted]
+            self._drop(changed)
+            entering = self._entering()
             try:
-                for leaf in dict.fromkeys(part.leaf for part in entering):
-                    FINDER.when_imported(leaf, self._imported)
-                wanted = self._wanted()
+                self._arm(entering)
                 degraded = [each for each in self.status() if each.degraded and each.id in wanted]
                 if strict and degraded:
                     raise _not_applied(f"{each.id}: {each.state.value} ({each.reason.value})" for each in degraded)
             except NotAppliedError:
                 self._drop(entering)
                 self._decisions, self._selection, self._strict = undo
+                if changed:
+                    self._arm(self._entering())
                 raise
             self._drop([part for part in self._all_parts() if part.patch.id not in wanted])
             return self.status()
@@ -213,11 +260,19 @@ class _Engine:
             if part.decision.state is State.REVERTED:
                 self._parts.pop((part.patch.id, part.leaf), None)
 
-    def _entering(self, patch: Patch, decision: Decision) -> Iterator[Part]:
-        """The parts of ``patch`` that wait for their leaf: new, reverted, or with a leaf that came unseen."""
+    def _arm(self, parts: Iterable[Part]) -> None:
+        """Have every part worked on when its leaf is imported: now, if it is."""
+        for leaf in dict.fromkeys(part.leaf for part in parts):
+            FINDER.when_imported(leaf, self._imported)
+
+    def _entering(self) -> list[Part]:
+        """The parts that wait for their leaf: new, reverted, or with a leaf that came unseen."""
         trl = gates.installed("trl")
-        if decision.state is not State.PENDING or trl is None:
-            return
+        wanted = self._wanted() if trl is not None else set()
+        return [part for patch in catalogue.load() if patch.id in wanted for part in self._waiting(patch, trl or "")]
+
+    def _waiting(self, patch: Patch, trl: str) -> Iterator[Part]:
+        selection = self._selection or Selection()
         by_leaf: dict[str, list[Target]] = {}
         here = gates.targets_for(patch, trl)
         for target in here or patch.targets:
@@ -227,7 +282,8 @@ class _Engine:
                 part = self._parts.get((patch.id, leaf))
                 if part is None or part.decision.state is State.REVERTED:
                     journal = part.journal if part is not None else []
-                    part = self._parts[patch.id, leaf] = Part(patch, leaf, tuple(targets), journal=journal)
+                    options = selection.options_of(patch)
+                    part = self._parts[patch.id, leaf] = Part(patch, leaf, tuple(targets), options, journal=journal)
             if part.decision.state is State.PENDING:
                 yield part
 
@@ -264,12 +320,13 @@ class _Engine:
 
     def _enter(self, part: Part, module: ModuleType) -> Decision:
         """Red, install, green; or leave everything as it was."""
-        from .conflicts import foreign
+        from .conflicts import compiled_before, foreign
+        from .guard import Guard
         from .install import Layer, MissingTargetError
 
         patch = part.patch
         try:
-            sites = [_sites().at(module, target) for target in part.targets]
+            sites = [every_site().at(module, target) for target in part.targets]
         except MissingTargetError as error:
             if not gates.in_range(gates.installed("trl") or "", patch.trl):
                 return Decision(State.SKIPPED, Reason.TRL_VERSION, {"missing": str(error)})
@@ -290,23 +347,32 @@ class _Engine:
             if not_this_one is not None:
                 return not_this_one
 
-        red = self_test(patch, module)
+        red = self_test(patch, module, part.options)
         if isinstance(red, Decision):
             return red
         if red.verdict is not Verdict.REPRODUCED:
             return Decision(State.SKIPPED, Reason.NOT_REPRODUCED, {"red": red.to_dict()})
+        guards = []
         with ExitStack() as roll_back:
             for site, target in zip(sites, part.targets, strict=True):
-                wrapper = catalogue.function_of(patch, target.wrapper)
-                site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced))
+                wrapper = catalogue.function_of(patch, target.wrapper, part.options)
+                if not target.traced and not self._strict:
+                    guards.append(wrapper := Guard(patch.id, wrapper))
+                chosen = tuple(sorted(part.options.items()))
+                site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced, chosen))
                 roll_back.callback(site.take_off, patch.id)
-            green = self_test(patch, module)
+            green = self_test(patch, module, part.options)
             if isinstance(green, Decision):
                 return green
             seen = {"red": red.to_dict(), "green": green.to_dict()}
             if green.verdict is not Verdict.FIXED:
                 return Decision(State.FAILED, Reason.SELF_TEST, seen)
             roll_back.pop_all()
+        for guard in guards:
+            guard.armed = True
+        pairs = zip(sites, part.targets, strict=True)
+        part.compiled_before = next(filter(None, (compiled_before(site, each.traced) for site, each in pairs)), "")
+        part.guards = guards
         part.sites.extend(sites)
         return Decision(State.APPLIED, Reason.PROVEN, seen)
 
@@ -338,7 +404,9 @@ class _Engine:
         where = f"{part.patch.id} (r{part.patch.revision})"
         if decision.state is State.APPLIED:
             targets = ", ".join(target.attribute for target in part.targets)
-            log.info("applied %s to TRL %s, %s%s", where, gates.installed("trl"), targets, in_one_line(decision))
+            chosen = "".join(f", {option}={choice}" for option, choice in part.options.items())
+            seen = in_one_line(decision)
+            log.info("applied %s to TRL %s, %s%s%s", where, gates.installed("trl"), targets, chosen, seen)
         elif decision.degraded:
             log.warning(
                 "%s is NOT on: %s (%s)%s. `python -m trl_hotfix --list` says more",
@@ -376,12 +444,12 @@ class _Engine:
 
     # Reports.
 
-    def _report(self, decisions: Mapping[str, Decision], *, live: bool) -> Report:
+    def _report(self, decisions: Mapping[str, Decision], selection: Selection, *, live: bool) -> Report:
         statuses = []
         for patch in catalogue.load():
             parts = [part for part in self._all_parts() if part.patch.id == patch.id] if live else []
             decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))
-            statuses.append(status_of(patch, parts, decision))
+            statuses.append(status_of(patch, parts, decision, selection.options_of(patch)))
         return Report(__version__, gates.installed("trl"), platform.python_version(), tuple(statuses))
 
 
@@ -389,26 +457,27 @@ def _not_applied(reasons: Iterable[str]) -> NotAppliedError:
     return NotAppliedError("strict mode: a patch that should be on cannot be:" + "".join(f"\n  {x}" for x in reasons))
 
 
-def self_test(patch: Patch, leaf: ModuleType) -> Outcome | Decision:
+def self_test(patch: Patch, leaf: ModuleType, options: Options) -> Outcome | Decision:
     """What the self-test of ``patch`` says of ``leaf``, or ``failed`` with the traceback if it says nothing."""
     try:
-        with authoring.undisturbed():
-            outcome = catalogue.function_of(patch, patch.self_test)(leaf)
+        with within(SELF_TEST_SECONDS), authoring.undisturbed():
+            outcome = catalogue.function_of(patch, patch.self_test, options)(leaf)
     # The second border, the self-test: one that raises says nothing about the bug, and must not end the user's import.
-    except Exception as error:
+    except (Exception, SystemExit, TimeIsUp) as error:
         return _failed(Reason.SELF_TEST_ERROR, error)
     if not isinstance(outcome, Outcome):
         return Decision(State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {outcome!r}"})
     return outcome
 
 
-def _failed(reason: Reason, error: Exception) -> Decision:
-    seen = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+def _failed(reason: Reason, error: BaseException) -> Decision:
+    said = str(error) or f"no answer within {SELF_TEST_SECONDS:g} s"
+    seen = {"error": f"{type(error).__name__}: {said}", "traceback": traceback.format_exc()}
     return Decision(State.FAILED, reason, seen)
 
 
 @functools.cache
-def _sites() -> Sites:
+def every_site() -> Sites:
     # Here and not above: wrapt takes 50 ms to import, and `--list` has no use for it.
     from .install import Sites
 

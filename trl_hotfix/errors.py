@@ -53,7 +53,10 @@ class UnknownPatchError(HotfixError, LookupError):
 
 
 class SettingError(HotfixError, ValueError):
-    """An option has a value that means nothing; nothing was changed. The message says which values there are."""
+    """A setting, or an option of a patch, is unknown or has a value that means nothing; nothing was changed.
+
+    The message says which there are.
+    """
 
 
 class NotAppliedError(HotfixError, RuntimeError):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from .errors import UnknownPatchError
-from .model import Decision, Patch, Reason, State, Target
+from . import freeze
+from .errors import SettingError, UnknownPatchError, suggestion
+from .freeze import Frozen
+from .model import Decision, Options, Patch, Reason, State, Target
 
 SUPPORTED = SpecifierSet(">=0.9.6")
 """The TRL releases that the catalogue speaks of; an older one is reported as not supported."""
@@ -33,10 +35,12 @@ def in_range(version: str, specifiers: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the user asked for: only these ids (None: all), and not those."""
+    """What the user asked for: only these ids (None: all), and not those; and for some, other options."""
 
     only: frozenset[str] | None = None
     skip: frozenset[str] = frozenset()
+    options: Mapping[str, Options] = field(default_factory=dict)
+    frozen: Frozen | None = None
 
     @classmethod
     def of(
@@ -44,16 +48,36 @@ class Selection:
         only: Iterable[str] | None,
         skip: Iterable[str] | None,
         environment: Mapping[str, str],
-        known: Collection[str],
+        patches: Iterable[Patch],
+        options: Mapping[str, Options] | None = None,
     ) -> Selection:
-        """An argument wins over its environment variable, ``TRL_HOTFIX_ONLY`` and ``TRL_HOTFIX_SKIP``.
+        """An argument wins over its variable: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, ``TRL_HOTFIX_OPTIONS``.
 
-        Raises ``UnknownPatchError`` for an id that is not in ``known``.
+        ``only`` may be ``"@file"``: the freeze file decides then, and neither of the others is looked at.
+
+        Raises ``UnknownPatchError`` for an id that none of ``patches`` has, ``SettingError`` for an unknown option or
+        choice, and for a freeze file that cannot be applied as it is.
         """
+        known = {patch.id: patch for patch in patches}
+        file = environment.get("TRL_HOTFIX_ONLY", "").strip() if only is None else only
+        if isinstance(file, str) and file.startswith("@"):
+            if skip is not None or options is not None:
+                raise SettingError(f"only={file!r} applies exactly what the file names: leave skip= and options= out")
+            frozen = freeze.read(file[1:], known)
+            return cls(
+                only=frozenset(each.id for each in frozen.patches),
+                options={each.id: each.options for each in frozen.patches if each.options},
+                frozen=frozen,
+            )
         return cls(
             only=_ids(only, "only", "TRL_HOTFIX_ONLY", environment, known),
             skip=_ids(skip, "skip", "TRL_HOTFIX_SKIP", environment, known) or frozenset(),
+            options=_options(options, environment, known),
         )
+
+    def options_of(self, patch: Patch) -> dict[str, str]:
+        """Every option of ``patch``, as the user wants it or as it is by default."""
+        return patch.chosen(self.options.get(patch.id, {}))
 
 
 def _ids(
@@ -70,6 +94,38 @@ def _ids(
     if unknown:
         raise UnknownPatchError([str(each) for each in unknown], known, where)
     return ids
+
+
+def _options(
+    argument: Mapping[str, Options] | None, environment: Mapping[str, str], known: Mapping[str, Patch]
+) -> Mapping[str, Options]:
+    """``{id: {option: choice}}``; in the variable ``id.option=choice``, separated by commas."""
+    wanted, where = argument, "options="
+    if wanted is None:
+        where = "TRL_HOTFIX_OPTIONS"
+        split: dict[str, dict[str, str]] = {}
+        for each in filter(None, map(str.strip, environment.get(where, "").split(","))):
+            name, equals, choice = each.partition("=")
+            patch_id, dot, option = name.strip().partition(".")
+            if not (equals and dot):
+                raise SettingError(f"{where}: expected id.option=choice, found {each!r}")
+            split.setdefault(patch_id, {})[option] = choice.strip()
+        wanted = split
+    unknown = [patch_id for patch_id in wanted if patch_id not in known]
+    if unknown:
+        raise UnknownPatchError(unknown, known, where)
+    for patch_id, choices in wanted.items():
+        for option, choice in choices.items():
+            its = known[patch_id].options
+            if option not in its:
+                said = f"; it has {', '.join(its)}" if its else "; it has none"
+                said = suggestion(option, its) or said
+                raise SettingError(f"{where}: {patch_id} has no option {option!r}{said}")
+            if choice not in its[option].choices:
+                said = suggestion(str(choice), its[option].choices)
+                there = ", ".join(its[option].choices)
+                raise SettingError(f"{where}: {patch_id}.{option} is {choice!r}, expected one of {there}{said}")
+    return {patch_id: dict(choices) for patch_id, choices in wanted.items()}
 
 
 def decide(patch: Patch, selection: Selection, version_of: VersionOf = installed) -> Decision:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -49,6 +49,7 @@ class Layer:
     revision: int
     wrapper: Wrapper
     traced: bool
+    options: tuple[tuple[str, str], ...] = ()
 
 
 class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
@@ -72,8 +73,8 @@ class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
 class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapt wrapper that can be pickled, and that ``torch.compile`` does not look through.
 
-    It pickles by a name of our own with the patches' ids and revisions in it: ``datasets`` hashes what it pickles, so
-    data prepared by the unpatched function is not taken for the patched one's.
+    It pickles by a name of our own with the patches' ids, revisions and options in it: ``datasets`` hashes what it
+    pickles, so data prepared by the unpatched function is not taken for the patched one's.
     """
 
     _torchdynamo_disable = True
@@ -105,6 +106,7 @@ class Site:
     restore: Callable[..., Any]
     layers: tuple[Layer, ...] = ()
     installed: Any = ABSENT
+    names: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def original(self) -> Any:
@@ -124,6 +126,17 @@ class Site:
 
     def has(self, patch_id: str) -> bool:
         return any(layer.patch_id == patch_id for layer in self.layers)
+
+    def moved(self) -> OccupiedError | None:
+        """Which other class stands where this one was found; a module may have been given a regenerated one since."""
+        for module, path in self.names:
+            found: Any = sys.modules.get(module)
+            for step in path.split(".") if path else ():
+                found = getattr(found, step, ABSENT)
+            # A reloaded module has a class of its own, which has a site of its own.
+            if isinstance(found, type) and found is not self.owner and found.__module__ != module:
+                return OccupiedError(Reason.REPLACED, f"{module}.{path} is another class, {describe_owner(found)}")
+        return None
 
     def occupied(self) -> OccupiedError | None:
         """Who holds the attribute, if it is neither TRL's own nor our wrapper."""
@@ -167,7 +180,10 @@ class Site:
         function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
         if not isinstance(function, FunctionType):
             raise UnsupportedTargetError(f"{describe_owner(self.owner)}.{self.name} is {describe(raw)}, not a function")
-        reference = (*_path(self.owner, self.name), tuple((layer.patch_id, layer.revision) for layer in layers))
+        reference = (
+            *_path(self.owner, self.name),
+            tuple((each.patch_id, each.revision, each.options) for each in layers),
+        )
         *inner, outer = layers
         for layer in inner:
             function = _plain(function, layer.wrapper, bound=bound)
@@ -197,6 +213,7 @@ class Sites:
         site = self._sites.get((owner, name))
         if site is None:
             site = self._sites[owner, name] = Site(owner, name, ABSENT, ABSENT, self._restore)
+        site.names.add((module.__name__, ".".join(owners)))
         if not site.layers:
             # Nothing of ours is on it: whatever stands there now is what it was.
             bases = owner.__mro__[1:] if isinstance(owner, type) else ()

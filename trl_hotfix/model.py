@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ class Severity(str, Enum):
     WRONG_METRIC = "wrong-metric"
     CRASH = "crash"
     WASTED_COMPUTE = "wasted-compute"
+    DIAGNOSIS = "diagnosis"
 
 
 class State(str, Enum):
@@ -33,6 +35,7 @@ class State(str, Enum):
     FAILED = "failed"
     APPLIED = "applied"
     DISPLACED = "displaced"
+    UNREACHED = "unreached"
     REVERTED = "reverted"
 
 
@@ -61,6 +64,9 @@ class Reason(str, Enum):
     PROVEN = "proven"
     REPLACED = "replaced"
     DELETED = "deleted"
+    WRAPPER_ERROR = "wrapper-error"
+    OVERRIDDEN = "overridden"
+    COMPILED = "compiled"
     BY_REQUEST = "by-request"
 
 
@@ -71,6 +77,7 @@ DEGRADED = {
     *((State.CONFLICTED, reason) for reason in Reason),
     *((State.FAILED, reason) for reason in Reason),
     *((State.DISPLACED, reason) for reason in Reason),
+    *((State.UNREACHED, reason) for reason in Reason),
 }
 """States of a patch that should be on here and is not: a WARNING by default, an exception under strict."""
 
@@ -78,7 +85,10 @@ Evidence = Mapping[str, Any]
 """What was seen: JSON values only."""
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-"""wrapt's protocol: ``wrapper(wrapped, instance, args, kwargs)``."""
+"""wrapt's protocol: ``wrapper(wrapped, instance, args, kwargs)``; in a patch that has options also ``options=``."""
+
+Options = Mapping[str, str]
+"""For each option of a patch, the choice that is taken."""
 
 
 class Verdict(str, Enum):
@@ -104,7 +114,9 @@ class Outcome:
 
 
 SelfTest = Callable[[ModuleType], Outcome]
-"""``self_test(leaf)``: given the leaf module whose targets are tested, calls the real installed method."""
+"""``self_test(leaf)``: given the leaf module whose targets are tested, calls the real installed method.
+
+In a patch that has options also ``options=``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +151,14 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """What a user may choose in a patch: each choice with what it means, and the one that is taken otherwise."""
+
+    choices: Mapping[str, str]
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
 class Patch:
     """One upstream bug and its repair, as declared in ``patches.yaml``."""
 
@@ -154,6 +174,18 @@ class Patch:
     self_test: str
     requires: Mapping[str, str] = field(default_factory=dict)
     default: bool = True
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+    def chosen(self, options: Options) -> dict[str, str]:
+        """Every option of this patch, with the choice in ``options`` or else the default."""
+        return {name: options.get(name, option.default) for name, option in self.options.items()}
+
+    def every_choice(self) -> list[dict[str, str]]:
+        """All combinations of choices, that of the defaults first; one empty combination where there are no options."""
+        first = self.chosen({})
+        every = itertools.product(*(option.choices for option in self.options.values()))
+        others = (dict(zip(self.options, choices, strict=True)) for choices in every)
+        return [first, *(each for each in others if each != first)]
 
     def range_of(self, target: Target) -> str:
         """The TRL versions in which ``target`` has the bug."""
@@ -189,6 +221,7 @@ class PatchStatus:
     reason: Reason
     evidence: Evidence
     targets: tuple[TargetStatus, ...]
+    options: Options = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -209,6 +242,7 @@ class PatchStatus:
             "upstream": self.patch.upstream.to_dict(),
             "state": self.state.value,
             "reason": self.reason.value,
+            "options": dict(self.options),
             "evidence": dict(self.evidence),
             "targets": [
                 {
@@ -257,14 +291,28 @@ class Report:
     def digest(self) -> str:
         """Names the set of repairs of this process: equal in two processes if and only if these are the same.
 
-        Made of the TRL version and the id and revision of every patch that is on or that goes on when its module is
-        imported, so a rank that has not imported a trainer yet does not differ from one that has.
+        Made of the TRL version and the id, the revision and the options of every patch that is on or that goes on when
+        its module is imported, so a rank that has not imported a trainer yet does not differ from one that has.
         """
         on = sorted(
-            (each.id, each.patch.revision) for each in self.patches if each.state in (State.APPLIED, State.PENDING)
+            (each.id, each.patch.revision, *([dict(each.options)] if each.options else []))
+            for each in self.patches
+            if each.state in (State.APPLIED, State.PENDING)
         )
         text = json.dumps({"trl": self.trl, "on": on}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def freeze(self) -> dict[str, Any]:
+        """The record of a run: what is on, or goes on when its module is imported, with revisions and options.
+
+        As a file it is what ``TRL_HOTFIX_ONLY=@file`` takes.
+        """
+        on = [
+            {"id": each.id, "revision": each.patch.revision, "options": dict(each.options)}
+            for each in self.patches
+            if each.state in (State.APPLIED, State.PENDING)
+        ]
+        return {"trl_hotfix": self.trl_hotfix, "trl": self.trl, "digest": self.digest, "patches": on}
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import gates
-from .model import Decision, Patch, PatchStatus, Reason, State, Target, TargetStatus
+from .model import Decision, Options, Patch, PatchStatus, Reason, State, Target, TargetStatus
 
 if TYPE_CHECKING:
+    from .guard import Guard
     from .install import Site
 
 
@@ -19,9 +20,12 @@ class Part:
     patch: Patch
     leaf: str
     targets: tuple[Target, ...]
+    options: Options = field(default_factory=dict)
     decision: Decision = field(default_factory=lambda: Decision(State.PENDING, Reason.NOT_IMPORTED))
     sites: list[Site] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
     busy: bool = False
+    compiled_before: str = ""
     journal: list[str] = field(default_factory=list)
 
 
@@ -29,6 +33,7 @@ _WORST_FIRST = (
     State.FAILED,
     State.CONFLICTED,
     State.DISPLACED,
+    State.UNREACHED,
     State.SKIPPED,
     State.APPLIED,
     State.PENDING,
@@ -36,7 +41,7 @@ _WORST_FIRST = (
 )
 
 
-def status_of(patch: Patch, parts: list[Part], decision: Decision) -> PatchStatus:
+def status_of(patch: Patch, parts: list[Part], decision: Decision, options: Options) -> PatchStatus:
     """A patch stands where the worst of its parts does."""
     trl = gates.installed("trl")
     here = gates.targets_for(patch, trl) if trl is not None else ()
@@ -53,17 +58,21 @@ def status_of(patch: Patch, parts: list[Part], decision: Decision) -> PatchStatu
         return decision.state
 
     targets = tuple(TargetStatus(each, patch.range_of(each), state_of(each)) for each in patch.targets)
-    return PatchStatus(patch, decision.state, decision.reason, evidence, targets)
+    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options)
 
 
 def _now(part: Part) -> Decision:
     """Where a part stands, after a look whether its wrappers are still on their targets."""
     if part.decision.state is not State.APPLIED:
         return part.decision
-    from .conflicts import still_on
+    from .conflicts import overridden, still_on
     from .install import OccupiedError
 
     evidence = dict(part.decision.evidence)
+    for guard in part.guards:
+        if guard.broken is not None:
+            error = f"{type(guard.broken).__name__}: {guard.broken}"
+            return Decision(State.FAILED, Reason.WRAPPER_ERROR, {**evidence, "error": error})
     for site in part.sites:
         try:
             on_top = still_on(site)
@@ -71,4 +80,9 @@ def _now(part: Part) -> Decision:
             return Decision(State.DISPLACED, error.reason, {**evidence, "by": error.by})
         if on_top is not None:
             evidence["beneath"] = on_top
+    by = [each for site in part.sites for each in overridden(site)]
+    if by:
+        return Decision(State.UNREACHED, Reason.OVERRIDDEN, {**evidence, "by": "; ".join(by)})
+    if part.compiled_before:
+        return Decision(State.UNREACHED, Reason.COMPILED, {**evidence, "by": part.compiled_before})
     return Decision(State.APPLIED, Reason.PROVEN, evidence)

@@ -41,6 +41,7 @@ def explain(patch_id: str) -> str:
         f"evidence   {evidence.in_words(patch)}",
         *(f"upstream   {link}" for link in links(patch.upstream)),
         *(f"target     {each.target.module}: {each.target.attribute} ({each.state.value})" for each in found.targets),
+        *_options(found),
         f"here       {found.state.value} ({found.reason.value}): {because(found)}",
         f"why        {patch.why}",
         f"how        {patch.how}",
@@ -48,6 +49,14 @@ def explain(patch_id: str) -> str:
         *(f"trail      {line}" for line in engine.ENGINE.journal(patch_id)),
     ]
     return "\n".join(lines)
+
+
+def _options(found: PatchStatus) -> list[str]:
+    lines = []
+    for name, option in found.patch.options.items():
+        lines.append(f"option     {name} = {found.options[name]} (default {option.default})")
+        lines += [f"           {name}={choice}: {meaning}" for choice, meaning in option.choices.items()]
+    return lines
 
 
 def links(upstream: Upstream) -> list[str]:

@@ -10,6 +10,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
 ON = ("1", "true", "yes", "on")
 OFF = ("", "0", "false", "no", "off")
 STRICT = "strict"
@@ -53,13 +57,26 @@ def apply_now() -> None:
     """
     try:
         from .engine import apply
+        from .import_hooks import FINDER
 
         apply()
+        if switch(os.environ.get("TRL_HOTFIX_CALLBACK", "1")) != "off":
+            FINDER.when_imported("transformers.trainer", _give_callback)
     # The first border, the import hook: whatever fails here must not end the user's import of TRL.
     except Exception as error:
         if switch(os.environ.get("TRL_HOTFIX", "")) == STRICT:
             raise
         warn(f"TRL stays unpatched: {type(error).__name__}: {error}")
+
+
+def _give_callback(module: ModuleType) -> None:
+    try:
+        from .callback import add_to_every_trainer
+
+        add_to_every_trainer(module)
+    # The first border again: transformers is being imported.
+    except Exception as error:
+        warn(f"runs will have no record of what is patched: {type(error).__name__}: {error}")
 
 
 def warn(message: str) -> None:

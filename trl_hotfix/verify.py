@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from . import catalogue, engine, fingerprint, gates
-from .model import Decision, Outcome, Patch, State, Verdict
+from .model import Decision, Options, Outcome, Patch, State, Verdict
 
 
 class SelfTestError(Exception):
@@ -108,33 +108,49 @@ def _one_leaf(patch: Patch, leaf: str, *, inside: bool, cell: Cell) -> tuple[Cel
         if on_record not in (None, body):
             return CellVerdict.ERROR, f"{target.name} has body {body}; on record for TRL {cell.trl} is {on_record}"
 
-    red = _test(patch, module, "red", seen)
+    found = (CellVerdict.ABSENT, "")
+    for options in patch.every_choice():
+        found = _red_green_red(patch, module, options, inside=inside, seen=seen)
+        if not found[0].good:
+            break
+    return found
+
+
+def _red_green_red(
+    patch: Patch, module: ModuleType, options: Options, *, inside: bool, seen: dict[str, Any]
+) -> tuple[CellVerdict, str]:
+    # What differs from the defaults is part of a run's name.
+    others = [f"{name}={choice}" for name, choice in options.items() if choice != patch.options[name].default]
+    with_them = f" ({', '.join(others)})" if others else ""
+
+    def test(run: str) -> Outcome:
+        outcome = engine.self_test(patch, module, options)
+        if isinstance(outcome, Decision):
+            trace = outcome.evidence.get("traceback", "")
+            raise SelfTestError(f"{run}{with_them}: {outcome.evidence['error']}\n{trace}".strip())
+        seen[run + with_them] = outcome.to_dict()
+        return outcome
+
+    red = test("red")
     if not inside:
         bug = red.verdict is Verdict.REPRODUCED
-        return (CellVerdict.UNCOVERED, f"out of range, but the bug is in {leaf}") if bug else (CellVerdict.ABSENT, "")
+        why = f"out of range, but the bug is in {module.__name__}{with_them}"
+        return (CellVerdict.UNCOVERED, why) if bug else (CellVerdict.ABSENT, "")
     if red.verdict is not Verdict.REPRODUCED:
-        return CellVerdict.NOT_REPRODUCED, f"in range, but the self-test says {red.verdict.value}"
+        return CellVerdict.NOT_REPRODUCED, f"in range, but the self-test says {red.verdict.value}{with_them}"
 
     # A body that is not on record yet is what the bench is there to prove.
-    with engine.ENGINE.patched((patch.id,), strict=False, unknown_body="try") as report:
+    with engine.ENGINE.patched((patch.id,), False, {patch.id: options}, unknown_body="try") as report:
         status = report[patch.id]
         if status.state is not State.APPLIED:
             return CellVerdict.UNREPAIRED, f"{status.state.value} ({status.reason.value}): {dict(status.evidence)}"
-        green = _test(patch, module, "green", seen)
+        green = test("green")
     if green.verdict is not Verdict.FIXED:
-        return CellVerdict.UNREPAIRED, f"patched, the self-test says {green.verdict.value}"
-    again = _test(patch, module, "red again", seen)
+        return CellVerdict.UNREPAIRED, f"patched, the self-test says {green.verdict.value}{with_them}"
+    again = test("red again")
     if again.verdict is not Verdict.REPRODUCED:
-        return CellVerdict.ERROR, f"after revert, the self-test says {again.verdict.value}"
+        return CellVerdict.ERROR, f"after revert, the self-test says {again.verdict.value}{with_them}"
     return CellVerdict.PROVEN, ""
-
-
-def _test(patch: Patch, module: ModuleType, run: str, seen: dict[str, Any]) -> Outcome:
-    outcome = engine.self_test(patch, module)
-    if isinstance(outcome, Decision):
-        raise SelfTestError(f"{run}: {outcome.evidence['error']}\n{outcome.evidence.get('traceback', '')}".strip())
-    seen[run] = outcome.to_dict()
-    return outcome
 
 
 def imported(leaf: str) -> ModuleType | None:

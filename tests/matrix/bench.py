@@ -115,7 +115,7 @@ class Bench:
     def _self_tests(self, task: Task) -> list[Answer]:
         ids = [patch.id for patch in task.patches]
         limit = 120 + SECONDS_A_CELL * len(ids)
-        done = self._process(task.place, [str(HERE / "release.py"), "{out}", str(SECONDS_A_CELL), *ids], limit)
+        done = self.process(task.place, [str(HERE / "release.py"), "{out}", str(SECONDS_A_CELL), *ids], limit)
         if isinstance(done, str):
             done = {"versions": {}, "cells": [error(patch, done) for patch in task.patches]}
         answers = []
@@ -129,12 +129,12 @@ class Bench:
         gradients = gradients_of(patch, task.place)
         gradients.parent.mkdir(parents=True, exist_ok=True)
         command = [str(HERE / "prove.py"), "{out}", str(gradients), patch.id]
-        done = self._process(task.place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
+        done = self.process(task.place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
         if isinstance(done, str):
             done = {**error(patch, done), "runs": {}}
         return [self._keep("proof", patch, task.place, {"patch": patch.id, "revision": patch.revision, **done})]
 
-    def _process(self, place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:
+    def process(self, place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:
         """What the process wrote to its ``{out}``, or why it wrote nothing."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "out.json")

@@ -12,11 +12,13 @@ import importlib.util
 import json
 import sys
 import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from trl_hotfix import catalogue, engine, gates
-from trl_hotfix.model import State, Verdict
+from trl_hotfix.model import Patch, Report, State, Verdict
 from trl_hotfix.verify import CellVerdict
 
 PATCHES = Path(__file__).parents[1] / "patches"
@@ -27,33 +29,42 @@ def proof_of(patch_id: str) -> Any:
     return importlib.import_module(patch_id.replace("-", "_"))
 
 
+def red_green_red(patch: Patch, train: Callable[[], Any]) -> tuple[CellVerdict, dict[str, Any]]:
+    """The verdict, and what each run of the proof showed."""
+    runs: dict[str, Any] = {}
+
+    def run(name: str) -> Verdict:
+        runs[name] = train()
+        return Verdict(runs[name].outcome.verdict)
+
+    red = run("red")
+    if gates.fits(patch).state is not State.PENDING:
+        return (CellVerdict.UNCOVERED if red is Verdict.REPRODUCED else CellVerdict.ABSENT), runs
+    if red is not Verdict.REPRODUCED:
+        return CellVerdict.NOT_REPRODUCED, runs
+    with patched(patch):
+        green = run("green")
+    again = run("red again")
+    proven = (green, again) == (Verdict.FIXED, Verdict.REPRODUCED)
+    return (CellVerdict.PROVEN if proven else CellVerdict.UNREPAIRED), runs
+
+
+def patched(patch: Patch) -> AbstractContextManager[Report]:
+    # A body that is not on record yet is what the bench is there to prove.
+    return engine.ENGINE.patched((patch.id,), strict=True, unknown_body="try")
+
+
+def described(runs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: {**seen.outcome.to_dict(), "loss": seen.loss} for name, seen in runs.items()}
+
+
 def prove(patch_id: str, gradients: str) -> dict[str, Any]:
     import torch
 
     (patch,) = (each for each in catalogue.load() if each.id == patch_id)
-    proof = proof_of(patch_id)
-    runs: dict[str, Any] = {}
-    tensors: dict[str, Any] = {}
-
-    def run(name: str) -> Verdict:
-        seen = proof.train()
-        runs[name] = {**seen.outcome.to_dict(), "loss": seen.loss}
-        tensors[name] = seen.gradients
-        return Verdict(seen.outcome.verdict)
-
-    red = run("red")
-    if gates.fits(patch).state is not State.PENDING:
-        verdict = CellVerdict.UNCOVERED if red is Verdict.REPRODUCED else CellVerdict.ABSENT
-    elif red is not Verdict.REPRODUCED:
-        verdict = CellVerdict.NOT_REPRODUCED
-    else:
-        with engine.ENGINE.patched((patch_id,), strict=True, unknown_body="try"):
-            green = run("green")
-        again = run("red again")
-        proven = (green, again) == (Verdict.FIXED, Verdict.REPRODUCED)
-        verdict = CellVerdict.PROVEN if proven else CellVerdict.UNREPAIRED
-    torch.save(tensors, gradients)
-    return {"verdict": verdict.value, "why": "", "runs": runs}
+    verdict, runs = red_green_red(patch, proof_of(patch_id).train)
+    torch.save({name: seen.gradients for name, seen in runs.items()}, gradients)
+    return {"verdict": verdict.value, "why": "", "runs": described(runs)}
 
 
 def main(out: str, gradients: str, patch_id: str) -> None:

@@ -12,7 +12,7 @@ import json
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +35,40 @@ def warm(patches: Sequence[Patch]) -> None:
             verify.imported(leaf)
 
 
-def one(patch: Patch, out: str) -> None:
-    Path(out).write_text(json.dumps(verify.verify(patch).to_dict()), encoding="utf-8")
+def in_a_fork(work: Callable[[Patch], Any], patch: Patch, seconds: float) -> dict[str, Any] | str:
+    """What ``work`` answers in a process of its own, or why there is no answer."""
 
+    def one() -> None:
+        out.write_text(json.dumps(work(patch)), encoding="utf-8")
 
-def cell(patch: Patch, seconds: float, folder: Path) -> dict[str, Any]:
-    out = folder / f"{patch.id}.json"
-    process = multiprocessing.get_context("fork").Process(target=one, args=(patch, str(out)))
-    process.start()
-    process.join(seconds)
-    why = f"the process ended with exit code {process.exitcode}"
-    if process.is_alive():
-        process.kill()
-        process.join()
-        why = f"no answer within {seconds:g} s"
-    if out.is_file():
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.json")
+        process = multiprocessing.get_context("fork").Process(target=one)
+        process.start()
+        process.join(seconds)
+        why = f"the process ended with exit code {process.exitcode}"
+        if process.is_alive():
+            process.kill()
+            process.join()
+            why = f"no answer within {seconds:g} s"
+        if not out.is_file():
+            return why
         answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return answer
+
+
+def cell(patch: Patch, seconds: float) -> dict[str, Any]:
+    answer = in_a_fork(lambda patch: verify.verify(patch).to_dict(), patch, seconds)
+    if not isinstance(answer, str):
+        return answer
     verdict = verify.CellVerdict.ERROR
-    return verify.Cell(patch.id, patch.revision, verify.gates.installed("trl") or "", verdict, why).to_dict()
+    return verify.Cell(patch.id, patch.revision, verify.gates.installed("trl") or "", verdict, answer).to_dict()
 
 
 def main(out: str, seconds: str, *ids: str) -> None:
     patches = [patch for patch in catalogue.load() if patch.id in ids]
     warm(patches)
-    with tempfile.TemporaryDirectory() as folder:
-        cells = [cell(patch, float(seconds), Path(folder)) for patch in patches]
+    cells = [cell(patch, float(seconds)) for patch in patches]
     Path(out).write_text(json.dumps({"versions": versions(), "cells": cells}), encoding="utf-8")
 
 

@@ -39,11 +39,11 @@ def test_what_was_found_is_remembered_until_the_code_changes(tmp_path: Path, mon
     def no_process(*arguments: Any) -> Any:
         pytest.fail("a process was started")
 
-    monkeypatch.setattr(Bench, "_process", no_process)
+    monkeypatch.setattr(Bench, "process", no_process)
     assert of_the_first(Bench(1, False, QUIET, tmp_path).cells([PATCH], [PLACE])) == found
 
     started: list[Any] = []
-    monkeypatch.setattr(Bench, "_process", lambda *arguments: started.append(arguments) or "not run")
+    monkeypatch.setattr(Bench, "process", lambda *arguments: started.append(arguments) or "not run")
     revised = dataclasses.replace(PATCH, revision=PATCH.revision + 1)
     for patches, fresh in (([revised], False), ([PATCH], True)):
         answer = of_the_first(Bench(1, fresh, QUIET, tmp_path / "other").cells(patches, [PLACE]))

@@ -15,11 +15,12 @@ import tiny
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"lora": "the reference of a model with an adapter is that model without it, whenever it is computed"}
 
 
 def train() -> tiny.Seen:
     import torch
-    from trl import DPOConfig, DPOTrainer
+    from trl import DPOTrainer
 
     references: dict[str, float] = {}
 
@@ -42,20 +43,11 @@ def train() -> tiny.Seen:
         words = tiny.tokenizer()
         # 0.9.6 puts it before every prompt, also where there is none.
         words.bos_token = "<unk>"
-        arguments = tiny.config(
-            DPOConfig,
-            learning_rate=1.0,
-            optim="sgd",
-            beta=0.5,
-            precompute_ref_log_probs=True,
-            max_length=16,
-            max_prompt_length=8,
-        )
         data = tiny.preferences()
         trainer = tiny.trainer(
             Measured,
             model=policy,
-            args=arguments,
+            args=tiny.precomputed_dpo(),
             train_dataset=data,
             eval_dataset=data.select(range(2)),
             tokenizer=words,

@@ -1,19 +1,12 @@
-"""The proof: two steps with the real DPOTrainer and no ``ref_model``.
-
-In the first step policy and reference are equal, in the second they are not, and the loss says with which reference it
-was computed. The dataset is one batch, so that the shuffle, which the precomputing shifts, plays no part.
-"""
+"""The proof: the second step with the real DPOTrainer and no ``ref_model`` has the reference of the first."""
 
 from __future__ import annotations
 
 import logging
-import math
 import pickle
-import tempfile
 from typing import Any
 
 import trl_hotfix
-from trl_hotfix.authoring import judge
 from trl_hotfix.patches import dpo_precomputed_ref_logps_dropped as patch
 
 import tiny
@@ -25,67 +18,11 @@ PARITY = True
 
 
 def train() -> tiny.Seen:
-    import torch
-    from trl import DPOConfig, DPOTrainer
-
-    losses: list[float] = []
-    references: list[int] = []
-    seen: dict[str, Any] = {}
-
-    class Measured(DPOTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            # What is left at the end are the gradients of the last step.
-            step.gradients.clear()
-            references.clear()
-            reference = tiny.preference_log_probs(untouched, inputs)
-            seen["right"] = tiny.dpo_loss(0.5, tiny.preference_log_probs(model, inputs), reference)
-            seen["right values"] = float(reference[0].sum())
-            references.clear()
-            result = super().compute_loss(model, inputs, *args, **kwargs)
-            seen["forwards"] = len(references)
-            seen["values"] = float(inputs["ref_chosen_logps"].sum()) if "ref_chosen_logps" in inputs else None
-            losses.append(float(result.detach()))
-            return result
-
-    with tempfile.TemporaryDirectory() as folder:
-        policy, untouched = (tiny.llama(folder, seed=0) for _ in range(2))
-        step = tiny.FirstStep(policy)
-        policy.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else references.append(1))
-        arguments = tiny.config(
-            DPOConfig,
-            max_steps=2,
-            learning_rate=1.0,
-            optim="sgd",
-            beta=0.5,
-            precompute_ref_log_probs=True,
-            max_length=16,
-            max_prompt_length=8,
-        )
-        trainer = tiny.trainer(
-            Measured,
-            model=policy,
-            args=arguments,
-            train_dataset=tiny.preferences().select(range(2)),
-            tokenizer=tiny.tokenizer(),
-        )
-        trainer.train()
-    outcome = judge(
-        losses[1],
-        right=seen["right"],
-        wrong=math.log(2),
-        reference_forwards=seen["forwards"],
-        reference_in_batch=seen["values"],
-        reference_of_untouched_model=seen["right values"],
-    )
-    assert seen["forwards"] == (1 if outcome.verdict.value == "reproduced" else 0)
-    if seen["values"] is not None:
-        assert math.isclose(seen["values"], seen["right values"], rel_tol=1e-6)
-    # Before the checks below, which train once more.
-    found = tiny.Seen(outcome, losses[1], dict(step.gradients))
+    trainer, found = tiny.two_steps_of_precomputed_dpo()
     if trl_hotfix.status()[ID].state.value == "applied":
         a_collator_for_workers_brings_the_patch_along(trainer)
         a_collator_of_the_users_own_is_named_once(trainer)
-    elif outcome.verdict.value == "reproduced":
+    elif found.outcome.verdict.value == "reproduced":
         one_half_alone_repairs_nothing()
     return found
 

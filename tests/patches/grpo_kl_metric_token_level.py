@@ -33,8 +33,7 @@ def train() -> tiny.Seen:
             loss = super().compute_loss(model, inputs, *args, **kwargs)
             mode = "train" if self.model.training else "eval"
             with torch.no_grad():
-                # Copies: a hook on the model would take these for passes of the trainer.
-                beyond = log_probs(reference, inputs) - log_probs(copied(self.model), inputs)
+                beyond = log_probs(reference, inputs) - log_probs(self.model, inputs)
             kl, mask = torch.exp(beyond) - beyond - 1, inputs["completion_mask"]
             per_sequence = ((kl * mask).sum(1) / mask.sum(1)).mean()
             per_token = (kl * mask).sum() / mask.sum()
@@ -43,19 +42,13 @@ def train() -> tiny.Seen:
 
     with tempfile.TemporaryDirectory() as folder:
         policy = tiny.llama(folder, seed=0)
-
-        def copied(model):
-            made = copy.deepcopy(reference)
-            made.load_state_dict(model.state_dict())
-            return made
-
         reference = copy.deepcopy(policy)
         seen = tiny.FirstStep(policy)
         trainer = tiny.grpo(Measured, policy, loss_type="grpo", beta=BETA)
         if not hasattr(trainer.args, "loss_type"):
             return tiny.Seen(absent("this release has no choice of the loss; its metric is the mean that its loss is"))
         with torch.no_grad():
-            for number, weight in enumerate(policy.parameters()):
+            for number, weight in enumerate(each for each in policy.parameters() if each.requires_grad):
                 weight.add_(0.1 * torch.cos(number + torch.arange(weight.numel())).reshape(weight.shape))
         trainer.train()
     loss, noted, right, wrong = steps[0]

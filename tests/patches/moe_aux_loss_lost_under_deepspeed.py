@@ -16,6 +16,7 @@ import tiny
 COEFFICIENT = 0.5
 OVERLAYS = ("deepspeed",)
 PARITY = True
+VARIANTS = {"compiled": "accelerate 1.0 does not compile what DeepSpeed wraps: torch_compile=True changes nothing"}
 
 
 def train() -> tiny.Seen:

@@ -40,39 +40,23 @@ def tokenizer() -> Any:
 
 
 def mixtral(folder: str, *, seed: int, coefficient: float) -> Any:
-    """A Mixtral of two layers and four experts. It comes from disk: later releases load the reference from there."""
-    import torch
-    from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
-
-    torch.manual_seed(seed)
-    config = MixtralConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=64,
-        output_router_logits=True,
-        router_aux_loss_coef=coefficient,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
-    path = Path(folder, f"mixtral-{seed}")
-    MixtralForCausalLM(config).save_pretrained(path)
-    return AutoModelForCausalLM.from_pretrained(path)
+    """A Mixtral of two layers and four experts, with a router auxiliary loss."""
+    settings = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": coefficient}
+    return _from_disk(folder, "Mixtral", seed, output_router_logits=True, **settings)
 
 
 def llama(folder: str, *, seed: int) -> Any:
-    """A dense Llama of two layers, from disk, as GRPO loads its reference from there since 0.18.0."""
+    """A dense Llama of two layers."""
+    return _from_disk(folder, "Llama", seed)
+
+
+def _from_disk(folder: str, kind: str, seed: int, **settings: Any) -> Any:
+    """Later releases load the reference from where the policy was, GRPO since 0.18.0."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    import transformers
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=64,
         hidden_size=16,
         intermediate_size=32,
@@ -83,17 +67,24 @@ def llama(folder: str, *, seed: int) -> Any:
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=1,
+        **settings,
     )
-    path = Path(folder, f"llama-{seed}")
-    LlamaForCausalLM(config).save_pretrained(path)
-    return AutoModelForCausalLM.from_pretrained(path)
+    path = Path(folder, f"{kind.lower()}-{seed}")
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(path)
+    return _in_variant(transformers.AutoModelForCausalLM.from_pretrained(path))
 
 
 COMPLETION_LENGTHS = (2, 4, 8, 6)
 """Tokens of the completions of each group in ``grpo``, the end of sequence among them."""
 
 
-def grpo(trainer_class: type, model: Any, config_class: type | None = None, **settings: Any) -> Any:
+def grpo(
+    trainer_class: type,
+    model: Any,
+    config_class: type | None = None,
+    lengths: tuple[int, ...] = COMPLETION_LENGTHS,
+    **settings: Any,
+) -> Any:
     """A trainer on groups of four completions that are always the same, and whose reward goes with their length.
 
     It is GRPO's, unless ``config_class`` is another's.
@@ -110,8 +101,8 @@ def grpo(trainer_class: type, model: Any, config_class: type | None = None, **se
     def generate(input_ids: Any, **kwargs: Any) -> Any:
         rows = []
         for row in range(len(input_ids)):
-            length = COMPLETION_LENGTHS[row % 4]
-            words = [10 + (7 * row + 3 * place) % 50 for place in range(length - 1)]
+            length = lengths[row % len(lengths)]
+            words = [10 + (7 * (row % 4) + 3 * place) % 50 for place in range(length - 1)]
             rows.append([*words, 1, *[0] * (8 - length)])
         return torch.cat([input_ids, torch.tensor(rows)], dim=1)
 
@@ -226,6 +217,8 @@ def config(config_class: type, **wanted: Any) -> Any:
         "disable_tqdm": True,
         "gradient_checkpointing": False,
     }
+    if variant == "compiled":
+        usual |= {"torch_compile": True, "torch_compile_backend": compiler}
     return config_class(**{key: value for key, value in {**usual, **wanted}.items() if key in known})
 
 
@@ -234,7 +227,13 @@ def trainer(trainer_class: type, **wanted: Any) -> Any:
     known = inspect.signature(trainer_class.__init__).parameters
     if "tokenizer" in wanted and "processing_class" in known:
         wanted["processing_class"] = wanted.pop("tokenizer")
-    return trainer_class(**wanted)
+    if variant in ("lora", "full"):
+        wanted.pop("peft_config", None)
+    if variant == "lora":
+        wanted.pop("ref_model", None)  # the model without its adapter is the reference
+    made = trainer_class(**wanted)
+    trained.add("lora" if hasattr(made.model, "peft_config") else "full")
+    return made
 
 
 def one_process() -> None:
@@ -293,9 +292,278 @@ class FirstStep:
             parameter.register_hook(lambda gradient, name=name: self._gradient(name, gradient))
 
     def _outputs(self, model: Any, args: Any, kwargs: Any, outputs: Any) -> None:
-        if self.outputs is None:
+        import torch
+
+        # Without gradients it is a pass for the reference, by a model that has an adapter.
+        if self.outputs is None and torch.is_grad_enabled():
             self.outputs = outputs
 
     def _gradient(self, name: str, gradient: Any) -> None:
         # The hook of a parameter that is used twice is called once, with the sum.
         self.gradients.setdefault(name, gradient.detach().clone())
+
+
+variant = ""
+"""Set by ``tests/matrix/variants.py``: ``compiled``, ``lora``, ``full``, or ``eager``, with which it compares."""
+
+compiler = "aot_eager"
+"""The backend of ``torch.compile``."""
+
+trained: set[str] = set()
+"""What has been trained: models in ``full``, adapters (``lora``)."""
+
+
+def _in_variant(model: Any) -> Any:
+    """The model with an adapter, if that is the variant. As PEFT makes it, it adds nothing until it is trained."""
+    if variant != "lora":
+        return model
+    from peft import get_peft_model
+
+    made = get_peft_model(model, lora())
+    same_adapter(made)
+    return made
+
+
+def same_adapter(model: Any) -> None:
+    """The weights that PEFT draws at random, and not after the same numbers in every release, are the same ones."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.any():
+            index = torch.arange(parameter.numel(), dtype=parameter.dtype)
+            parameter.data.copy_(torch.sin(index).reshape(parameter.shape))
+
+
+def precomputed_dpo(**settings: Any) -> Any:
+    """A DPO config with steps so large that one of them shows, and a reference that is computed beforehand."""
+    from trl import DPOConfig
+
+    usual = {"learning_rate": 1.0, "optim": "sgd", "beta": 0.5, "max_length": 16, "max_prompt_length": 8}
+    return config(DPOConfig, precompute_ref_log_probs=True, **{**usual, **settings})
+
+
+def two_steps_of_precomputed_dpo() -> tuple[Any, Seen]:
+    """The real DPOTrainer without ``ref_model``, and what its second step showed.
+
+    In the first step policy and reference are equal, in the second they are not, and the loss says with which reference
+    it was computed: with itself it is log 2. The dataset is one batch, so that the shuffle, which the precomputing
+    shifts, plays no part. An adapter is switched off for the reference, so that the loss of a model with one is right,
+    and what the bug does is a forward pass too many.
+    """
+    import math
+
+    import torch
+    from trl import DPOTrainer
+
+    from trl_hotfix.authoring import judge
+
+    seen: dict[str, Any] = {}
+    references: list[int] = []
+
+    class Measured(DPOTrainer):  # type: ignore[misc, valid-type]
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # What is left at the end are the gradients of the last step.
+            step.gradients.clear()
+            reference = preference_log_probs(untouched, inputs)
+            seen["right"] = dpo_loss(0.5, preference_log_probs(model, inputs), reference)
+            seen["reference_of_untouched_model"] = float(reference[0].sum())
+            references.clear()
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            seen["reference_forwards"] = len(references)
+            found = [value for key, value in inputs.items() if key.startswith("ref") and key.endswith("chosen_logps")]
+            seen["reference_in_batch"] = float(sum(each.sum() for each in found)) if found else None
+            seen["measured"] = float(result.detach())
+            return result
+
+    with tempfile.TemporaryDirectory() as folder:
+        policy, untouched = (llama(folder, seed=0) for _ in range(2))
+        step = FirstStep(policy)
+        policy.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else references.append(1))
+        words = tokenizer()
+        # 0.9.6 puts it before every prompt, also where there is none.
+        words.bos_token = "<unk>"
+        data = preferences().select(range(2))
+        made = trainer(Measured, model=policy, args=precomputed_dpo(max_steps=2), train_dataset=data, tokenizer=words)
+        made.train()
+    loss = seen["measured"]
+    if variant == "lora":
+        if not math.isclose(loss, seen["right"], rel_tol=1e-5):
+            raise AssertionError(f"the adapter was on in the reference: {seen}")
+        outcome = judge(float(seen["reference_forwards"]), loss=loss, right=0.0, wrong=1.0)
+    else:
+        outcome = judge(seen.pop("measured"), right=seen.pop("right"), wrong=math.log(2), **seen)
+    if seen["reference_forwards"] != (1 if outcome.verdict.value == "reproduced" else 0):
+        raise AssertionError(f"the loss is right and the reference is computed again, or the other way round: {seen}")
+    if seen["reference_in_batch"] is not None and not math.isclose(
+        seen["reference_in_batch"], seen["reference_of_untouched_model"], rel_tol=1e-6
+    ):
+        raise AssertionError(f"what was precomputed is not of the untouched model: {seen}")
+    return made, Seen(outcome, loss, dict(step.gradients))
+
+
+def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> Seen:
+    """One step of a tiny Mixtral with the real DPOTrainer, or of an adapter on it.
+
+    Policy and reference have the same weights, so that the DPO loss of the first step is log 2, and what is over is
+    the auxiliary term. 1.8.0 takes the coefficient from the arguments only, so it is given there too.
+    """
+    import math
+
+    from trl import DPOConfig, DPOTrainer
+
+    from trl_hotfix.authoring import judge
+
+    coefficient = 0.5
+    losses: list[float] = []
+
+    class Measured(one_group(DPOTrainer)):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().compute_loss(*args, **kwargs)
+            losses.append(float((result[0] if isinstance(result, tuple) else result).detach()))
+            return result
+
+    words = tokenizer()
+    # 0.9.6 needs one and puts it at the beginning, later releases if it is not there yet.
+    words.bos_token = words.eos_token
+    wanted = {"max_length": 16, "max_prompt_length": 8, "router_aux_loss_coef": coefficient, **settings}
+    with tempfile.TemporaryDirectory() as folder:
+        policy, reference = (mixtral(folder, seed=0, coefficient=coefficient) for _ in range(2))
+        made = trainer(
+            Measured,
+            model=policy,
+            args=config(DPOConfig, **wanted),
+            train_dataset=preferences().map(lambda row: {"prompt": f"{words.bos_token} {row['prompt']}"}),
+            tokenizer=words,
+            **({"peft_config": lora()} if adapter else {"ref_model": reference}),
+        )
+        if adapter:
+            same_adapter(made.model)
+        seen = FirstStep(made.model)
+        made.train()
+    aux_loss = float(seen.outputs.aux_loss.detach())
+    right = math.log(2) + coefficient * aux_loss
+    outcome = judge(losses[0], right=right, wrong=math.log(2), coefficient=coefficient, aux_loss=aux_loss)
+    return Seen(outcome, losses[0], seen.gradients)
+
+
+@dataclass
+class DpoRun:
+    """One step and an evaluation of a DPO trainer, and what came of them."""
+
+    trainer: Any
+    loss: float
+    gradients: dict[str, Any]
+    metrics: dict[str, float]
+    batch: dict[str, Any]
+
+    def difference(self, other: DpoRun) -> float:
+        """The largest difference of the loss, of any gradient and of any metric; infinite if one has others."""
+        if self.gradients.keys() != other.gradients.keys() or self.metrics.keys() != other.metrics.keys():
+            return float("inf")
+        gradients = [float((its - other.gradients[name]).abs().max()) for name, its in self.gradients.items()]
+        metrics = [abs(its - other.metrics[name]) for name, its in self.metrics.items()]
+        return max(abs(self.loss - other.loss), *gradients, *metrics)
+
+
+def dpo_run(model: Any, reference: Any, **settings: Any) -> DpoRun:
+    """Train one step on preferences of several lengths, then evaluate. ``settings`` are of ``DPOConfig``.
+
+    Trained with LoRA if there is no ``reference``. From 0.14.0 to 0.28.0.
+    """
+    import torch
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    # LoRA starts with random weights.
+    torch.manual_seed(0)
+    losses: list[float] = []
+    batches: list[dict[str, Any]] = []
+
+    class Measured(DPOTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            batches.append(dict(inputs))
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            losses.append(float((result[0] if isinstance(result, tuple) else result).detach()))
+            return result
+
+    rows = [
+        {
+            "prompt": " ".join(f"w{index + place}" for place in range(2 + index % 3)),
+            "chosen": "".join(f" w{(7 * index + 3 * place) % 60}" for place in range(2 + index % 2)),
+            "rejected": "".join(f" w{(5 * index + 11 * place) % 60}" for place in range(3 + index % 3)),
+        }
+        for index in range(8)
+    ]
+    data = Dataset.from_list(rows)
+    wanted = {"model": model, "ref_model": reference, "tokenizer": tokenizer()}
+    if reference is None:
+        wanted["peft_config"] = lora()
+    made = trainer(
+        Measured,
+        **wanted,
+        args=config(DPOConfig, **{"beta": 0.5, "max_length": 32, "max_prompt_length": 16, **settings}),
+        train_dataset=data,
+        eval_dataset=data.select(range(4)),
+    )
+    step = FirstStep(made.model)
+    made.train()
+    logged = {**made.state.log_history[0], **made.evaluate()}
+    kept = ("loss", "rewards/", "logps/", "logits/")
+    metrics = {name: value for name, value in logged.items() if any(each in name for each in kept)}
+    return DpoRun(made, losses[0], step.gradients, metrics, batches[0])
+
+
+def grpo_of_one_length(trainer_class: type, model: Any, peft_config: Any = None, **settings: Any) -> Any:
+    """A GRPO trainer whose completions all have eight tokens, on one prompt, with an adapter if one is given.
+
+    The mean over sequences is then the mean over tokens, and which prompt comes first is no part of what is compared:
+    every release has the same loss.
+    """
+    import statistics
+
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    def generate(input_ids: Any, generation_config: Any = None, **kwargs: Any) -> Any:
+        # 0.14.0 leaves it to the model to answer a prompt several times.
+        input_ids = input_ids.repeat_interleave(getattr(generation_config, "num_return_sequences", None) or 1, 0)
+        rows = [[*(10 + (7 * (row % 4) + 3 * place) % 50 for place in range(7)), 1] for row in range(len(input_ids))]
+        return torch.cat([input_ids, torch.tensor(rows)], dim=1)
+
+    def reward(completions: list[str], **kwargs: Any) -> list[float]:
+        torch.manual_seed(0)
+        return [row % 4 * one for row in range(len(completions))]
+
+    # As in `grpo`: no release scales the rewards of a group, whether it should or not.
+    one = (1 - 1e-4) / statistics.stdev(range(4))
+    model.generate = generate
+    words = tokenizer()
+    words.padding_side = "left"
+    usual = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "temperature": 1.0}
+    return trainer(
+        trainer_class,
+        model=model,
+        reward_funcs=reward,
+        args=config(GRPOConfig, **{**usual, "beta": 1.0, **settings}),
+        train_dataset=Dataset.from_list([{"prompt": "w1 w2 w3"}] * 8),
+        tokenizer=words,
+        peft_config=peft_config,
+    )
+
+
+def set_adapters(model: Any) -> None:
+    """Give every LoRA matrix values of its own, not the 0 that half of them begin with."""
+    import torch
+
+    for number, weight in enumerate(weight for name, weight in model.named_parameters() if "lora_" in name):
+        weight.data = 0.5 * torch.cos(number + torch.arange(weight.numel())).reshape(weight.shape)
+
+
+def quantised(model: Any) -> Any:
+    """``model``, which says that it is loaded in 8 bits. It is not: bitsandbytes is nowhere on the bench.
+
+    Not in 4 bits, where transformers asks bitsandbytes for the number of parameters.
+    """
+    model.is_loaded_in_8bit = True
+    return model

@@ -16,7 +16,7 @@ Declare = Callable[..., Patch]
 @pytest.fixture
 def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine._Engine]:
     """An engine that has done nothing, and that leaves nothing on."""
-    for name in ("TRL_HOTFIX", "TRL_HOTFIX_ONLY", "TRL_HOTFIX_SKIP"):
+    for name in ("TRL_HOTFIX", "TRL_HOTFIX_ONLY", "TRL_HOTFIX_SKIP", "TRL_HOTFIX_OPTIONS"):
         monkeypatch.delenv(name, raising=False)
     fresh = engine._Engine()
     monkeypatch.setattr(engine, "ENGINE", fresh)

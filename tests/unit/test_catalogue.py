@@ -121,7 +121,8 @@ def test_every_function_that_the_catalogue_names_is_defined_at_the_top_of_its_mo
 @pytest.mark.parametrize("patch", SHIPPED, ids=IDS)
 def test_function_of_gives_the_functions_of_a_patch(patch: Patch) -> None:
     for name in (patch.self_test, *(target.wrapper for target in patch.targets)):
-        assert catalogue.function_of(patch, name).__name__ == name
+        function = catalogue.function_of(patch, name, {})
+        assert getattr(function, "func", function).__name__ == name
 
 
 # The example, and what is right about it
@@ -587,3 +588,56 @@ def test_no_required_key_can_be_left_out(key: str) -> None:
     entries = yaml.safe_load(ENTRY)
     del entries[0][key]
     assert (1, f"the patch lacks {key!r}") in mistakes(yaml.safe_dump(entries, sort_keys=False))
+
+
+# Options
+
+WITH_OPTION = next(patch for patch in SHIPPED if patch.options)
+OPTIONS = """\
+  options:
+    over:
+      choices: {sequence: as in the paper, global: every token}
+      default: sequence
+"""
+
+
+def with_options(options: str) -> str:
+    entry = ENTRY.replace(EXAMPLE.id, WITH_OPTION.id).replace(EXAMPLE.self_test, WITH_OPTION.self_test)
+    return entry.replace(EXAMPLE.targets[0].wrapper, WITH_OPTION.targets[0].wrapper) + options
+
+
+def test_an_option_has_choices_with_their_meaning_and_a_default() -> None:
+    (patch,) = catalogue.parse(with_options(OPTIONS), "patches.yaml")
+    option = patch.options["over"]
+    assert option.choices == {"sequence": "as in the paper", "global": "every token"}
+    assert option.default == "sequence"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "message"),
+    [
+        (
+            "default: sequence",
+            "default: sequenc",
+            17,
+            "default 'sequenc' is none of the choices; did you mean 'sequence'?",
+        ),
+        ("global:", "Global|x:", 16, "'Global|x' is not lower-case words joined by '-' or '_'"),
+        (", global: every token", "", 16, "the option 'over' has 1 choices, expected two or more"),
+        ("      default: sequence\n", "", 16, "the option lacks 'default'"),
+        ("default:", "defalt: x\n      default:", 17, "unknown key 'defalt' in an option; did you mean 'default'?"),
+        ("{sequence: as in the paper, global: every token}", "[sequence, global]", 16, "choices: Expected"),
+    ],
+)
+def test_a_mistake_in_an_option_is_told_with_its_line(right: str, wrong: str, line: int, message: str) -> None:
+    found = the_mistake(with_options(OPTIONS.replace(right, wrong)))
+    assert (found[0], found[1][: len(message)]) == (line, message)
+
+
+def test_functions_take_options_if_and_only_if_the_entry_declares_them() -> None:
+    said = [message for _, message in mistakes(with_options(""))]
+    assert len(said) == 2
+    assert all(message.endswith("takes options, and the entry declares none") for message in said)
+    said = [message for _, message in mistakes(ENTRY + OPTIONS)]
+    assert len(said) == 2
+    assert all(message.endswith("does not take options, which the entry declares") for message in said)

@@ -45,10 +45,17 @@ def test_the_json_list_has_the_shape_of_a_report() -> None:
         assert list(report) == ["trl_hotfix", "trl", "python", "digest", "patches"]
         (patch,) = (each for each in report["patches"] if each["id"] == ID)
         assert list(patch) == [
-            *("id", "revision", "title", "severity", "trl", "upstream", "state", "reason", "evidence", "targets"),
+            *("id", "revision", "title", "severity", "trl", "upstream", "state", "reason", "options", "evidence"),
+            "targets",
         ]
         assert (patch["state"], patch["reason"]) == ("pending", "applies")
         assert list(patch["targets"][0]) == ["module", "attribute", "trl", "state"]
+
+
+def test_an_unknown_option_in_the_environment_is_a_usage_error() -> None:
+    done = run("list", TRL_HOTFIX_OPTIONS="grpo-loss-normalisation.normalization=global")
+    assert done.returncode == 2
+    assert "has no option 'normalization'; did you mean 'normalisation'?" in done.stderr
 
 
 def test_verify_shows_red_green_red_with_the_numbers() -> None:

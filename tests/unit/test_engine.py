@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -14,7 +16,7 @@ import trl.trainer.dpo_trainer as leaf
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix.model import Outcome, Reason, Report, State, Verdict
+from trl_hotfix.model import Option, Outcome, Reason, Report, State, Verdict
 
 MARK = "patched"
 
@@ -361,3 +363,211 @@ def test_the_leaf_is_the_module_that_the_self_test_gets(declare: Any) -> None:
     declare(test, mark)
     trl_hotfix.apply()
     assert got == [leaf, leaf]
+
+
+# Options
+
+
+def goes_by(wrapped: Any, instance: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    return options["word"]
+
+
+def says_its_word(module: ModuleType, options: Any) -> Outcome:
+    try:
+        said = object.__new__(module.DPOTrainer).dpo_loss(1, 2, 3, 4)
+    except AttributeError:
+        said = "raised"
+    return Outcome(Verdict.FIXED if said == options["word"] else Verdict.REPRODUCED, {"said": said})
+
+
+WORDS = {"word": Option({"yes": "one way", "no": "the other"}, "yes")}
+
+
+def said() -> Any:
+    return object.__new__(DPOTrainer).dpo_loss(1, 2, 3, 4)
+
+
+def test_options_reach_the_wrapper_and_the_self_test_and_stand_in_the_report(declare: Any) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    report = trl_hotfix.apply()
+    assert identity(report) == (State.APPLIED, Reason.PROVEN)
+    assert said() == "yes"
+    assert report.to_dict()["patches"][0]["options"] == {"word": "yes"}
+    other = trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    assert identity(other) == (State.APPLIED, Reason.PROVEN)
+    assert said() == "no"
+    assert other["made-up"].evidence["trl.trainer.dpo_trainer"]["green"]["said"] == "no"
+    assert other["made-up"].options == {"word": "no"}
+    assert other.digest != report.digest
+    assert trl_hotfix.apply().digest == report.digest
+    assert said() == "yes"
+
+
+def test_options_from_the_environment(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    monkeypatch.setenv("TRL_HOTFIX_OPTIONS", "made-up.word=no")
+    trl_hotfix.apply()
+    assert said() == "no"
+
+
+def test_patched_has_other_options_for_a_while(declare: Any) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    with trl_hotfix.patched("made-up"):
+        assert said() == "no"
+    with trl_hotfix.patched("made-up", options={"made-up": {"word": "yes"}}):
+        assert said() == "yes"
+    assert said() == "no"
+
+
+def test_a_strict_apply_that_fails_leaves_the_options_as_they_were(declare: Any) -> None:
+    def only_yes(module: ModuleType, options: Any) -> Outcome:
+        outcome = says_its_word(module, options)
+        return Outcome(Verdict.REPRODUCED, outcome.numbers) if options["word"] == "no" else outcome
+
+    declare(only_yes, goes_by, options=WORDS)
+    before = trl_hotfix.apply()
+    with pytest.raises(trl_hotfix.NotAppliedError, match="self-test"):
+        trl_hotfix.apply(options={"made-up": {"word": "no"}}, strict=True)
+    assert said() == "yes"
+    assert trl_hotfix.status().digest == before.digest
+
+
+def test_options_of_a_patch_that_is_not_for_this_release_are_said_to_do_nothing(
+    declare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(says_its_word, goes_by, options=WORDS, trl="<0.9")
+    trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    assert "the options of made-up do nothing here: skipped (trl-version)" in caplog.text
+
+
+def test_a_worker_restores_a_patched_function_with_its_options(declare: Any) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    pickled = pickle.dumps(DPOTrainer.dpo_loss)
+    trl_hotfix.apply(only=[])
+    pickle.loads(pickled)
+    assert said() == "no"
+
+
+def test_patched_within_patched_has_both_on_also_before_the_module_is_imported(fresh_engine: Any) -> None:
+    code = (
+        "import trl_hotfix, sys\n"
+        "one, other = 'moe-aux-loss-lost-under-deepspeed', 'dpo-eval-reference-from-trained-policy'\n"
+        "with trl_hotfix.patched(one), trl_hotfix.patched(other) as report:\n"
+        "    assert {report[one].state.value, report[other].state.value} == {'pending'}\n"
+        "    import trl.trainer.dpo_trainer\n"
+        "    print([trl_hotfix.status()[each].state.value for each in (one, other)])\n"
+        "print([trl_hotfix.status()[each].state.value for each in (one, other)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-2:] == ["['applied', 'applied']", "['disabled', 'disabled']"], done.stderr
+
+
+# Never a silent no-op, and never the end of the run
+
+
+def test_a_class_that_defines_the_method_anew_is_not_reached(declare: Any) -> None:
+    declare(is_marked, mark)
+    assert trl_hotfix.apply()["made-up"].state is State.APPLIED
+
+    class Mine(DPOTrainer):  # type: ignore[misc]
+        def dpo_loss(self, *args: Any) -> Any:
+            return "mine"
+
+    found = trl_hotfix.status()["made-up"]
+    assert (found.state, found.reason, found.degraded) == (State.UNREACHED, Reason.OVERRIDDEN, True)
+    assert found.evidence["trl.trainer.dpo_trainer"]["by"].endswith("Mine.dpo_loss")
+    with pytest.raises(trl_hotfix.NotAppliedError, match="unreached"):
+        trl_hotfix.apply(strict=True)
+    del Mine.dpo_loss
+    assert trl_hotfix.status()["made-up"].state is State.APPLIED
+
+
+def test_a_class_that_calls_trls_method_from_its_own_is_reached(declare: Any) -> None:
+    declare(is_marked, mark)
+
+    class BySuper(DPOTrainer):  # type: ignore[misc]
+        def dpo_loss(self, *args: Any) -> Any:
+            return super().dpo_loss(*args)
+
+    class ByName(DPOTrainer):  # type: ignore[misc]
+        def dpo_loss(self, *args: Any) -> Any:
+            return [DPOTrainer.dpo_loss(self, *args) for _ in range(1)]
+
+    assert trl_hotfix.apply()["made-up"].state is State.APPLIED
+    assert object.__new__(BySuper).dpo_loss(1, 2, 3, 4) == MARK
+    assert object.__new__(ByName).dpo_loss(1, 2, 3, 4) == [MARK]
+
+
+def test_a_class_that_somebody_regenerates_in_its_module_displaces_the_patch(
+    declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    regenerated = type("DPOTrainer", (), {"__module__": "compiled_cache.DPOTrainer"})
+    monkeypatch.setattr(leaf, "DPOTrainer", regenerated)
+    found = trl_hotfix.status()["made-up"]
+    assert (found.state, found.reason) == (State.DISPLACED, Reason.REPLACED)
+    assert "compiled_cache.DPOTrainer" in found.evidence["trl.trainer.dpo_trainer"]["by"]
+
+
+def test_a_wrapper_that_fails_in_a_run_leaves_trl_as_it_is_and_the_status_says_so(
+    declare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails_later(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if args[0] == "in the run":
+            raise ZeroDivisionError("a mistake of ours")
+        return MARK
+
+    declare(is_marked, fails_later)
+    assert trl_hotfix.apply()["made-up"].state is State.APPLIED
+    with pytest.raises(AttributeError):  # TRL's own, for a trainer that was never made
+        object.__new__(DPOTrainer).dpo_loss("in the run", 2, 3, 4)
+    found = trl_hotfix.status()["made-up"]
+    assert (found.state, found.reason, found.degraded) == (State.FAILED, Reason.WRAPPER_ERROR, True)
+    assert "a mistake of ours" in found.evidence["trl.trainer.dpo_trainer"]["error"]
+    assert caplog.text.count("is NOT on any more") == 1
+
+
+@pytest.mark.parametrize(
+    "breaks", [lambda: time.sleep(60), lambda: sys.exit("bye"), lambda: "rubbish"], ids=["hangs", "exits", "rubbish"]
+)
+def test_a_self_test_that_hangs_exits_or_answers_rubbish_leaves_the_patch_off(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, breaks: Any
+) -> None:
+    from trl_hotfix import engine
+
+    monkeypatch.setattr(engine, "SELF_TEST_SECONDS", 0.2)
+    declare(lambda module: breaks(), mark)
+    report = trl_hotfix.apply()
+    assert identity(report) == (State.FAILED, Reason.SELF_TEST_ERROR)
+    with pytest.raises(trl_hotfix.NotAppliedError):
+        trl_hotfix.apply(strict=True)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_failure_at_any_step_of_installing_leaves_everything_as_it_was(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Three targets: three look-ups of their site and three settings of their attribute; each of the six fails once."""
+    from trl_hotfix import install
+
+    declare(is_marked, mark, attribute="DPOTrainer.dpo_loss DPOTrainer.get_batch_loss_metrics DPOTrainer.compute_loss")
+    calls = iter(range(100))
+
+    def failing(function: Any) -> Any:
+        def one(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == step:
+                raise MemoryError("in the middle")
+            return function(*args, **kwargs)
+
+        return one
+
+    before = dict(vars(DPOTrainer))
+    monkeypatch.setattr(install.Sites, "at", failing(install.Sites.at))
+    monkeypatch.setattr(install.Site, "put_on", failing(install.Site.put_on))
+    assert identity(trl_hotfix.apply()) == (State.FAILED, Reason.INSTALL_ERROR)
+    after = dict(vars(DPOTrainer))
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)

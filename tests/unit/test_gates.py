@@ -12,9 +12,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from trl_hotfix import catalogue, gates
-from trl_hotfix.errors import UnknownPatchError
+from trl_hotfix.errors import SettingError, UnknownPatchError
 from trl_hotfix.gates import Selection
-from trl_hotfix.model import Patch, Reason, Severity, State, Target, Upstream
+from trl_hotfix.model import Option, Patch, Reason, Severity, State, Target, Upstream
 
 # fmt: off
 RELEASES = [
@@ -41,7 +41,8 @@ PATCH = Patch(
     targets=(TARGET,),
     self_test="self_test",
 )
-KNOWN = ("some-patch", "another-patch", "third-patch")
+IDS = ("some-patch", "another-patch", "third-patch")
+KNOWN = tuple(dataclasses.replace(PATCH, id=each) for each in IDS)
 EVERYTHING = Selection()
 
 versions = st.sampled_from(RELEASES)
@@ -62,9 +63,13 @@ def having(**distributions: str) -> Callable[[str], str | None]:
 
 
 def of(
-    only: Any = None, skip: Any = None, environment: Mapping[str, str] | None = None, known: Any = KNOWN
+    only: Any = None,
+    skip: Any = None,
+    environment: Mapping[str, str] | None = None,
+    known: Any = KNOWN,
+    options: Any = None,
 ) -> Selection:
-    return Selection.of(only, skip, environment or {}, known)
+    return Selection.of(only, skip, environment or {}, known, options)
 
 
 # Versions
@@ -277,7 +282,7 @@ def test_a_single_id_may_stand_without_a_list() -> None:
 
 
 def test_any_iterable_of_ids_will_do() -> None:
-    assert of(only=(each for each in KNOWN)).only == set(KNOWN)
+    assert of(only=(each for each in IDS)).only == set(IDS)
 
 
 def test_an_unknown_id_is_refused_with_the_one_that_was_meant() -> None:
@@ -299,6 +304,62 @@ def test_every_unknown_id_is_named() -> None:
 def test_an_id_like_no_other_gets_no_suggestion() -> None:
     with pytest.raises(UnknownPatchError, match=r"skip=: 'zzzz'\. "):
         of(skip=["zzzz"])
+
+
+# Options
+
+OVER = Option({"sequence": "the paper's", "global": "every token"}, "sequence")
+WITH_OPTION = dataclasses.replace(PATCH, options={"over": OVER})
+OTHERS = (WITH_OPTION, *KNOWN[1:])
+
+
+def test_an_option_is_the_default_unless_it_is_chosen() -> None:
+    assert of(known=OTHERS).options_of(WITH_OPTION) == {"over": "sequence"}
+    chosen = of(known=OTHERS, options={"some-patch": {"over": "global"}})
+    assert chosen.options_of(WITH_OPTION) == {"over": "global"}
+    assert chosen.options_of(KNOWN[1]) == {}
+
+
+def test_options_are_read_from_the_environment() -> None:
+    environment = {"TRL_HOTFIX_OPTIONS": " some-patch.over = global ,"}
+    assert of(environment=environment, known=OTHERS).options_of(WITH_OPTION) == {"over": "global"}
+    argument = {"some-patch": {"over": "sequence"}}
+    assert of(environment=environment, known=OTHERS, options=argument).options == argument
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"some-pach": {}}, UnknownPatchError, r"unknown patch in options=: 'some-pach'; did you mean 'some-patch'\?"),
+        ({"some-patch": {"ovr": "global"}}, SettingError, r"has no option 'ovr'; did you mean 'over'\?"),
+        ({"some-patch": {"zzz": "global"}}, SettingError, "has no option 'zzz'; it has over"),
+        ({"third-patch": {"over": "global"}}, SettingError, "third-patch has no option 'over'; it has none"),
+        ({"some-patch": {"over": "globl"}}, SettingError, "is 'globl', expected one of sequence, global; did you mean"),
+        ({"some-patch": {"over": 3}}, SettingError, "is 3, expected one of sequence, global"),
+    ],
+)
+def test_an_unknown_option_or_choice_is_refused_with_what_there_is(
+    options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        of(known=OTHERS, options=options)
+
+
+@pytest.mark.parametrize("value", ["some-patch", "some-patch.over", "some-patch=global"])
+def test_options_in_the_environment_have_one_form(value: str) -> None:
+    with pytest.raises(SettingError, match=r"TRL_HOTFIX_OPTIONS: expected id\.option=choice, found"):
+        of(environment={"TRL_HOTFIX_OPTIONS": value}, known=OTHERS)
+
+
+def test_every_combination_of_choices_is_listed_with_the_defaults_first() -> None:
+    two = dataclasses.replace(
+        PATCH, options={"over": Option(OVER.choices, "global"), "tail": Option(OVER.choices, "sequence")}
+    )
+    every = two.every_choice()
+    assert every[0] == {"over": "global", "tail": "sequence"}
+    assert len(every) == 4
+    assert all(every.count(each) == 1 for each in every)
+    assert PATCH.every_choice() == [{}]
 
 
 # decide
@@ -342,7 +403,7 @@ def test_what_is_not_selected_is_not_looked_for() -> None:
     assert gates.decide(PATCH, Selection(skip=frozenset({"some-patch"})), version_of).reason is Reason.EXCLUDED
 
 
-ids = st.lists(st.sampled_from(KNOWN), unique=True)
+ids = st.lists(st.sampled_from(IDS), unique=True)
 
 
 @given(st.data(), st.none() | ids, ids, versions, st.booleans())

@@ -579,7 +579,7 @@ def roundtrip(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 
 def test_a_pickled_method_is_restored_by_our_own_name(roundtrip: Callable[[Any], Any]) -> None:
     site_of("method").put_on(layer(revision=3))
-    reference = (__name__, "Trainer.method", (("a-patch", 3),))
+    reference = (__name__, "Trainer.method", (("a-patch", 3, ()),))
     assert roundtrip(vars(Trainer)["method"]) == ("restored", reference, None)
     assert roundtrip(Trainer.method)[1] == reference
 
@@ -589,20 +589,20 @@ def test_a_pickled_bound_method_is_restored_with_its_instance(roundtrip: Callabl
     trainer = Trainer()
     trainer.mark = 17  # type: ignore[attr-defined]
     restored, reference, instance = roundtrip(trainer.method)
-    assert (restored, reference) == ("restored", (__name__, "Trainer.method", (("a-patch", 3),)))
+    assert (restored, reference) == ("restored", (__name__, "Trainer.method", (("a-patch", 3, ()),)))
     assert vars(instance) == {"mark": 17}
 
 
 def test_a_pickled_function_is_restored_by_our_own_name(roundtrip: Callable[[Any], Any], utils: ModuleType) -> None:
     Sites(restore).at(utils, target("pad")).put_on(layer(revision=2))
-    assert roundtrip(utils.pad) == ("restored", ("trl.hook_utils", "pad", (("a-patch", 2),)), None)
+    assert roundtrip(utils.pad) == ("restored", ("trl.hook_utils", "pad", (("a-patch", 2, ()),)), None)
 
 
 def test_cloudpickle_restores_a_bound_method() -> None:
     # Not the function that a class gives: cloudpickle takes whatever says that it is a function by its code.
     site_of("method").put_on(layer(revision=3))
     restored, reference, instance = cloudpickle.loads(cloudpickle.dumps(Trainer().method))
-    assert (restored, reference[2]) == ("restored", (("a-patch", 3),))
+    assert (restored, reference[2]) == ("restored", (("a-patch", 3, ()),))
     assert vars(instance) == {}
 
 
@@ -610,7 +610,24 @@ def test_a_pickle_names_every_patch_of_the_function(roundtrip: Callable[[Any], A
     site = site_of("method")
     site.put_on(layer("first"))
     site.put_on(layer("second", revision=4))
-    assert roundtrip(vars(Trainer)["method"])[1][2] == (("first", 1), ("second", 4))
+    assert roundtrip(vars(Trainer)["method"])[1][2] == (("first", 1, ()), ("second", 4, ()))
+
+
+def test_a_pickle_names_the_options_of_a_patch(roundtrip: Callable[[Any], Any], utils: ModuleType) -> None:
+    chosen = (("over", "all"), ("tail", "keep-it"))
+    for site, held in ((site_of("method"), Trainer), (Sites(restore).at(utils, target("pad")), utils)):
+        site.put_on(dataclasses.replace(layer(), options=chosen))
+        assert roundtrip(getattr(held, site.name))[1][2] == (("a-patch", 1, chosen),)
+
+
+def test_the_hash_of_a_method_changes_with_the_options() -> None:
+    hashes = set()
+    for choice in ("all", "none"):
+        site = site_of("method")
+        site.put_on(dataclasses.replace(layer(), options=(("over", choice),)))
+        hashes.add(Hasher.hash(Trainer().method))
+        site.take_off("a-patch")
+    assert len(hashes) == 2
 
 
 def test_a_method_is_deep_copied_as_a_function_is() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, default_arguments, judge, stub_trainer, tiny_causal_lm, wrapped_like_deepspeed
+from ..authoring import argument, dpo_stub, judge, tiny_causal_lm, wrapped_like_deepspeed
 from ..model import Outcome
 
 
@@ -58,9 +58,8 @@ def aux_loss_is_in_the_loss(leaf: ModuleType) -> Outcome:
     coefficient, aux_loss = 0.5, 2.0
     config = SimpleNamespace(router_aux_loss_coef=coefficient, output_router_logits=True, model_type="tiny")
     model = tiny_causal_lm(config, aux_loss=aux_loss)
-    trainer = stub_trainer(
-        leaf.DPOTrainer,
-        default_arguments(leaf.DPOConfig),
+    trainer = dpo_stub(
+        leaf,
         model=model,
         ref_model=tiny_causal_lm(config, aux_loss=7.0),
         router_aux_loss_coef=coefficient,

@@ -17,9 +17,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import (
-    default_arguments,
+    dpo_stub,
     judge,
-    stub_trainer,
     tiny_causal_lm,
     with_coefficient_of_plain_model,
     wrapped_like_deepspeed,
@@ -71,18 +70,7 @@ def loss_and_reference_are_computed(leaf: ModuleType) -> Outcome:
     coefficient, aux_loss = 0.5, 2.0
     config = SimpleNamespace(router_aux_loss_coef=coefficient, output_router_logits=True, model_type="tiny")
     model = tiny_causal_lm(config, aux_loss=aux_loss)
-    trainer = stub_trainer(
-        leaf.DPOTrainer,
-        default_arguments(leaf.DPOConfig),
-        model=model,
-        ref_model=tiny_causal_lm(config, aux_loss=7.0),
-        is_encoder_decoder=False,
-        is_vision_model=False,
-        is_peft_model=False,
-        padding_value=0,
-        use_dpo_data_collator=True,
-        _peft_has_been_casted_to_bf16=False,
-    )
+    trainer = dpo_stub(leaf, model=model, ref_model=tiny_causal_lm(config, aux_loss=7.0))
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
     batch = {}
     for side, ids in {"prompt": tokens[:, :2], "chosen": tokens, "rejected": tokens.flip(1)}.items():

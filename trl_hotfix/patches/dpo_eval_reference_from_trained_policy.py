@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, default_arguments, judge, stub_trainer
+from ..authoring import absent, default_arguments, judge, shadowed, stub_trainer
 from ..model import Outcome
 
 
@@ -96,9 +96,11 @@ def evaluation_set_keeps_the_untrained_reference(leaf: ModuleType) -> Outcome:
         compute_reference_log_probs=reference,
     )
     trainer.accelerator.prepare, trainer.accelerator.free_memory = (lambda made: made), (lambda: None)
-    trainer.get_train_dataloader()
-    now = after
-    trainer.get_eval_dataloader()
+    # A progress bar of two steps is nothing that a user should see at every start.
+    with shadowed(leaf, "tqdm", lambda iterable, **kwargs: iterable):
+        trainer.get_train_dataloader()
+        now = after
+        trainer.get_eval_dataloader()
     columns = trainer.eval_dataset.columns
     chosen = columns.get("ref_chosen_logps", columns.get("reference_chosen_logps"))
     return judge(float(chosen[0]), right=before, wrong=after)

@@ -1,4 +1,4 @@
-"""GRPO of 0.16 weighs every token of a batch the same, where the paper weighs every sequence the same.
+"""GRPO of 0.16 weighs every token of a micro-batch the same, where the paper weighs every sequence the same.
 
 The paper (DeepSeekMath, arXiv:2402.03300, equation 3) takes the mean over the sequences of the mean over the tokens of
 each:
@@ -13,21 +13,47 @@ of 8, and how hard depends on what it shares its micro-batch with. 0.17.0 made i
 The method computes ``sum(l * mask) / sum(mask)`` for the loss and for its two metrics. Given weights ``mask / length``
 in the place of the mask it computes the means of the paper, as the weights of a sequence add up to 1. The mask is also
 what tells the model which tokens to attend to, so on its way there it is made whole again.
+
+Who wants every token to weigh the same does not get that from 0.16 either: each rank divides by its own tokens, and
+the mean of the ranks' gradients weighs the tokens of a rank with short completions more. ``normalisation=global``
+multiplies the loss, and what is logged, by ``tokens of this rank * ranks / tokens of all ranks``, so that the mean over
+the ranks is the sum over all tokens divided by their number. Micro-batches of gradient accumulation still weigh the
+same each: how many tokens the later ones will have is not known yet when the first is computed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument, shadowed, stub_grpo_trainer, tiny_causal_lm
-from ..model import Outcome
+from ..model import Options, Outcome
 
 
-def weigh_every_sequence_the_same(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+def normalise(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> Any:
+    """Have every sequence weigh the same, or every token of all ranks."""
+    over = _all_tokens if options["normalisation"] == "global" else _sequences
+    return over(wrapped, instance, args, kwargs)
+
+
+def _all_tokens(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Multiply the loss and the metrics of this rank by its share of the tokens of all ranks."""
+    accelerator = instance.accelerator
+    tokens = argument(wrapped, args, kwargs, "inputs")["completion_mask"].sum()
+    weight = tokens * accelerator.num_processes / accelerator.reduce(tokens, "sum")
+    gather = accelerator.gather_for_metrics
+    # kl and clip_ratio are means over this rank's tokens on their way to the mean over the ranks.
+    with shadowed(
+        accelerator, "gather_for_metrics", lambda value, *rest, **more: gather(value * weight, *rest, **more)
+    ):
+        return wrapped(*args, **kwargs) * weight
+
+
+def _sequences(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give ``compute_loss`` a completion mask whose rows add up to 1, and the model the one that it was."""
     inputs = argument(wrapped, args, kwargs, "inputs")
     mask = inputs["completion_mask"]
@@ -43,8 +69,8 @@ def weigh_every_sequence_the_same(
         return wrapped(*args, **kwargs)
 
 
-def every_sequence_weighs_the_same(leaf: ModuleType) -> Outcome:
-    """Advantages that add up to 0 over sequences of unequal length give a loss of ``beta`` times the KL divergence."""
+def sequences_or_tokens_weigh_the_same(leaf: ModuleType, options: Options) -> Outcome:
+    """The loss and the ``kl`` of four sequences of unequal length, for ``global`` on one rank of two."""
     import torch
 
     beta = 0.1
@@ -69,6 +95,9 @@ def every_sequence_weighs_the_same(leaf: ModuleType) -> Outcome:
         return absent("0.14 generates in compute_loss; it has the loss of the paper (0.14.0, line 512)")
     # Where there is a choice of the loss, its own part of it is looked at: nothing is left to repair on the way there.
     chosen = "loss_type" in leaf.GRPOConfig.__dataclass_fields__
+    everywhere = options["normalisation"] == "global"
+    if everywhere and chosen:
+        return absent("GRPOConfig has loss_type")
     trainer = stub_grpo_trainer(
         leaf,
         log_probs if chosen else None,
@@ -78,20 +107,31 @@ def every_sequence_weighs_the_same(leaf: ModuleType) -> Outcome:
         temperature=1.0,
         num_iterations=1,
     )
+    others = 44 if everywhere else 0  # the tokens of the other rank
+    trainer.accelerator.num_processes = 2 if everywhere else 1
+    trainer.accelerator.reduce = lambda tokens, reduction: tokens + others
     loss = float(trainer.compute_loss(model, inputs).detach())
 
     # Of each token, exp(d) - d - 1 with d = reference - policy = length / 10, arXiv:2402.03300, equation 4.
     kl = torch.exp(0.1 * lengths) - 0.1 * lengths - 1
     of_each = beta * kl - inputs["advantages"]
-    outcome = judge(
-        loss,
-        right=float(of_each.mean()),
-        wrong=float((of_each * lengths).sum() / lengths.sum()),
-        lengths=lengths.tolist(),
-    )
+
+    def over_sequences(value: Any) -> float:
+        return float(value.mean())
+
+    def over_tokens(value: Any) -> float:
+        return float((value * lengths).sum() / lengths.sum())
+
+    def over_all_tokens(value: Any) -> float:
+        return float(2 * (value * lengths).sum() / (lengths.sum() + others))
+
+    right = over_all_tokens if everywhere else over_sequences
+    if everywhere and math.isclose(loss, over_sequences(of_each), rel_tol=1e-5):
+        return absent("every sequence weighs the same, on every rank")
+    outcome = judge(loss, right=right(of_each), wrong=over_tokens(of_each), lengths=lengths.tolist())
     if not chosen:
         metrics = trainer._metrics["train"] if trainer._metrics["train"] else trainer._metrics
-        noted = judge(metrics["kl"][-1], right=float(kl.mean()), wrong=float((kl * lengths).sum() / lengths.sum()))
+        noted = judge(metrics["kl"][-1], right=right(kl), wrong=over_tokens(kl))
         if noted.verdict is not outcome.verdict:
             raise AssertionError(f"loss and kl are not of the same kind: {outcome}, {noted}")
         if not torch.equal(given[0], torch.cat([inputs["prompt_mask"], mask], dim=1)) or given[0].dtype != mask.dtype:

@@ -129,7 +129,8 @@ def _made(leaf: ModuleType, method: str, declared: float, given: Any) -> float:
     known |= {"ref_model": tiny_causal_lm(config)} if method in ("DPO", "KTO") else {}
     trainer: Any = object.__new__(Stub)
     with suppress(_Enough):
-        trainer.__init__(
+        Stub.__init__(
+            trainer,
             model=model,
             args=args,
             **known,

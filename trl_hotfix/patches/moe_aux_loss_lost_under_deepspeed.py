@@ -20,9 +20,8 @@ from typing import Any
 
 from ..authoring import (
     absent,
-    default_arguments,
+    dpo_stub,
     judge,
-    stub_trainer,
     tiny_causal_lm,
     with_coefficient_of_plain_model,
     wrapped_like_deepspeed,
@@ -51,23 +50,16 @@ def aux_loss_is_in_the_loss_of_a_wrapped_model(leaf: ModuleType) -> Outcome:
     coefficient, aux_loss = 0.5, 2.0
     config = SimpleNamespace(router_aux_loss_coef=coefficient, output_router_logits=True, model_type="tiny")
     model = tiny_causal_lm(config, aux_loss=aux_loss)
-    trainer = stub_trainer(
-        trainer_class,
-        default_arguments(getattr(leaf, f"{method}Config")),
+    trainer = dpo_stub(
+        leaf,
+        method,
         model=model,
         ref_model=tiny_causal_lm(config, aux_loss=aux_loss),
         aux_loss_coef=coefficient,
-        is_encoder_decoder=False,
-        is_vision_model=False,
-        is_peft_model=False,
-        padding_value=0,
-        pad_token_id=0,
-        use_dpo_data_collator=True,
         calculate_KL=True,
         embedding_func=None,
         embedding_tokenizer=None,
         running=SimpleNamespace(mean=torch.tensor(0.0), update=lambda rewards: None),
-        _peft_has_been_casted_to_bf16=False,
     )
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
     # DPO, CPO and ORPO compare two completions; KTO and BCO label single ones, KTO with others beside them for its KL.

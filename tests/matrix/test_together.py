@@ -1,0 +1,70 @@
+"""Patches on the same method in every order, and all patches of a release off again without a trace."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from trl_hotfix import catalogue
+
+import layout
+from bench import HERE, Bench, gates
+
+PATCHES = catalogue.load()
+RELEASES = ("0.9.6", "0.11.4", "0.12.2", "0.16.1", "0.23.0", "1.7.1", "1.16.0")
+Run = tuple[str, ...]
+
+
+def groups() -> dict[frozenset[str], layout.Place]:
+    """Two or three patches that have a target in common, and the first release where they do.
+
+    Two that are among three are not listed: three go on one by one, in every order.
+    """
+    found: dict[frozenset[str], layout.Place] = {}
+    for place in layout.places():
+        by_target: dict[str, list[str]] = {}
+        for patch in PATCHES:
+            for target in gates.targets_for(patch, place.release):
+                by_target.setdefault(target.name, []).append(patch.id)
+        for ids in by_target.values():
+            for group in itertools.chain(itertools.combinations(ids, 3), itertools.combinations(ids, 2)):
+                found.setdefault(frozenset(group), place)
+    return {ids: place for ids, place in found.items() if not any(ids < others for others in found)}
+
+
+GROUPS = {tuple(sorted(ids)): place for ids, place in groups().items()}
+PLACES = [place for place in layout.places(RELEASES) if place.stack != "tf5.23" or place.release == RELEASES[-1]]
+
+
+@pytest.fixture(scope="session")
+def found(everywhere: None) -> Mapping[tuple[layout.Place, Run], Any]:
+    runs: list[tuple[layout.Place, Run]] = [(place, ("orders", *ids)) for ids, place in GROUPS.items()]
+    runs += [(place, ("all",)) for place in PLACES]
+    bench = Bench(1, True, Console(quiet=True))
+
+    def run(place: layout.Place, arguments: Run) -> Any:
+        return bench.process(place, [str(HERE / "together.py"), "{out}", *arguments], 300)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(runs, pool.map(lambda each: run(*each), runs), strict=True))
+
+
+@pytest.mark.parametrize("ids", GROUPS, ids="+".join)
+def test_patches_on_one_method_go_on_and_off_in_every_order(found: Mapping[Any, Any], ids: Run) -> None:
+    answer = found[GROUPS[ids], ("orders", *ids)]
+    assert not isinstance(answer, str), answer
+    assert answer["orders"] == (4 if len(ids) == 2 else 36)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_all_patches_of_a_release_come_off_without_a_trace(found: Mapping[Any, Any], place: layout.Place) -> None:
+    answer = found[place, ("all",)]
+    assert not isinstance(answer, str), answer
+    assert answer["patches"] == sum(bool(gates.targets_for(patch, place.release)) for patch in PATCHES)
+    assert answer["compared"] > 30

@@ -1,0 +1,101 @@
+"""The proof: one step of the real DPOTrainer with padding_free and each setting, and an evaluation, against padding.
+
+The model is a Llama without its attention, so that the sequences of a flattened batch cannot mix: what FlashAttention
+does on a GPU. What is left wrong is what is counted by row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import tempfile
+from typing import Any
+
+import trl_hotfix
+from trl_hotfix.authoring import absent, judge
+
+import tiny
+
+ID = "dpo-padding-free-wrong-terms"
+
+OVERLAYS = ()
+PARITY = False
+
+
+def train() -> tiny.Seen:
+    import trl
+
+    if not hasattr(trl.DPOTrainer, "concatenated_forward") or "padding_free" not in inspect.getsource(
+        trl.DPOTrainer.concatenated_forward
+    ):
+        return tiny.Seen(absent("nothing is flattened"))
+    patched = trl_hotfix.status()[ID].state.value == "applied"
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(*, padding_free: bool, **settings: Any) -> tiny.DpoRun:
+            models = (without_attention(tiny.llama(folder, seed=seed)) for seed in (0, 1))
+            return tiny.dpo_run(*models, padding_free=padding_free, **settings)
+
+        def differs_by(**settings: Any) -> float:
+            runs = [run(padding_free=padding_free, **settings) for padding_free in (False, True)]
+            return runs[0].difference(runs[1])
+
+        # Nothing is wrong with what is not counted by row.
+        assert differs_by() < 1e-5
+        padded, flattened = (run(padding_free=each, loss_type="ipo") for each in (False, True))
+        models = [without_attention(tiny.llama(folder, seed=seed)) for seed in (0, 1)]
+        wrong = ipo_over_all_completions(*models, padded.batch)
+        gradients = max(float((its - flattened.gradients[name]).abs().max()) for name, its in padded.gradients.items())
+        outcome = judge(flattened.loss, right=padded.loss, wrong=wrong, gradients_differ_by=gradients)
+        assert patched == (padded.difference(flattened) < 1e-6)
+        for setting in silently_wrong(trl):
+            assert patched == (differs_by(**setting) < 1e-6), setting
+        for setting in crashes(trl.DPOConfig):
+            with contextlib.nullcontext() if patched else raises():
+                assert differs_by(**setting) < 1e-6, setting
+    return tiny.Seen(outcome, flattened.loss, flattened.gradients)
+
+
+def without_attention(model: Any) -> Any:
+    """What the attention adds is 0, and stays 0."""
+    for name, parameter in model.named_parameters():
+        if "self_attn" in name:
+            parameter.requires_grad_(False)
+            if "o_proj" in name:
+                parameter.data.zero_()
+    return model
+
+
+def ipo_over_all_completions(policy: Any, reference: Any, batch: Any) -> float:
+    """IPO (arXiv:2310.12036, equation 17) with log-probs divided by the tokens of all completions of the batch."""
+    tokens = sum(int(batch[f"{side}_attention_mask"].sum()) for side in ("chosen", "rejected"))
+    margins = [
+        (chosen - rejected) / tokens
+        for chosen, rejected in (tiny.preference_log_probs(model, batch) for model in (policy, reference))
+    ]
+    return float(((margins[0] - margins[1] - 1 / (2 * 0.5)) ** 2).mean())
+
+
+def silently_wrong(trl: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"rpo_alpha": 0.5}]
+    if "'sft'" in inspect.getsource(trl.DPOTrainer.dpo_loss):
+        found.append({"loss_type": ["sigmoid", "ipo", "sft"]})
+    return found
+
+
+def crashes(config_class: type) -> list[dict[str, Any]]:
+    known = {each.name for each in dataclasses.fields(config_class)}
+    wanted: dict[str, Any] = {"use_weighting": True, "use_logits_to_keep": True, "ld_alpha": 0.5}
+    if "use_logits_to_keep" not in known:  # its name in 0.14.0
+        wanted["use_num_logits_to_keep"] = True
+    return [{name: value} for name, value in wanted.items() if name in known]
+
+
+@contextlib.contextmanager
+def raises() -> Any:
+    try:
+        yield
+    except (RuntimeError, IndexError):
+        return
+    raise AssertionError("nothing was raised")

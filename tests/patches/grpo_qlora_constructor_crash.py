@@ -1,0 +1,45 @@
+"""The proof: one step of GRPOTrainer with a new adapter on a quantised model.
+
+The model is a stand-in that only says it is quantised, so that the release prepares it as one; its weights are floats.
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+from trl_hotfix.authoring import judge
+
+import tiny
+
+OVERLAYS = ()
+PARITY = True
+
+
+def train() -> tiny.Seen:
+    import torch
+    from trl import GRPOTrainer
+
+    losses: list[float] = []
+
+    class Measured(GRPOTrainer):
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            losses.append(float(loss.detach()))
+            return loss
+
+    with tempfile.TemporaryDirectory() as folder:
+        policy = tiny.quantised(tiny.llama(folder, seed=0))
+        torch.manual_seed(0)
+        try:
+            trainer = tiny.grpo_of_one_length(
+                Measured, policy, tiny.lora(), gradient_checkpointing=True, loss_type="grpo"
+            )
+        except ValueError as error:
+            if "can not be both configured" not in str(error):
+                raise
+            return tiny.Seen(judge(0, right=8, wrong=0, error=f"ValueError: {error}"))
+        tiny.set_adapters(trainer.model)
+        seen = tiny.FirstStep(trainer.model)
+        trainer.train()
+    moving = [name for name, gradient in seen.gradients.items() if gradient.abs().max() > 1e-9]
+    return tiny.Seen(judge(len(moving), right=8, wrong=0), losses[0], seen.gradients)

@@ -1,0 +1,61 @@
+"""Gradients on two ranks with completions of unequal length: of one process, where the formula says that they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "matrix"))
+import layout
+
+SCRIPT = Path(__file__).with_name("train_grpo_ranks.py")
+
+
+@cache
+def run(normalisation: str, ranks: int) -> dict[str, Any]:
+    (place,) = layout.places(["0.16.1"])
+    layout.build([place])
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
+    with TemporaryDirectory() as folder:
+        out = Path(folder, "seen.pt")
+        command = [str(place.python), *launcher, str(SCRIPT), str(out), normalisation]
+        done = subprocess.run(
+            command, env=place.environment(), cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        seen: dict[str, Any] = torch.load(out)
+    assert seen["wrapped_as"] == ("DistributedDataParallel" if ranks > 1 else "LlamaForCausalLM")
+    return seen
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    ours, theirs = one["gradients"], other["gradients"]
+    assert ours.keys() == theirs.keys()
+    assert ours
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def test_global_gives_two_ranks_the_gradients_of_one_process_that_has_all_tokens() -> None:
+    # One process that divides by all tokens is what 0.16.1 does itself.
+    right, unpatched, patched = run("off", 1), run("off", 2), run("global", 2)
+    assert difference(unpatched, right) > 1e-2
+    assert difference(patched, right) < 1e-6
+    assert patched["kl"] == pytest.approx(right["kl"], abs=1e-6)
+    assert unpatched["kl"] != pytest.approx(right["kl"], abs=1e-5)
+
+
+def test_global_changes_nothing_in_one_process() -> None:
+    assert difference(run("global", 1), run("off", 1)) == 0
+    assert run("global", 1)["kl"] == run("off", 1)["kl"]
+
+
+def test_sequence_gives_two_ranks_the_gradients_of_one_process_that_has_all_sequences() -> None:
+    assert difference(run("sequence", 2), run("sequence", 1)) < 1e-6
+    assert difference(run("sequence", 1), run("off", 1)) > 1e-2

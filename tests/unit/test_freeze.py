@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trl_hotfix import engine, freeze
+from trl_hotfix.errors import SettingError
+from trl_hotfix.gates import Selection
+from trl_hotfix.model import Option, Patch, Severity, Target, Upstream
+
+PATCH = Patch(
+    id="some-patch",
+    revision=2,
+    title="",
+    severity=Severity.CRASH,
+    trl=">=0.11.0",
+    upstream=Upstream(),
+    why="",
+    how="",
+    targets=(Target("trl.trainer.dpo_trainer", "DPOTrainer.step", "wrapper"),),
+    self_test="self_test",
+    options={"over": Option({"all": "", "none": ""}, "all")},
+)
+KNOWN = {"some-patch": PATCH}
+RIGHT = {"id": "some-patch", "revision": 2, "options": {"over": "none"}}
+
+
+def file(folder: Path, content: Any) -> str:
+    path = folder / "trl_hotfix.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_a_freeze_file_gives_the_ids_and_the_options(tmp_path: Path) -> None:
+    path = file(tmp_path, {"trl": "0.11.4", "trl_hotfix": "0.1.0", "digest": "x", "patches": [RIGHT]})
+    for only, environment in (
+        (f"@{path}", {}),
+        (None, {"TRL_HOTFIX_ONLY": f"@{path}", "TRL_HOTFIX_SKIP": "some-patch"}),
+    ):
+        selection = Selection.of(only, None, environment, [PATCH])
+        assert selection.only == {"some-patch"}
+        assert selection.skip == frozenset()
+        assert selection.options_of(PATCH) == {"over": "none"}
+
+
+@pytest.mark.parametrize(
+    ("patches", "message"),
+    [
+        ([{**RIGHT, "id": "some-pach"}], "unknown patch 'some-pach'; did you mean 'some-patch'?"),
+        ([{**RIGHT, "revision": 1}], "some-patch is revision 1 there, 2 in this trl_hotfix"),
+        ([{**RIGHT, "options": {}}], "some-patch has the options none there, over in this trl_hotfix"),
+        ([{**RIGHT, "options": {"over": "some"}}], "some-patch.over is 'some', expected all, none"),
+        ([RIGHT, RIGHT], "'some-patch' is there twice"),
+        ([{**RIGHT, "module": "os"}], "unknown field `module`"),
+        ([{"id": "some-patch"}], "missing required field `revision`"),
+        ("some-patch", "Expected `array`"),
+    ],
+)
+def test_what_cannot_be_applied_as_it_is_is_refused(patches: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as caught:
+        freeze.read(file(tmp_path, {"patches": patches}), KNOWN)
+    assert message in str(caught.value)
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    wrong = [{**RIGHT, "id": "no-such"}, {**RIGHT, "revision": 7}]
+    with pytest.raises(SettingError, match=r"no-such.*\n.*revision 7"):
+        freeze.read(file(tmp_path, {"patches": wrong}), KNOWN)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, "\x00", '{"patches": [], "run": "rm"}'])
+def test_what_is_no_freeze_file_is_one_error_that_names_it(content: str, tmp_path: Path) -> None:
+    path = file(tmp_path, content)
+    with pytest.raises(SettingError, match=r"the freeze file .* cannot be used") as caught:
+        freeze.read(path, KNOWN)
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["", "no/such/file", ".", "http://example.com/x.json"])
+def test_a_file_that_is_not_there_is_an_error_and_nothing_is_fetched(path: str) -> None:
+    with pytest.raises(SettingError, match=r"the freeze file .* cannot be used"):
+        Selection.of(f"@{path}", None, {}, [PATCH])
+
+
+def test_a_freeze_file_stands_alone(tmp_path: Path) -> None:
+    path = file(tmp_path, {"patches": [RIGHT]})
+    with pytest.raises(SettingError, match="leave skip= and options= out"):
+        Selection.of(f"@{path}", ["some-patch"], {}, [PATCH])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "revision", "options", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60) | json_values.map(lambda each: json.dumps({"patches": each}).encode()))
+def test_whatever_stands_in_it_is_a_selection_or_one_error(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trl_hotfix.json"
+    path.write_bytes(content)
+    try:
+        frozen = freeze.read(str(path), KNOWN)
+    except SettingError:
+        return
+    assert all(each.id in KNOWN for each in frozen.patches)
+
+
+def test_what_a_report_freezes_can_be_read_again(tmp_path: Path) -> None:
+    from trl_hotfix import catalogue
+
+    record = engine.ENGINE.apply(None, None, None, None, dry_run=True).freeze()
+    frozen = freeze.read(file(tmp_path, record), {patch.id: patch for patch in catalogue.load()})
+    assert [each.id for each in frozen.patches] == [each["id"] for each in record["patches"]]
+    assert frozen.digest == record["digest"]

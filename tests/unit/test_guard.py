@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trl_hotfix.guard import Guard
+
+
+def method(batch: Any, scale: int = 1) -> Any:
+    if batch == "bad":
+        raise KeyError("TRL's own")
+    return (batch, scale)
+
+
+def guard(wrapper: Callable[..., Any], armed: bool = True) -> Guard:
+    made = Guard("a-patch", wrapper)
+    made.armed = armed
+    return made
+
+
+def before(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    raise RuntimeError("ours")
+
+
+def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    wrapped(*args, **kwargs)
+    raise RuntimeError("ours")
+
+
+def after_other_arguments(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    wrapped("other")
+    raise RuntimeError("ours")
+
+
+def twice(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    wrapped(*args, **kwargs)
+    after(wrapped, instance, args, kwargs)
+
+
+@pytest.mark.parametrize("wrapper", [before, after])
+def test_a_wrapper_that_fails_gives_what_trl_does_unpatched_with_one_warning(
+    wrapper: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = guard(wrapper)
+    for _ in range(3):
+        assert one(method, None, ("batch",), {"scale": 2}) == ("batch", 2)
+    assert str(one.broken) == "ours"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "a-patch failed in a call (RuntimeError: ours) and is NOT on any more" in record.getMessage()
+
+
+def test_trls_method_is_called_once_when_a_wrapper_fails_after_it() -> None:
+    calls: list[Any] = []
+    guard(after)(calls.append, None, ("batch",), {})
+    assert calls == ["batch"]
+
+
+@pytest.mark.parametrize("wrapper", [after_other_arguments, twice])
+def test_what_is_neither_old_nor_new_is_an_error_that_names_the_patch(
+    wrapper: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = guard(wrapper)
+    with pytest.raises(RuntimeError, match="ours"):
+        one(method, None, ("batch",), {})
+    assert one.broken is None
+    assert "TRL_HOTFIX_SKIP=a-patch" in caplog.text
+
+
+def test_an_error_of_trl_goes_through_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    def passes(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs)
+
+    one = guard(passes)
+    with pytest.raises(KeyError, match="TRL's own"):
+        one(method, None, ("bad",), {})
+    assert one.broken is None
+    assert not caplog.records
+
+
+def test_until_it_is_proven_a_wrappers_error_is_the_self_tests() -> None:
+    with pytest.raises(RuntimeError, match="ours"):
+        guard(before, armed=False)(method, None, ("batch",), {})
+
+
+def test_a_wrapper_sees_the_signature_and_the_name_of_the_method() -> None:
+    seen: list[Any] = []
+
+    def looks(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        seen.extend([inspect.signature(wrapped), wrapped.__name__])
+        return wrapped(*args, **kwargs)
+
+    guard(looks)(method, None, ("batch",), {})
+    assert seen == [inspect.signature(method), "method"]
+
+
+def test_interrupts_are_not_caught() -> None:
+    def interrupted(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guard(interrupted)(method, None, ("batch",), {})

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+
+import pytest
+
+from trl_hotfix.limits import TimeIsUp, within
+
+
+def forever() -> None:
+    while True:
+        sum(range(1000))
+
+
+def test_what_is_quick_is_left_alone() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with within(60):
+        pass
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "hang", [forever, lambda: time.sleep(60), threading.Event().wait], ids=["loop", "sleep", "lock"]
+)
+def test_the_main_thread_is_woken_from_whatever_hangs(hang: object) -> None:
+    with pytest.raises(TimeIsUp), within(0.05):
+        hang()  # type: ignore[operator]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_another_thread_is_stopped_in_python_code() -> None:
+    seen: list[str] = []
+
+    def run() -> None:
+        try:
+            with within(0.05):
+                forever()
+        except TimeIsUp:
+            seen.append("stopped")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert seen == ["stopped"]
+
+
+def test_a_timer_of_the_programs_own_goes_on_and_its_handler_stays() -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 30)
+        with pytest.raises(TimeIsUp), within(0.05):
+            forever()
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 30
+        assert not rung
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_of_exceptions_in_the_code_does_not_swallow_it() -> None:
+    def stubborn() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                forever()
+
+    with pytest.raises(TimeIsUp), within(0.05):
+        stubborn()

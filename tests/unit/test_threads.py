@@ -1,0 +1,146 @@
+"""Methods are called from threads while patches go on and off; and several threads apply and revert at once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import pytest
+from trl.trainer.dpo_trainer import DPOTrainer
+
+import trl_hotfix
+from trl_hotfix.import_hooks import FINDER
+from trl_hotfix.model import Outcome, State, Verdict
+
+RUNS = 200
+
+
+def outer(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    first = wrapped(*args, **kwargs)
+    return ("new", first, wrapped(*args, **kwargs))
+
+
+def is_on(module: ModuleType) -> Outcome:
+    said = object.__new__(module.DPOTrainer).dpo_loss("x")
+    return Outcome(Verdict.FIXED if said[0] == "new" else Verdict.REPRODUCED)
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method without side effects, in the place of one of TRL's, and taken for TRL's own."""
+    import trl.trainer.dpo_trainer as leaf
+
+    namespace: dict[str, Any] = {}
+    code = "def dpo_loss(self, said):\n    return ('old', said)\n"
+    exec(compile(code, leaf.__file__, "exec"), vars(leaf), namespace)
+    monkeypatch.setattr(DPOTrainer, "dpo_loss", namespace["dpo_loss"])
+    from trl_hotfix import fingerprint
+
+    monkeypatch.setattr(fingerprint, "loaded", lambda function: fingerprint.Loaded("c1:0", from_file=True))
+
+
+def together(*jobs: Callable[[], None]) -> list[BaseException]:
+    """Run the jobs at the same time, to the end. What they raised."""
+    raised: list[BaseException] = []
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    finally:
+        sys.setswitchinterval(before)
+    assert not any(thread.is_alive() for thread in threads), "a deadlock"
+    return raised
+
+
+def test_a_call_is_old_or_new_and_nothing_between_while_a_patch_goes_on_and_off(declare: Any, target: None) -> None:
+    declare(is_on, outer)
+    trainer = object.__new__(DPOTrainer)
+    over = threading.Event()
+    seen: set[Any] = set()
+
+    def calls() -> None:
+        while not over.is_set():
+            seen.add(trainer.dpo_loss("x"))
+
+    def switches() -> None:
+        try:
+            for _ in range(RUNS):
+                assert trl_hotfix.apply()["made-up"].state is State.APPLIED
+                trl_hotfix.revert()
+        finally:
+            over.set()
+
+    assert together(switches, calls, calls, calls) == []
+    assert seen == {("old", "x"), ("new", ("old", "x"), ("old", "x"))}
+
+
+def test_threads_that_apply_revert_and_look_at_once_end_and_leave_what_was(declare: Any, target: None) -> None:
+    declare(is_on, outer)
+    declare(is_on, outer, id="another")
+    before = vars(DPOTrainer)["dpo_loss"]
+
+    def often(*what: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(RUNS // 4):
+                for each in what:
+                    each()
+
+        return run
+
+    def only_one() -> None:
+        trl_hotfix.apply(only=["another"])
+
+    jobs = [often(trl_hotfix.apply, trl_hotfix.revert), often(only_one, trl_hotfix.status), often(trl_hotfix.revert)]
+    assert together(*jobs, often(trl_hotfix.status)) == []
+    assert {each.state for each in trl_hotfix.apply()} == {State.APPLIED}
+    trl_hotfix.revert()
+    assert vars(DPOTrainer)["dpo_loss"] is before
+
+
+def test_modules_imported_in_threads_while_patches_are_armed_are_all_there(tmp_path: Any) -> None:
+    sys.path.insert(0, str(tmp_path))
+    package = tmp_path / "trl_threads"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    names = [f"trl_threads.leaf{index}" for index in range(RUNS)]
+    for name in names:
+        (package / f"{name.split('.')[1]}.py").write_text("done = True\n")
+    importlib.invalidate_caches()
+    called: list[str] = []
+
+    def arms() -> None:
+        for name in names:
+            FINDER.when_imported(name, lambda module: called.append(module.__name__))
+
+    def imports(order: list[str]) -> Callable[[], None]:
+        def run() -> None:
+            for name in order:
+                assert importlib.import_module(name).done
+
+        return run
+
+    try:
+        assert together(arms, imports(names), imports(names[::-1])) == []
+        assert set(called) == set(names)
+    finally:
+        for name in names:
+            FINDER.forget(name)
+            sys.modules.pop(name, None)
+        with suppress(ValueError):
+            sys.path.remove(str(tmp_path))

@@ -1,0 +1,67 @@
+"""Time limits for code of ours that runs inside the user's imports."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class TimeIsUp(BaseException):
+    """The code took longer than it may. No ``Exception``, so that no handler in that code takes it for its own."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise ``TimeIsUp`` in here after ``seconds``.
+
+    In the main thread an alarm signal wakes what sleeps or waits for a lock as well. Elsewhere, on Windows, and where
+    the program has a timer of its own running, only Python code is stopped.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    free = main and hasattr(signal, "setitimer") and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    with _alarm(seconds) if free else _watchdog(seconds):
+        yield
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def expire(number: int, frame: FrameType | None) -> None:
+        raise TimeIsUp(f"no answer within {seconds:g} s")
+
+    before = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        # None: a handler that was not installed from Python, which cannot be put back.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+
+
+@contextmanager
+def _watchdog(seconds: float) -> Iterator[None]:
+    thread = ctypes.c_ulong(threading.get_ident())
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    lock, over = threading.Lock(), False
+
+    def expire() -> None:
+        with lock:
+            if not over:
+                raise_in(thread, ctypes.py_object(TimeIsUp))
+
+    timer = threading.Timer(seconds, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            over = True
+        timer.cancel()
+        # One that came at the last moment must not be raised in the user's code.
+        raise_in(thread, None)
