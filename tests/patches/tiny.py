@@ -567,3 +567,32 @@ def quantised(model: Any) -> Any:
     """
     model.is_loaded_in_8bit = True
     return model
+
+
+def qwen2_moe(folder: str, *, seed: int, coefficient: float) -> Any:
+    """A Qwen2-MoE of two layers, four experts and a shared one, from disk."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen2MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        output_router_logits=True,
+        router_aux_loss_coef=coefficient,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    path = Path(folder, f"qwen2-moe-{seed}")
+    Qwen2MoeForCausalLM(config).save_pretrained(path)
+    return AutoModelForCausalLM.from_pretrained(path)
