@@ -1,7 +1,6 @@
 """The proof: one step of a tiny Mixtral under a real DeepSpeed engine, with the real trainers.
 
-What the loss is without the auxiliary term is measured on the same batch, with the term switched off. BCO is not here:
-its trainer needs scikit-learn. Its method differs from KTO's only in what it does before the line.
+What the loss is without the auxiliary term is measured on the same batch, with the term switched off.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from trl_hotfix.model import Outcome, Verdict
 import tiny
 
 COEFFICIENT = 0.5
-OVERLAYS = ("deepspeed",)
+OVERLAYS = ("deepspeed", "scikit-learn")
 PARITY = True
 VARIANTS = {"compiled": "accelerate 1.0 does not compile what DeepSpeed wraps: torch_compile=True changes nothing"}
 
 
 def train() -> tiny.Seen:
-    seen = {method: _train(method) for method in ("CPO", "ORPO", "KTO", "DPO")}
+    seen = {method: _train(method) for method in ("CPO", "ORPO", "KTO", "BCO", "DPO")}
     verdicts = {each.outcome.verdict for each in seen.values()} - {Verdict.ABSENT}
     if len(verdicts) != 1:
         raise AssertionError(f"the trainers do not agree: {seen}")
     numbers = {method: each.outcome.to_dict() for method, each in seen.items()}
-    # DPO gives no number before 0.11.0, so it is compared by its gradients only.
-    loss = sum(each.loss or 0.0 for method, each in seen.items() if method != "DPO")
+    # DPO gives no number before 0.11.0, BCO none before 0.10.1, so they are compared by their gradients only.
+    loss = sum(each.loss or 0.0 for method, each in seen.items() if method not in ("DPO", "BCO"))
     gradients = {f"{method}.{name}": it for method, each in seen.items() for name, it in each.gradients.items()}
     return tiny.Seen(Outcome(verdicts.pop(), numbers), loss, gradients)
 
@@ -60,8 +59,8 @@ def _train(method: str) -> tiny.Seen:
     tokenizer = tiny.tokenizer()
     # Old releases need one and put it at the beginning, 0.12.0 mostly if it is not there yet.
     tokenizer.bos_token = tokenizer.eos_token
-    # KTO shuffles its data without a seed before 0.12.0; a batch of all of it is always the same.
-    data = tiny.labelled().select(range(2)) if method == "KTO" else tiny.preferences()
+    # KTO shuffles its data without a seed before 0.12.0, BCO always; a batch of all of it is always the same.
+    data = tiny.labelled().select(range(2)) if method in ("KTO", "BCO") else tiny.preferences()
     data = data.map(lambda row: {"prompt": f"{tokenizer.bos_token} {row['prompt']}"})
     with tempfile.TemporaryDirectory() as folder:
         policy = tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT)
@@ -74,7 +73,7 @@ def _train(method: str) -> tiny.Seen:
             args=tiny.config(config_class, max_length=16, max_prompt_length=8, deepspeed=tiny.deepspeed(stage=0)),
             train_dataset=data,
             tokenizer=tokenizer,
-            **(reference if method in ("DPO", "KTO") else {}),
+            **(reference if method in ("DPO", "KTO", "BCO") else {}),
         )
         try:
             trainer.train()
