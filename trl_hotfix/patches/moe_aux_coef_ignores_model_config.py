@@ -127,7 +127,7 @@ def _made(leaf: ModuleType, method: str, declared: float, given: Any) -> float:
     args = default_arguments(config_class, router_aux_loss_coef=given, n_gpu=0, **quick.get(method, {}))
     known = {"reward_funcs": len} if method in ("GRPO", "RLOO") else {}
     known |= {"ref_model": tiny_causal_lm(config)} if method in ("DPO", "KTO") else {}
-    trainer = object.__new__(Stub)
+    trainer: Any = object.__new__(Stub)
     with suppress(_Enough):
         Stub.__init__(
             trainer,
