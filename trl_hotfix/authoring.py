@@ -245,8 +245,7 @@ def undisturbed() -> Iterator[None]:
     """Run a self-test without a trace in the process, and without the process in the self-test.
 
     Random states, default dtype and device, grad mode, autocast, warning filters and the environment are the same
-    afterwards; inside,
-    tensors are float32 on the CPU, gradients are on and warnings are quiet.
+    afterwards; inside, tensors are float32 on the CPU, gradients are on and warnings are quiet.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")

@@ -18,6 +18,7 @@ from packaging.version import Version
 
 from trl_hotfix import __version__, catalogue
 from trl_hotfix import evidence as shipped
+from trl_hotfix.gates import in_range
 from trl_hotfix.model import Patch
 from trl_hotfix.report import links
 from trl_hotfix.wheels import Release
@@ -100,10 +101,14 @@ def fingerprints() -> dict[str, Any]:
     Raises ``ValueError`` if one body was seen with the bug and without.
     """
     said: dict[tuple[str, str, str], set[str]] = {}
+    ranges = {(patch.id, each.name): patch.range_of(each) for patch in catalogue.load() for each in patch.targets}
     for cell in load()["cells"]:
         for name, body in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
             if red is not None and body is not None:
+                # The self-test speaks of the leaf: in this release the bug is in another target of the patch.
+                if red["verdict"] == "reproduced" and not in_range(cell["release"], ranges[cell["patch"], name]):
+                    continue
                 said.setdefault((name, body, cell["patch"]), set()).add(WHAT[red["verdict"]])
     both = [key for key, what in said.items() if "buggy" in what and len(what) > 1]
     if both:

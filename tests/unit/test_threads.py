@@ -108,7 +108,8 @@ def test_threads_that_apply_revert_and_look_at_once_end_and_leave_what_was(decla
 
     jobs = [often(trl_hotfix.apply, trl_hotfix.revert), often(only_one, trl_hotfix.status), often(trl_hotfix.revert)]
     assert together(*jobs, often(trl_hotfix.status)) == []
-    assert {each.state for each in trl_hotfix.apply()} == {State.APPLIED}
+    # What the first repairs, the second does not find: both have the same wrapper.
+    assert {each.state for each in trl_hotfix.apply()} == {State.APPLIED, State.SKIPPED}
     trl_hotfix.revert()
     assert vars(DPOTrainer)["dpo_loss"] is before
 

@@ -119,7 +119,7 @@ def _made(leaf: ModuleType, method: str, declared: float, given: Any) -> float:
     text = SimpleNamespace(router_aux_loss_coef=declared, output_router_logits=False)
     config: Any = SimpleNamespace(get_text_config=lambda: text, _attn_implementation="sdpa")
     model = tiny_causal_lm(config)
-    model.generation_config = SimpleNamespace(eos_token_id=0)
+    model.generation_config = SimpleNamespace(eos_token_id=None)
     words = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
     # Without a reference model where it would be loaded, and without a change of the forward of the model.
     quick: dict[str, dict[str, Any]] = {"SFT": {"loss_type": "nll"}, "RLOO": {"beta": 0.0}}
