@@ -50,6 +50,8 @@ def check(answer: Answer | str) -> None:
     """The verdicts are those of the proof by itself, except where the proof says why one is not; what was compiled
     computes the same."""
     assert not isinstance(answer, str), answer
+    if answer.get("why not"):
+        return
     assert answer.keys() >= {"eager", "compiled"}
     for variant, its in answer.items():
         if variant == "eager":

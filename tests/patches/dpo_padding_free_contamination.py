@@ -57,7 +57,8 @@ def train() -> tiny.Seen:
         difference = next(llamas).difference(next(llamas))
         apart = Version(transformers.__version__) >= Version("4.53")
         assert (difference < 1e-5) == (patched or apart), difference
-        if patched:
+        # Of all this, a variant of the proof is one more.
+        if patched and not tiny.variant:
             padding_is_what_all_of_them_give(folder)
             it_is_said_once(folder)
             what_is_kept_apart_stays_flattened(folder)

@@ -21,6 +21,7 @@ ID = "dpo-padding-free-wrong-terms"
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"lora": "The adapters are in the attention, which this proof takes out of the model."}
 
 
 def train() -> tiny.Seen:
@@ -49,6 +50,8 @@ def train() -> tiny.Seen:
         gradients = max(float((its - flattened.gradients[name]).abs().max()) for name, its in padded.gradients.items())
         outcome = judge(flattened.loss, right=padded.loss, wrong=wrong, gradients_differ_by=gradients)
         assert patched == (padded.difference(flattened) < 1e-6)
+        if tiny.variant:  # of all the settings, a variant of the proof is one more
+            return tiny.Seen(outcome, flattened.loss, flattened.gradients)
         for setting in silently_wrong(trl):
             assert patched == (differs_by(**setting) < 1e-6), setting
         for setting in crashes(trl.DPOConfig):
