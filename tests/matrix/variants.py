@@ -5,8 +5,8 @@
 Each proof is run red, green and red with ``torch_compile=True`` and this backend; with a LoRA adapter, if it trains the
 whole model; and the whole model, if it trains adapters only. Proofs are not written for it: ``tiny.py`` makes models
 and trainers of all of them. One whose bug does not show so, or that cannot be run so, says why:
-``VARIANTS = {"lora": "..."}``; it is run all the same, and must not come out proven. A proof for which none of them means
-anything says so once, ``VARIANTS = "..."``, and is not run.
+``VARIANTS = {"lora": "..."}``; it is run all the same, and must not come out proven. A proof for which none of them
+means anything says so once, ``VARIANTS = "..."``, and is not run.
 """
 
 from __future__ import annotations
