@@ -26,6 +26,7 @@ ID = "dpo-padding-free-contamination"
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"lora": "The adapter has no place in Falcon. The proof trains a Llama with LoRA itself."}
 
 
 def train() -> tiny.Seen:
