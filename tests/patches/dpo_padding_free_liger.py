@@ -20,6 +20,7 @@ ID = "dpo-padding-free-liger"
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"lora": "TRL's Liger loss asks the model for its decoder: a TypeError with an adapter, patched or not."}
 
 
 def train() -> tiny.Seen:

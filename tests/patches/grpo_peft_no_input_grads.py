@@ -15,6 +15,10 @@ import tiny
 
 OVERLAYS = ()
 PARITY = True
+VARIANTS = {
+    "compiled": "A compiled model traces through the checkpoints, so that nothing is missing.",
+    "full": "In full fine-tuning the embeddings are trained, and what they put out needs a gradient anyway.",
+}
 
 
 def one_step(checkpointing: bool) -> tuple[float, dict[str, Any], int]:

@@ -13,6 +13,10 @@ import tiny
 
 OVERLAYS = ()
 PARITY = True
+VARIANTS = {
+    "compiled": "Unpatched, the constructor fails before anything is compiled.",
+    "full": "What fails is the preparing of an adapter.",
+}
 
 
 def train() -> tiny.Seen:

@@ -18,6 +18,7 @@ import tiny
 
 OVERLAYS = ()
 PARITY = True
+VARIANTS = {"full": "Without an adapter nothing is merged."}
 
 
 class StandIn:
