@@ -15,6 +15,7 @@ import tiny
 
 OVERLAYS = ()
 PARITY = True
+VARIANTS = {"full": "There is no PeftModel then."}
 
 
 def with_adapter(folder: str) -> Any:
