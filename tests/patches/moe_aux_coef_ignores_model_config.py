@@ -29,7 +29,8 @@ def train() -> tiny.Seen:
     if len(verdicts) > 1:
         raise AssertionError(f"the trainers do not agree: {seen}")
     numbers = {method: each.outcome.to_dict() for method, each in seen.items()}
-    loss = sum(each.loss or 0.0 for each in seen.values())
+    # DPO and KTO have the bug since 1.8.0, so before they give no number; they are compared by their gradients.
+    loss = sum(each.loss or 0.0 for method, each in seen.items() if method not in ("DPO", "KTO"))
     gradients = {f"{method}.{name}": it for method, each in seen.items() for name, it in each.gradients.items()}
     return tiny.Seen(Outcome(verdicts.pop() if verdicts else Verdict.ABSENT, numbers), loss, gradients)
 
@@ -48,7 +49,7 @@ def _train(method: str) -> tiny.Seen:
 
     class Measured(trainer_class):  # type: ignore[misc]
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            places = [self, self.model.config, getattr(self.model, "base_model", self.model), self.model]
+            places = [self, self.model.config, *self.model.modules()]
             with ExitStack() as none, torch.no_grad():
                 for place in places:
                     if "router_aux_loss_coef" in vars(place):
@@ -62,11 +63,13 @@ def _train(method: str) -> tiny.Seen:
     with tempfile.TemporaryDirectory() as folder:
         policy, reference = (tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT) for _ in range(2))
         words = tiny.tokenizer()
+        # The variant with an adapter puts it on the model.
+        named = policy if tiny.variant == "lora" else str(Path(folder, "mixtral-0"))
         if method in ("GRPO", "RLOO"):
             trainer = tiny.grpo(Measured, policy, config_class, beta=0.0)
         else:
             known = {
-                "SFT": {"model": str(Path(folder, "mixtral-0")), "train_dataset": tiny.preferences()},
+                "SFT": {"model": named, "train_dataset": tiny.preferences()},
                 "DPO": {"model": policy, "peft_config": tiny.lora(), "train_dataset": tiny.preferences()},
                 "KTO": {"model": policy, "ref_model": reference, "train_dataset": tiny.labelled()},
             }[method]
