@@ -1,0 +1,66 @@
+"""TRL 1.7.1 under real wrappers: DDP on two processes, and DeepSpeed's ZeRO 2.
+
+The bug is there with a wrapped model and without, so what is right is the patched step of the plain model, whose loss
+is that of the unpatched one and the auxiliary term.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "matrix"))
+import layout
+
+SCRIPT = Path(__file__).with_name("train_moe.py")
+
+
+@cache
+def run(*, accumulate: int = 2, deepspeed: str = "", ranks: int = 1, hotfix: str = "0") -> dict[str, Any]:
+    place = next(each for each in layout.places(["1.7.1"]) if each.stack == "tf4.57")
+    layout.build([place])
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
+    stage = ["--deepspeed", deepspeed] if deepspeed else []
+    with TemporaryDirectory() as folder:
+        out = Path(folder, "out.pt")
+        # What the .pth file of an installed trl_hotfix does.
+        Path(folder, "sitecustomize.py").write_text("import trl_hotfix.startup\ntrl_hotfix.startup.start()\n")
+        environment = place.environment("deepspeed")
+        environment["PYTHONPATH"] = os.pathsep.join([folder, environment["PYTHONPATH"]])
+        asked = ["--trainer", "DPO", "--model", "mixtral", "--accumulate", str(accumulate), *stage]
+        done = subprocess.run(
+            [str(place.python), *torchrun, str(SCRIPT), str(out), *asked],
+            env={**environment, "TRL_HOTFIX": hotfix},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return {**torch.load(out, weights_only=False), "stderr": done.stderr}
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "as_many", "wrapped_as"),
+    [({"ranks": 2}, 4, "DistributedDataParallel"), ({"deepspeed": "2"}, 2, "DeepSpeedEngine")],
+    ids=["ddp", "zero2"],
+)
+def test_a_wrapped_model_takes_the_step_of_the_plain_one_with_its_auxiliary_loss(
+    wrapper: dict[str, Any], as_many: int, wrapped_as: str
+) -> None:
+    plain = run(accumulate=as_many, hotfix="1")
+    unpatched, patched = run(**wrapper), run(**wrapper, hotfix="1")
+    assert {step["wrapped_as"] for step in patched["steps"]} == {wrapped_as}
+    for before, after in zip(unpatched["steps"], patched["steps"], strict=True):
+        assert after["loss"] - before["loss"] == pytest.approx(0.5 * after["aux_loss"], abs=1e-6)
+    for name, gradient in plain["gradients"].items():
+        torch.testing.assert_close(patched["gradients"][name], gradient, rtol=0, atol=1e-6, msg=name)
+    assert patched["eval_loss"] == pytest.approx(plain["eval_loss"], abs=1e-6)
+    assert "applied dpo-aux-loss-dropped" in patched["stderr"]
