@@ -213,7 +213,11 @@ class _Engine:
                     self._select(before, before_strict)
 
     def ensure(self, wanted: Mapping[str, Options]) -> None:
-        """Have these patches on with these options, besides what is."""
+        """Have these patches on with these options, besides what is. One that no catalogue here has is left out."""
+        known = {patch.id for patch in catalogue.load()}
+        if strangers := sorted(wanted.keys() - known):
+            log.warning("a pickle asks for patches that this trl_hotfix does not know: %s", ", ".join(strangers))
+        wanted = {patch_id: options for patch_id, options in wanted.items() if patch_id in known}
         with self._one_at_a_time:
             on = {part.patch.id: part.options for part in self._all_parts()}
             if not on.items() >= wanted.items():
