@@ -25,12 +25,14 @@ def choose_the_loss_type(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> Any:
     """Set ``args.loss_type`` before ``GRPOTrainer.__init__`` reads it."""
+    from trl.trainer.grpo_config import GRPOConfig
+
     settings = argument(wrapped, args, kwargs, "args")
     log = logging.getLogger("trl_hotfix")
     if settings is None:
         log.warning("normalisation=%s does nothing for a GRPOTrainer without args", options["normalisation"])
     else:
-        wanted = _loss_type(type(settings), options)
+        wanted = _loss_type(GRPOConfig, options)
         if settings.loss_type != wanted:
             log.info("normalisation=%s: loss_type=%r -> %r", options["normalisation"], settings.loss_type, wanted)
             settings.loss_type = wanted
