@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -176,6 +177,11 @@ class _Engine:
             return self.status()
 
     def status(self) -> Report:
+        # The import of a leaf that another thread had begun, but that was not in sys.modules yet, when it was to be
+        # waited for: nobody has seen it end.
+        unseen = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING} & sys.modules.keys()
+        for leaf in sorted(unseen):
+            FINDER.when_imported(leaf, self._imported)
         return self._report(self._decisions, self._selection or Selection(), live=True)
 
     def journal(self, patch_id: str) -> list[str]:

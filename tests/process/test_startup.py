@@ -76,7 +76,8 @@ def test_importing_trl_alone_does_not_import_torch_for_us(installed: Environment
 def test_apply_after_trl_is_as_good(installed: Environment) -> None:
     code = f"from trl import DPOTrainer; import trl_hotfix; print(trl_hotfix.apply()); {IS_ON}"
     done = installed.code(code)
-    assert done.stdout.endswith("applied (proven)\n" + ON), done.stdout
+    assert "moe-aux-loss-lost-under-deepspeed: applied (proven)\n" in done.stdout
+    assert done.stdout.endswith(ON), done.stdout
 
 
 def test_only_and_skip_take_ids(installed: Environment) -> None:

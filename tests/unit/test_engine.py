@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -571,3 +571,16 @@ def test_a_failure_at_any_step_of_installing_leaves_everything_as_it_was(
     after = dict(vars(DPOTrainer))
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
+
+
+def test_a_module_whose_import_was_missed_is_found_when_somebody_looks(
+    declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trl_hotfix import engine
+
+    declare(is_marked, mark)
+    with monkeypatch.context() as missed:
+        missed.setattr(engine.FINDER, "when_imported", lambda leaf, callback: None)
+        missed.setattr(engine, "sys", SimpleNamespace(modules={}))
+        assert identity(trl_hotfix.apply()) == (State.PENDING, Reason.NOT_IMPORTED)
+    assert identity(trl_hotfix.status()) == (State.APPLIED, Reason.PROVEN)
