@@ -127,6 +127,35 @@ def grpo(
     )
 
 
+def one_step_of_unequal_lengths(**settings: Any) -> Seen:
+    """One step of the real GRPOTrainer: does its loss weigh every sequence the same, which is right, or every token?
+
+    Policy and reference are the same, so the loss of a token is -advantage.
+    """
+    from trl import GRPOTrainer
+
+    from trl_hotfix.authoring import judge
+
+    steps: list[tuple[float, float, float]] = []
+
+    class Measured(GRPOTrainer):  # type: ignore[misc, valid-type]
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            # 0.14 computes the advantages in here.
+            if "advantages" in inputs:
+                of_each, lengths = -inputs["advantages"], inputs["completion_mask"].sum(1)
+                per_token = (of_each * lengths).sum() / lengths.sum()
+                steps.append((float(loss.detach()), float(of_each.mean()), float(per_token)))
+            return loss
+
+    with tempfile.TemporaryDirectory() as folder:
+        policy = llama(folder, seed=0)
+        seen = FirstStep(policy)
+        grpo(Measured, policy, **settings).train()
+    loss, right, wrong = steps[0]
+    return Seen(judge(loss, right=right, wrong=wrong), loss, seen.gradients)
+
+
 def preferences() -> Any:
     from datasets import Dataset
 
