@@ -6,7 +6,6 @@ What is right is what the same trainer does with ``padding_free=False``: the los
 from __future__ import annotations
 
 import itertools
-import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -147,26 +146,11 @@ def padding_is_what_all_of_them_give(folder: str) -> None:
         assert found < 1e-5, (attention, use_cache, settings, found)
 
 
-def warnings_of(make: Any) -> tuple[Any, list[str]]:
-    said: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    handler = Handler()
-    logging.getLogger("trl_hotfix").addHandler(handler)
-    try:
-        return make(), said
-    finally:
-        logging.getLogger("trl_hotfix").removeHandler(handler)
-
-
 def it_is_said_once(folder: str) -> None:
-    _, said = warnings_of(lambda: one_step(llama(folder), padding_free=True, max_steps=2))
+    _, said = tiny.warnings_of(lambda: one_step(llama(folder), padding_free=True, max_steps=2))
     assert len(said) == 1
     assert "padding_free is switched off" in said[0]
-    _, said = warnings_of(lambda: one_step(llama(folder), padding_free=False))
+    _, said = tiny.warnings_of(lambda: one_step(llama(folder), padding_free=False))
     assert said == []
 
 
@@ -184,7 +168,7 @@ def what_is_kept_apart_stays_flattened(folder: str) -> None:
         collator = DataCollatorForCompletionOnlyLM(
             words.encode(RESPONSE, add_special_tokens=False), tokenizer=words, padding_free=True
         )
-        made, said = warnings_of(
+        made, said = tiny.warnings_of(
             lambda collator=collator: tiny.trainer(
                 SFTTrainer,
                 model=model,

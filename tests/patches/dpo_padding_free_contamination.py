@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import logging
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -143,21 +142,12 @@ def padding_is_what_all_of_them_give(folder: str) -> None:
 
 
 def it_is_said_once(folder: str) -> None:
-    said: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    handler = Handler()
-    logging.getLogger("trl_hotfix").addHandler(handler)
-    try:
-        made = tiny.dpo_run(falcon(folder), falcon(folder, seed=1), padding_free=True, max_steps=2).trainer
-    finally:
-        logging.getLogger("trl_hotfix").removeHandler(handler)
+    run, said = tiny.warnings_of(
+        lambda: tiny.dpo_run(falcon(folder), falcon(folder, seed=1), padding_free=True, max_steps=2)
+    )
     assert len(said) == 1
     assert "The batches are padded instead" in said[0]
-    assert made.padding_free is True
+    assert run.trainer.padding_free is True
 
 
 def what_is_kept_apart_stays_flattened(folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import os
 import socket
 import tempfile
@@ -625,3 +626,19 @@ def qwen2_moe(folder: str, *, seed: int, coefficient: float) -> Any:
     path = Path(folder, f"qwen2-moe-{seed}")
     Qwen2MoeForCausalLM(config).save_pretrained(path)
     return AutoModelForCausalLM.from_pretrained(path)
+
+
+def warnings_of(make: Any) -> tuple[Any, list[str]]:
+    """What ``make()`` returns, and what trl_hotfix says meanwhile."""
+    said: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = Handler()
+    logging.getLogger("trl_hotfix").addHandler(handler)
+    try:
+        return make(), said
+    finally:
+        logging.getLogger("trl_hotfix").removeHandler(handler)
