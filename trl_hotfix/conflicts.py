@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
+import gc
 import os
 import sys
-from types import CodeType, FunctionType
+from collections.abc import Collection, Iterable
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from .install import ABSENT, Site, describe
+from .install import ABSENT, Site, describe, describe_owner
 
 OWN_PACKAGES = ("trl", "transformers", "torch", "accelerate", "huggingface_hub")
 """A trainer's methods and their decorators come from these.
@@ -41,63 +42,154 @@ def foreign(site: Site) -> str | None:
     return None
 
 
-def still_on(site: Site) -> str | None:
-    """For a site that we hold: None if our wrapper is the attribute, or who stands on top of it.
+def still_on(site: Site, held: Collection[Any]) -> str | None:
+    """For a site that we hold: None if our wrapper is the attribute, or who stands on top of it and calls it.
 
-    Raises ``OccupiedError`` if it is neither there nor beneath what is there.
+    ``held`` are all the classes that the patch is on. Raises ``OccupiedError`` where our wrapper is not reached.
     """
-    moved, occupied = site.moved(), site.occupied()
+    moved, occupied = site.moved(held), site.occupied()
     if moved is not None:
         raise moved
     if occupied is None:
         return None
     on_top: Any = vars(site.owner).get(site.name, ABSENT)
-    beneath, seen = on_top, 0
-    while beneath is not site.installed and seen < 32:
-        beneath, seen = getattr(getattr(beneath, "__func__", beneath), "__wrapped__", None), seen + 1
-        if beneath is None:
-            raise occupied
+    if not _calls(on_top, site):
+        raise occupied
     return describe(on_top)
 
 
-def overridden(site: Site) -> list[str]:
-    """The classes outside TRL that define this method anew and never call the one they inherit.
+def overridden(site: Site, objects: Iterable[object]) -> list[str]:
+    """Who stands before this method and never calls it: classes outside TRL, and those of ``objects`` with their own.
 
-    Found by their code: whoever calls ``super()``, or the class by name, names one of the two.
+    A class is a subclass of the one that we hold, or another base of such a subclass, which comes first there.
     """
     if not isinstance(site.owner, type):
         return []
-    found: list[str] = []
-    waiting: list[type] = list(site.owner.__subclasses__())
-    while waiting:
-        each = waiting.pop()
-        waiting += each.__subclasses__()
-        raw = vars(each).get(site.name)
-        function = inspect.unwrap(getattr(raw, "__func__", raw)) if raw is not None else None
-        if not isinstance(function, FunctionType) or f"{each.__module__}.".startswith("trl."):
+    found: dict[str, None] = {}
+    for each in _subclasses(site.owner):
+        for base in each.__mro__[: each.__mro__.index(site.owner)]:
+            raw = vars(base).get(site.name, ABSENT)
+            if raw is not ABSENT and not f"{base.__module__}.".startswith("trl.") and not _calls(raw, site, each):
+                found[f"{base.__module__}.{base.__qualname__}.{site.name}"] = None
+    for one in objects:
+        kind = type(one)
+        raw = vars(one).get(site.name, ABSENT) if issubclass(kind, site.owner) else ABSENT
+        if raw is not ABSENT and not _calls(raw, site, kind):
+            found[f"{site.name} of an instance of {describe_owner(kind)}: {describe(raw)}"] = None
+    return list(found)
+
+
+def objects_of(sites: Iterable[Site]) -> list[object]:
+    """All objects of the classes of these sites. One look through what the garbage collector knows: some 30 ms."""
+    owners = {site.owner for site in sites if isinstance(site.owner, type)}
+    classes = {each for owner in owners for each in (owner, *_subclasses(owner))}
+    # By the type: a proxy, asked for its class, may answer with another's.
+    return [each for each in gc.get_referrers(*classes) if type(each) in classes and hasattr(each, "__dict__")]
+
+
+def _subclasses(owner: type) -> list[type]:
+    direct: list[type] = type.__subclasses__(owner)
+    return direct + [each for one in direct for each in _subclasses(one)]
+
+
+def _calls(raw: Any, site: Site, inheriting: type | None = None) -> bool:
+    """Whether ``raw``, which somebody has put where our wrapper is looked for, calls our wrapper. Read from its code.
+
+    It does if it has ours in its closure, its defaults, a global variable or an attribute of the class that it names;
+    in an ``inheriting`` class also if it names the method, and ``super`` or the class. The ``__wrapped__`` of a plain
+    function says nothing: ``functools.wraps`` is also used by those who only want to look like the original.
+    """
+    waiting, seen = [raw], 0
+    while waiting and seen < 100:
+        each, seen = waiting.pop(), seen + 1
+        if _is_ours(each, site):
+            return True
+        if type(each) is not FunctionType:
+            # A bound, static or class method, a partial, a wrapper object.
+            beneath = (getattr(each, name, None) for name in ("__func__", "func", "__wrapped__"))
+            waiting += [one for one in beneath if isinstance(one, _HOLDERS)]
             continue
-        if not _names(function.__code__) & {"super", *(base.__name__ for base in each.__mro__[1:])}:
-            found.append(f"{each.__module__}.{each.__qualname__}.{site.name}")
+        names = _names(each.__code__)
+        if inheriting is not None and names & {site.name, "getattr"} and _goes_on(names, site.owner, inheriting):
+            return True
+        if any(_is_ours(among.get(name), site) for among in (each.__globals__, vars(site.owner)) for name in names):
+            return True
+        held = [*_contents(each), *(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+        waiting += [one for one in held if isinstance(one, _HOLDERS)]
+    return False
+
+
+_HOLDERS = (FunctionType, MethodType, staticmethod, classmethod, functools.partial, functools.partialmethod)
+"""What may hold a function and call it. A wrapt wrapper says that it is what it wraps."""
+
+
+def _is_ours(found: Any, site: Site) -> bool:
+    """What is installed, as it lies in the class or as the class hands it out."""
+    if isinstance(found, _HOLDERS):
+        installed = site.installed
+        function = getattr(installed, "__func__", installed)
+        return found is installed or found is function or getattr(found, "_self_parent", None) is installed
+    return False
+
+
+def _goes_on(names: set[str], owner: type, inheriting: type) -> bool:
+    """Whether a method with these names in its code goes on to what stands behind it, and not past ``owner``."""
+    if "super" in names:
+        # Without arguments it closes over `__class__`; `super(DPOTrainer, self)` begins behind DPOTrainer.
+        return "__class__" in names or owner.__name__ not in names
+    return any(base.__name__ in names for base in inheriting.__mro__[: inheriting.__mro__.index(owner) + 1])
+
+
+def _contents(function: FunctionType) -> list[Any]:
+    """What a function closes over, without what is not there yet."""
+    found = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
     return found
 
 
 def _names(code: CodeType) -> set[str]:
     """The names that a function looks up, those within it included; ``__class__`` is what ``super()`` closes over."""
-    names = {*code.co_names, *code.co_freevars}
+    names = {*code.co_names, *code.co_freevars, *code.co_cellvars}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names |= _names(constant)
     return names
 
 
-def compiled_before(site: Site, traced: bool) -> str:
-    """What Dynamo had compiled before this site was patched; empty where that cannot matter.
+Compiled = tuple[Any, ...]
+"""Weak references to code that Dynamo has compiled. After ``torch._dynamo.reset()`` it holds others."""
 
-    Code that is compiled already holds the function that it has inlined, until ``torch._dynamo.reset()``.
+
+def compiled_code(traced: bool) -> Compiled:
+    """The compiled code that may hold a target's function as it is now, inlined: it goes on calling that.
+
+    Which functions Dynamo has inlined is not on record, so for a ``traced`` target it is all. Any other target is
+    called by a trainer or the user's own code: what these libraries have compiled of their models does not count.
     """
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    captured = dynamo.counters["stats"]["unique_graphs"] if traced and dynamo is not None else 0
-    return f"{captured} compiled graphs; torch._dynamo.reset() drops them" if captured else ""
+    return tuple(each for each in _compiled_now() if (code := each()) and (traced or not _of_a_model(code)))
+
+
+def still_compiled(before: Compiled) -> str:
+    """What of the code compiled ``before`` is still there, in words."""
+    now = {id(each) for each in _compiled_now()}
+    left = [each() for each in before if id(each) in now]
+    where = sorted({f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})" for code in left if code is not None})
+    return f"compiled before the patch went on: {', '.join(where)}; torch._dynamo.reset() drops that" if where else ""
+
+
+def _compiled_now() -> list[Any]:
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    # Private, and the same in torch 2.6, 2.9 and 2.13.
+    return list(getattr(getattr(frames, "output_codes", None), "seen", ()))
+
+
+def _of_a_model(code: CodeType) -> bool:
+    folders = [folder for folder in map(_folder, (*OWN_PACKAGES, "peft")) if folder]
+    path = os.path.realpath(code.co_filename)
+    inside = next((path[len(folder) :] for folder in folders if path.startswith(folder + os.sep)), "trainer")
+    return "trainer" not in inside
 
 
 def _own(function: FunctionType) -> bool:

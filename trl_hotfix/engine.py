@@ -330,17 +330,22 @@ class _Engine:
 
     def _enter(self, part: Part, module: ModuleType) -> Decision:
         """Red, install, green; or leave everything as it was."""
-        from .conflicts import compiled_before, foreign
+        from .conflicts import compiled_code, foreign
         from .guard import Guard
         from .install import Layer, MissingTargetError
 
         patch = part.patch
-        try:
-            sites = [every_site().at(module, target) for target in part.targets]
-        except MissingTargetError as error:
-            if not gates.in_range(gates.installed("trl") or "", patch.trl):
-                return Decision(State.SKIPPED, Reason.TRL_VERSION, {"missing": str(error)})
-            return Decision(State.SKIPPED, Reason.MISSING_TARGET, {"missing": str(error)})
+        sites: list[Site] = []
+        for target in part.targets:
+            try:
+                sites.append(every_site().at(module, target))
+            except MissingTargetError as error:
+                seen: dict[str, Any] = {"missing": str(error)}
+                if not gates.in_range(gates.installed("trl") or "", patch.trl):
+                    return Decision(State.SKIPPED, Reason.TRL_VERSION, seen)
+                if self._on_record(target):
+                    return Decision(State.CONFLICTED, Reason.DELETED, seen)
+                return Decision(State.SKIPPED, Reason.MISSING_TARGET, seen)
         if all(site.has(patch.id) for site in sites):
             if part.decision.state is State.APPLIED:
                 return part.decision
@@ -380,8 +385,8 @@ class _Engine:
             roll_back.pop_all()
         for guard in guards:
             guard.armed = True
-        pairs = zip(sites, part.targets, strict=True)
-        part.compiled_before = next(filter(None, (compiled_before(site, each.traced) for site, each in pairs)), "")
+        if not getattr(module.__spec__, "_initializing", False):  # else nobody can have called it yet
+            part.compiled = compiled_code(any(target.traced for target in part.targets))
         part.guards = guards
         part.sites.extend(sites)
         return Decision(State.APPLIED, Reason.PROVEN, seen)
@@ -403,7 +408,14 @@ class _Engine:
             return Decision(State.SKIPPED, Reason.TRL_VERSION, {"installed": trl, "range": patch.trl, **seen})
         if what is not None:
             return Decision(State.SKIPPED, Reason.ALREADY_FIXED, seen)
+        if site.inherited_from_outside() and self._on_record(target):
+            return Decision(State.CONFLICTED, Reason.DELETED, {**seen, "by": "what TRL defines here was deleted"})
         return None if self._try_unknown else Decision(State.SKIPPED, Reason.UNKNOWN_BODY, seen)
+
+    @staticmethod
+    def _on_record(target: Target) -> bool:
+        """Whether the release that is installed has this target: where it has not, somebody has deleted it."""
+        return fingerprint.bodies().at(target.name, gates.installed("trl") or "") is not None
 
     def _settle(self, part: Part, decision: Decision) -> None:
         with self._lock:
@@ -456,11 +468,21 @@ class _Engine:
 
     def _report(self, decisions: Mapping[str, Decision], selection: Selection, *, live: bool) -> Report:
         statuses = []
+        objects = self._objects() if live else []
         for patch in catalogue.load():
             parts = [part for part in self._all_parts() if part.patch.id == patch.id] if live else []
             decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))
-            statuses.append(status_of(patch, parts, decision, selection.options_of(patch)))
+            statuses.append(status_of(patch, parts, decision, selection.options_of(patch), objects))
         return Report(__version__, gates.installed("trl"), platform.python_version(), tuple(statuses))
+
+    def _objects(self) -> list[object]:
+        """What there is of the classes that patches are on: one of them may have a method of its own."""
+        sites = [site for part in self._all_parts() if part.decision.state is State.APPLIED for site in part.sites]
+        if not sites:
+            return []
+        from .conflicts import objects_of
+
+        return objects_of(sites)
 
 
 def _not_applied(reasons: Iterable[str]) -> NotAppliedError:

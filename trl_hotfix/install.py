@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
@@ -113,6 +113,10 @@ class Site:
         """The raw descriptor that TRL has here, inherited or not."""
         return self.inherited if self.raw is ABSENT else self.raw
 
+    def inherited_from_outside(self) -> bool:
+        """Whether the class takes this from one that is none of TRL's, which has no bug of TRL's."""
+        return self.raw is ABSENT and not str(getattr(self.inherited, "__module__", "")).startswith("trl.")
+
     def put_on(self, layer: Layer) -> None:
         """Add ``layer``, outermost. Raises ``OccupiedError`` or ``UnsupportedTargetError``, with nothing changed."""
         self._set((*self._without(layer.patch_id), layer))
@@ -127,15 +131,20 @@ class Site:
     def has(self, patch_id: str) -> bool:
         return any(layer.patch_id == patch_id for layer in self.layers)
 
-    def moved(self) -> OccupiedError | None:
-        """Which other class stands where this one was found; a module may have been given a regenerated one since."""
+    def moved(self, held: Collection[Any]) -> OccupiedError | None:
+        """Which other class stands where this one was found, or under its name in ``trl`` or ``trl.trainer``.
+
+        A module may have been given a regenerated class since, or a reload one of its own: it must be one of ``held``,
+        the classes that the patch is on, or a subclass of one.
+        """
         for module, path in self.names:
-            found: Any = sys.modules.get(module)
-            for step in path.split(".") if path else ():
-                found = getattr(found, step, ABSENT)
-            # A reloaded module has a class of its own, which has a site of its own.
-            if isinstance(found, type) and found is not self.owner and found.__module__ != module:
-                return OccupiedError(Reason.REPLACED, f"{module}.{path} is another class, {describe_owner(found)}")
+            for surface in (module, "trl.trainer", "trl") if path else ():
+                found: Any = vars(sys.modules.get(surface, object)).get(path, ABSENT)
+                if not isinstance(found, type) or set(held) & set(found.__mro__):
+                    continue
+                # TRL has some names twice, each in a module of its own.
+                if surface == module or vars(sys.modules.get(found.__module__, object)).get(path) is not found:
+                    return OccupiedError(Reason.REPLACED, f"{surface}.{path} is another class, {describe_owner(found)}")
         return None
 
     def occupied(self) -> OccupiedError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from . import gates
 from .model import Decision, Options, Patch, PatchStatus, Reason, State, Target, TargetStatus
 
 if TYPE_CHECKING:
+    from .conflicts import Compiled
     from .guard import Guard
     from .install import Site
 
@@ -25,7 +27,7 @@ class Part:
     sites: list[Site] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
     busy: bool = False
-    compiled_before: str = ""
+    compiled: Compiled = ()
     journal: list[str] = field(default_factory=list)
 
 
@@ -41,11 +43,13 @@ _WORST_FIRST = (
 )
 
 
-def status_of(patch: Patch, parts: list[Part], decision: Decision, options: Options) -> PatchStatus:
-    """A patch stands where the worst of its parts does."""
+def status_of(
+    patch: Patch, parts: list[Part], decision: Decision, options: Options, objects: Sequence[object] = ()
+) -> PatchStatus:
+    """A patch stands where the worst of its parts does. ``objects`` are those of the classes that patches are on."""
     trl = gates.installed("trl")
     here = gates.targets_for(patch, trl) if trl is not None else ()
-    now = {part.leaf: _now(part) for part in parts}
+    now = {part.leaf: _now(part, objects) for part in parts}
     if now:
         decision = min(now.values(), key=lambda each: _WORST_FIRST.index(each.state))
     evidence = {leaf: dict(each.evidence) for leaf, each in now.items() if each.evidence} or decision.evidence
@@ -61,11 +65,11 @@ def status_of(patch: Patch, parts: list[Part], decision: Decision, options: Opti
     return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options)
 
 
-def _now(part: Part) -> Decision:
+def _now(part: Part, objects: Sequence[object]) -> Decision:
     """Where a part stands, after a look whether its wrappers are still on their targets."""
     if part.decision.state is not State.APPLIED:
         return part.decision
-    from .conflicts import overridden, still_on
+    from .conflicts import overridden, still_compiled, still_on
     from .install import OccupiedError
 
     evidence = dict(part.decision.evidence)
@@ -73,16 +77,18 @@ def _now(part: Part) -> Decision:
         if guard.broken is not None:
             error = f"{type(guard.broken).__name__}: {guard.broken}"
             return Decision(State.FAILED, Reason.WRAPPER_ERROR, {**evidence, "error": error})
+    held = [site.owner for site in part.sites]
     for site in part.sites:
         try:
-            on_top = still_on(site)
+            on_top = still_on(site, held)
         except OccupiedError as error:
             return Decision(State.DISPLACED, error.reason, {**evidence, "by": error.by})
         if on_top is not None:
             evidence["beneath"] = on_top
-    by = [each for site in part.sites for each in overridden(site)]
+    by = [each for site in part.sites for each in overridden(site, objects)]
     if by:
         return Decision(State.UNREACHED, Reason.OVERRIDDEN, {**evidence, "by": "; ".join(by)})
-    if part.compiled_before:
-        return Decision(State.UNREACHED, Reason.COMPILED, {**evidence, "by": part.compiled_before})
+    compiled = still_compiled(part.compiled)
+    if compiled:
+        return Decision(State.UNREACHED, Reason.COMPILED, {**evidence, "by": compiled})
     return Decision(State.APPLIED, Reason.PROVEN, evidence)

@@ -29,7 +29,9 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine._Engine) -> De
     """Put a patch of the real DPOTrainer into the catalogue, with these functions for its behaviour."""
     declared: list[Patch] = []
     monkeypatch.setattr(catalogue, "load", lambda: tuple(declared))
-    monkeypatch.setattr(fingerprint, "bodies", lambda: SimpleNamespace(what=lambda *seen: "buggy"))
+    monkeypatch.setattr(
+        fingerprint, "bodies", lambda: SimpleNamespace(what=lambda *seen: "buggy", at=lambda *seen: None)
+    )
 
     def one(
         self_test: Callable[..., Any],
