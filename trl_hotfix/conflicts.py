@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import gc
+import itertools
 import os
 import sys
 from collections.abc import Collection, Iterable
@@ -110,9 +112,14 @@ def _calls(raw: Any, site: Site, inheriting: type | None = None) -> bool:
             waiting += [one for one in beneath if isinstance(one, _HOLDERS)]
             continue
         names = _names(each.__code__)
-        if inheriting is not None and names & {site.name, "getattr"} and _goes_on(names, site.owner, inheriting):
+        if (
+            inheriting is not None
+            and names & {site.name, "getattr"}
+            and _goes_on(each.__code__, names, site.owner, inheriting)
+        ):
             return True
-        if any(_is_ours(among.get(name), site) for among in (each.__globals__, vars(site.owner)) for name in names):
+        places = (each.__globals__, {key: value for key, value in vars(site.owner).items() if key != site.name})
+        if any(_is_ours(place.get(name), site) for place in places for name in names):
             return True
         held = [*_contents(each), *(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
         waiting += [one for one in held if isinstance(one, _HOLDERS)]
@@ -132,11 +139,12 @@ def _is_ours(found: Any, site: Site) -> bool:
     return False
 
 
-def _goes_on(names: set[str], owner: type, inheriting: type) -> bool:
-    """Whether a method with these names in its code goes on to what stands behind it, and not past ``owner``."""
+def _goes_on(code: CodeType, names: set[str], owner: type, inheriting: type) -> bool:
+    """Whether a method with this code goes on to what stands behind it, and not past ``owner``."""
     if "super" in names:
-        # Without arguments it closes over `__class__`; `super(DPOTrainer, self)` begins behind DPOTrainer.
-        return "__class__" in names or owner.__name__ not in names
+        steps = [step.argval for step in dis.get_instructions(code)]
+        # `super(DPOTrainer, self)` begins behind DPOTrainer.
+        return ("super", owner.__name__) not in itertools.pairwise(steps)
     return any(base.__name__ in names for base in inheriting.__mro__[: inheriting.__mro__.index(owner) + 1])
 
 
@@ -150,8 +158,8 @@ def _contents(function: FunctionType) -> list[Any]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names that a function looks up, those within it included; ``__class__`` is what ``super()`` closes over."""
-    names = {*code.co_names, *code.co_freevars, *code.co_cellvars}
+    """The names that a function looks up, those within it included."""
+    names = {*code.co_names, *code.co_freevars}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names |= _names(constant)

@@ -393,6 +393,8 @@ class _Engine:
 
     def _body(self, patch: Patch, target: Target, site: Site) -> Decision | None:
         """Why the body of this target is none to put the wrapper on, or None if it is known to have the bug."""
+        from .install import ABSENT
+
         trl = gates.installed("trl") or ""
         if not callable(getattr(site.original, "__func__", site.original)):
             return None  # nothing that has a body: installing says so
@@ -408,7 +410,7 @@ class _Engine:
             return Decision(State.SKIPPED, Reason.TRL_VERSION, {"installed": trl, "range": patch.trl, **seen})
         if what is not None:
             return Decision(State.SKIPPED, Reason.ALREADY_FIXED, seen)
-        if site.inherited_from_outside() and self._on_record(target):
+        if site.raw is ABSENT and self._on_record(target):
             return Decision(State.CONFLICTED, Reason.DELETED, {**seen, "by": "what TRL defines here was deleted"})
         return None if self._try_unknown else Decision(State.SKIPPED, Reason.UNKNOWN_BODY, seen)
 

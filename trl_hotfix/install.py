@@ -113,10 +113,6 @@ class Site:
         """The raw descriptor that TRL has here, inherited or not."""
         return self.inherited if self.raw is ABSENT else self.raw
 
-    def inherited_from_outside(self) -> bool:
-        """Whether the class takes this from one that is none of TRL's, which has no bug of TRL's."""
-        return self.raw is ABSENT and not str(getattr(self.inherited, "__module__", "")).startswith("trl.")
-
     def put_on(self, layer: Layer) -> None:
         """Add ``layer``, outermost. Raises ``OccupiedError`` or ``UnsupportedTargetError``, with nothing changed."""
         self._set((*self._without(layer.patch_id), layer))

@@ -40,12 +40,13 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine._Engine) -> De
         id: str = "made-up",
         attribute: str = "DPOTrainer.dpo_loss",
         trl: str = ">=0.9.6",
+        traced: bool = False,
         **others: Any,
     ) -> Patch:
         module = ModuleType(catalogue.module_of(id))
         module.wrapper, module.self_test = wrapper, self_test  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        targets = tuple(Target("trl.trainer.dpo_trainer", each, "wrapper") for each in attribute.split())
+        targets = tuple(Target("trl.trainer.dpo_trainer", each, "wrapper", traced=traced) for each in attribute.split())
         patch = Patch(
             id=id,
             revision=1,

@@ -1,0 +1,80 @@
+"""Never a silent no-op: what other packages do to a trainer, whenever they do it, is seen and said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import layout
+from bench import HERE, Bench
+
+BEFORE = ("before apply", "while imported")
+AFTER = ("after apply", "after the trainer was made")
+FOREIGN, REPLACED, DELETED = "conflicted (foreign-wrapper)", "conflicted (replaced)", "conflicted (deleted)"
+DISPLACED, GONE, UNREACHED, APPLIED = (
+    "displaced (replaced)",
+    "displaced (deleted)",
+    "unreached (overridden)",
+    "applied (proven)",
+)
+
+# What the intruder does; where the patch stands if it came before; where it stands if it came after.
+TABLE = [
+    ("regenerated in a cache", FOREIGN, DISPLACED),
+    ("regenerated in its module", REPLACED, DISPLACED),
+    ("deleted", DELETED, GONE),
+    ("deleted and put anew", FOREIGN, DISPLACED),
+    ("replaced", FOREIGN, DISPLACED),
+    ("wrapped by a look alike", FOREIGN, DISPLACED),
+    ("wrapped", FOREIGN, APPLIED),
+    ("overridden", UNREACHED, UNREACHED),
+    ("overridden by a mixin", UNREACHED, UNREACHED),
+    ("overridden with super of another method", UNREACHED, UNREACHED),
+    ("overridden past the trainer", UNREACHED, UNREACHED),
+    ("overridden with super", APPLIED, APPLIED),
+]
+EXPECTED = {
+    **{f"{intruder}, {time}": before for intruder, before, _ in TABLE for time in BEFORE},
+    **{f"{intruder}, {time}": after for intruder, _, after in TABLE for time in AFTER},
+    "on the instance, after the trainer was made": UNREACHED,
+}
+
+# ms-swift deletes a constructor of GRPO and has a concatenated_forward of its own for DPO.
+RUNS = {
+    "1.16.0": ("trl.trainer.grpo_trainer", "GRPOTrainer", "__init__", "grpo-zero-loss-diagnosis"),
+    "0.28.0": ("trl.trainer.dpo_trainer", "DPOTrainer", "concatenated_forward", "dpo-padding-free-wrong-terms"),
+}
+Found = Mapping[str, Mapping[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def found(everywhere: None) -> Found:
+    def run(release: str) -> Any:
+        place = next(each for each in layout.places([release]) if each.stack == "tf4.57")
+        return Bench(1, True, Console(quiet=True)).process(
+            place, [str(HERE / "intruders.py"), "{out}", *RUNS[release]], 600
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(RUNS, pool.map(run, RUNS), strict=True))
+
+
+@pytest.mark.parametrize("release", RUNS)
+@pytest.mark.parametrize("case", EXPECTED)
+def test_an_intruder_is_reported_by_apply_by_status_and_at_train_begin(found: Found, release: str, case: str) -> None:
+    assert not isinstance(found[release], str), found[release]
+    answer = found[release][case]
+    assert not isinstance(answer, str), answer
+    expected, patch = EXPECTED[case], RUNS[release][-1]
+    assert (answer["apply"], answer["status"]) == (expected, expected), answer
+    warned = [] if expected == APPLIED else [f"{patch}: {expected}"]
+    assert answer["train begin"] == warned
+
+
+@pytest.mark.parametrize("release", RUNS)
+def test_every_case_is_expected(found: Found, release: str) -> None:
+    assert found[release].keys() == EXPECTED.keys()

@@ -1,0 +1,269 @@
+"""``torch.compile`` and every kind of thing that is installed: what is compiled is eager, or an error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from trl import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+
+import trl_hotfix
+from trl_hotfix.install import HotfixWrapper, Layer, Sites
+from trl_hotfix.model import Outcome, Reason, State, Target, Verdict
+
+BACKENDS = [
+    "eager",
+    pytest.param(
+        "inductor", marks=pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
+    ),
+]
+SOURCE = """
+import torch
+
+def function(x):
+    return x * 2
+
+def caller(x):
+    return function(x)
+
+class Base:
+    def inherited(self, x):
+        return x * 2
+
+class Trainer(Base):
+    def method(self, x):
+        return x * 2
+
+    @staticmethod
+    def static(x):
+        return x * 2
+
+    @classmethod
+    def klass(cls, x):
+        return x * 2
+
+class Model(torch.nn.Module):
+    def helper(self, x):
+        return x * 2
+
+    def forward(self, x):
+        return self.helper(x)
+"""
+# What is patched, and who calls it.
+KINDS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "Trainer.method": lambda module: calls(module.Trainer(), "method"),
+    "Trainer.inherited": lambda module: calls(module.Trainer(), "inherited"),
+    "Trainer.static": lambda module: calls(module.Trainer(), "static"),
+    "Trainer.klass": lambda module: calls(module.Trainer(), "klass"),
+    "function": lambda module: module.caller,
+    "Model.helper": lambda module: module.Model(),
+}
+
+
+def calls(owner: Any, name: str) -> Callable[..., Any]:
+    return lambda x: getattr(owner, name)(x)
+
+
+PLAIN = ("Trainer.static", "Trainer.klass")
+NUMBERS = iter(range(1000))
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """A name for each: Dynamo keeps the module that it has seen under a name."""
+    made = ModuleType(f"trl.compiled_{next(NUMBERS)}")
+    (tmp_path / "source.py").write_text(SOURCE)
+    exec(compile(SOURCE, str(tmp_path / "source.py"), "exec"), vars(made))
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def add(number: int) -> Any:
+    def adding(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs) + number
+
+    return adding
+
+
+def put_on(module: ModuleType, attribute: str, layers: int, traced: bool) -> Any:
+    site = Sites(lambda *reference: None).at(module, Target(module.__name__, attribute, "wrapper", traced=traced))
+    for number in range(layers):
+        site.put_on(Layer(f"patch-{number}", 1, add(100 * 10**number), traced))
+    return vars(site.owner)[site.name]
+
+
+def step_of(module: ModuleType, attribute: str) -> Callable[[Any], Any]:
+    inner = KINDS[attribute](module)
+
+    def step(x: Any) -> Any:
+        return inner(x) + 1
+
+    return step
+
+
+def value(step: Callable[[Any], Any]) -> float:
+    found: list[float] = step(torch.ones(2)).tolist()
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
+@pytest.mark.parametrize("attribute", KINDS)
+def test_compiled_is_eager_and_not_the_original(
+    module: ModuleType, attribute: str, traced: bool, layers: int, backend: str
+) -> None:
+    step = step_of(module, attribute)
+    unpatched = value(torch.compile(step, backend=backend))
+    assert unpatched == value(step) == 3.0
+    torch._dynamo.reset()
+    installed = put_on(module, attribute, layers, traced)
+    plain = type(getattr(installed, "__func__", installed)) is FunctionType
+    assert plain == (traced or attribute in PLAIN)
+    assert plain or type(installed) is HotfixWrapper
+    eager = value(step)
+    assert eager == 3.0 + (100.0 if layers == 1 else 1100.0)
+    assert value(torch.compile(step, backend=backend)) == eager
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
+@pytest.mark.parametrize("attribute", KINDS)
+def test_in_one_graph_it_is_eager_or_a_loud_error(
+    module: ModuleType, attribute: str, traced: bool, layers: int, backend: str
+) -> None:
+    put_on(module, attribute, layers, traced)
+    step = step_of(module, attribute)
+    whole = torch.compile(step, backend=backend, fullgraph=True)
+    if traced or attribute in PLAIN:
+        assert value(whole) == value(step) == 3.0 + (100.0 if layers == 1 else 1100.0)
+    else:
+        with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+            whole(torch.ones(2))
+
+
+# A late apply()
+
+
+def a_trainer() -> Any:
+    """Enough of a real DPOTrainer for the real ``dpo_loss``."""
+    made = object.__new__(DPOTrainer)
+    made.accelerator = SimpleNamespace(device=torch.device("cpu"))
+    made.beta, made.label_smoothing, made.loss_type, made.f_divergence_type = 0.1, 0.0, "sigmoid", "reverse_kl"
+    made.reference_free = False
+    return made
+
+
+LOGPS = tuple(torch.tensor([each]) for each in (-1.0, -2.0, -1.5, -1.8))
+
+
+def loss_of(trainer: Any, *logps: Any) -> Any:
+    return trainer.dpo_loss(*(logps or LOGPS))[0].sum()
+
+
+def adds_100(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    losses, *others = wrapped(*args, **kwargs)
+    return losses + 100, *others
+
+
+def is_100_off(module: ModuleType) -> Outcome:
+    loss = float(loss_of(a_trainer()))
+    return Outcome(Verdict.FIXED if loss > 100 else Verdict.REPRODUCED, {"loss": loss})
+
+
+def stands(report: Any) -> tuple[State, Reason]:
+    return report["made-up"].state, report["made-up"].reason
+
+
+LATE = (State.UNREACHED, Reason.COMPILED)
+ON = (State.APPLIED, Reason.PROVEN)
+
+
+def warnings_at_train_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
+    from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
+
+    caplog.clear()
+    args = DPOConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    handler = CallbackHandler([trl_hotfix.HotfixCallback()], None, None, None, None)
+    handler.on_train_begin(args, TrainerState(), TrainerControl())
+    return [
+        each.getMessage() for each in caplog.records if (each.name, each.levelno) == ("trl_hotfix", logging.WARNING)
+    ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
+def test_compiled_before_it_is_unreached_and_applied_after_a_reset(
+    declare: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, traced: bool, backend: str
+) -> None:
+    trainer = a_trainer()
+    compiled = torch.compile(lambda *logps: loss_of(trainer, *logps), backend=backend)
+    unpatched = float(compiled(*LOGPS))
+    assert unpatched < 1
+    declare(is_100_off, adds_100, traced=traced)
+
+    assert stands(trl_hotfix.apply()) == LATE
+    # What the report is about: eager code runs the wrapper, what is compiled does not.
+    assert float(loss_of(trainer)) > 100
+    assert float(compiled(*LOGPS)) == pytest.approx(unpatched)
+    assert stands(trl_hotfix.status()) == LATE
+    assert __file__ in trl_hotfix.status()["made-up"].evidence["trl.trainer.dpo_trainer"]["by"]
+    assert warnings_at_train_begin(tmp_path, caplog) == ["made-up: unreached (compiled)"]
+    with pytest.raises(trl_hotfix.NotAppliedError, match="compiled"):
+        trl_hotfix.apply(strict=True)
+
+    torch._dynamo.reset()
+    assert stands(trl_hotfix.status()) == ON
+    assert warnings_at_train_begin(tmp_path, caplog) == []
+    assert float(compiled(*LOGPS)) == pytest.approx(float(loss_of(trainer))) == pytest.approx(unpatched + 100)
+    # Compiled again with the wrapper in it: that is no reason to warn.
+    assert stands(trl_hotfix.status()) == ON
+
+
+def test_a_compiled_model_matters_to_what_is_called_inside_it_only(declare: Any) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes))
+    torch.compile(model, backend="eager")(torch.tensor([[1, 2]]))
+    assert torch._dynamo.convert_frame.output_codes.seen
+    declare(is_100_off, adds_100)
+    declare(is_100_off, adds_100, id="inside", traced=True)
+    assert stands(trl_hotfix.apply(only=["made-up"])) == ON
+    trl_hotfix.revert()
+    inside = trl_hotfix.apply(only=["inside"])["inside"]
+    assert (inside.state, inside.reason) == LATE
+
+
+def test_what_was_compiled_before_trl_was_imported_is_no_reason_to_warn() -> None:
+    code = (
+        "import torch, trl_hotfix\n"
+        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
+        "assert torch._dynamo.convert_frame.output_codes.seen\n"
+        "one = 'moe-aux-loss-lost-under-deepspeed'\n"
+        "trl_hotfix.apply(only=[one])\n"
+        "import trl.trainer.dpo_trainer\n"
+        "print(trl_hotfix.status()[one].state.value)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.stdout.split()[-1:] == ["applied"], done.stderr
