@@ -51,7 +51,8 @@ class Guard:
 class _Seen:
     """TRL's method as a wrapper is given it: remembers how it was called and what came of it."""
 
-    __slots__ = ("__wrapped__", "calls", "raised", "result")
+    # Without slots: Dynamo, which traces this where the caller is compiled, does not find what stands in one that has a
+    # ``__getattr__``, and asks that for it without end.
 
     def __init__(self, wrapped: Callable[..., Any]) -> None:
         self.__wrapped__ = wrapped
