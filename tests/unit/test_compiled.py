@@ -88,9 +88,15 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return made
 
 
+@pytest.fixture(scope="session")
+def inductor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where inductor keeps what it has built, so that no kernel is built twice."""
+    return tmp_path_factory.mktemp("inductor")
+
+
 @pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch, inductor: Path) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(inductor))
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
