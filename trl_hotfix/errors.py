@@ -11,6 +11,10 @@ class HotfixError(Exception):
     """Base of all errors that trl_hotfix raises on purpose."""
 
 
+MANY = 10
+"""So many unknown names are told; a variable can hold tens of thousands, and a suggestion for each takes its time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """One mistake in a ``patches.yaml``: the line it stands on (1-based) and what is wrong with it."""
@@ -48,7 +52,9 @@ class UnknownPatchError(HotfixError, LookupError):
 
     def __init__(self, unknown: Collection[str], known: Collection[str], where: str) -> None:
         self.unknown = tuple(sorted(unknown))
-        named = "; ".join(f"{name!r}{suggestion(name, known)}" for name in self.unknown)
+        named = "; ".join(f"{name!r}{suggestion(name, known)}" for name in self.unknown[:MANY])
+        if len(self.unknown) > MANY:
+            named += f"; and {len(self.unknown) - MANY} more"
         super().__init__(f"unknown patch in {where}: {named}. `python -m trl_hotfix --list` shows every id.")
 
 
@@ -65,6 +71,11 @@ class NotAppliedError(HotfixError, RuntimeError):
     The message names every such patch with its reason. Leave the patch out (``skip=``, ``TRL_HOTFIX_SKIP``), remove the
     cause, or run without strict mode to go on unpatched with a warning.
     """
+
+
+def plain(text: str) -> str:
+    """``text`` from outside, fit for a log and a terminal: its repr if it has line breaks or escape codes."""
+    return text if text.isprintable() else repr(text)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
