@@ -65,6 +65,15 @@ def read(path: str, known: Mapping[str, Patch]) -> Frozen:
     return frozen
 
 
+def record(data: Any) -> dict[str, Any] | None:
+    """``data`` from a checkpoint or another rank, with every field that a record has; None if it is no record."""
+    try:
+        found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(data, Frozen))
+    except msgspec.ValidationError:
+        return None
+    return found
+
+
 def _content(path: str) -> bytes:
     if not Path(path).is_file():
         # A pipe or a device may never end, and who waits for it holds up the import of TRL.
