@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__, authoring, catalogue, fingerprint, gates
-from .errors import NotAppliedError, SettingError, UnknownPatchError
+from .errors import NotAppliedError, SettingError, UnknownPatchError, plain
 from .gates import Selection
 from .import_hooks import FINDER
 from .limits import TimeIsUp, within
@@ -131,22 +131,26 @@ class _Engine:
     ) -> Report:
         patches = catalogue.load()
         selection = Selection.of(only, skip, os.environ, patches, options)
-        if dry_run:
-            decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
-            return self._report(decisions, selection, live=False)
         unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
         if unknown_body not in ("skip", "try"):
             raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
-        self._try_unknown = unknown_body == "try"
+        if dry_run:
+            decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
+            return self._report(decisions, selection, live=False)
         setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
         if setting == "off":
             speak()
-            log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", os.environ["TRL_HOTFIX"])
+            log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", plain(os.environ["TRL_HOTFIX"]))
             selection = Selection(only=frozenset())
         strict = setting == STRICT if strict is None else strict
         if selection.frozen is not None:
             self._speak_of_frozen(selection, strict)
-        report = self._select(selection, strict, off=setting == "off")
+        before, self._try_unknown = self._try_unknown, unknown_body == "try"
+        try:
+            report = self._select(selection, strict, off=setting == "off")
+        except NotAppliedError:
+            self._try_unknown = before
+            raise
         for each in (report[patch_id] for patch_id in selection.options):
             if each.state in (State.DISABLED, State.RETIRED, State.SKIPPED):
                 state, reason = each.state.value, each.reason.value
