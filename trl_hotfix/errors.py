@@ -37,11 +37,18 @@ class CatalogueError(HotfixError, ValueError):
         super().__init__(f"{path} has {count}; no patch was applied:{lines}")
 
 
-class DamagedError(HotfixError):
-    """A data file of the installation cannot be read. Install trl_hotfix again."""
+class PackError(HotfixError, LookupError):
+    """A pack that was named is not installed, or is not one that may be used; nothing was changed.
 
-    def __init__(self, path: object, error: Exception) -> None:
-        super().__init__(f"{path} cannot be read ({type(error).__name__}: {error}); install trl_hotfix again")
+    Check the spelling, or tell its author: docs/packs.md says what a pack must be.
+    """
+
+
+class DamagedError(HotfixError):
+    """A data file of the installation cannot be read. Install trl_hotfix, or the pack that the file is of, again."""
+
+    def __init__(self, path: object, error: Exception, distribution: str = "trl_hotfix") -> None:
+        super().__init__(f"{path} cannot be read ({type(error).__name__}: {error}); install {distribution} again")
 
 
 class UnknownPatchError(HotfixError, LookupError):

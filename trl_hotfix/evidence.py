@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from packaging.version import Version
 
+from . import packs
 from .errors import DamagedError
 from .fingerprint import bodies
 from .model import Patch
@@ -63,6 +64,8 @@ def proven_on(patch: Patch) -> tuple[str, ...]:
 
 def in_words(patch: Patch) -> str:
     """``proven on 0.11.0 ... 0.11.4 (5 releases)``, or that nothing is on record."""
+    if pack := packs.pack_of(patch.id):
+        return f"of {packs.find(pack).release}"
     releases = proven_on(patch)
     if not releases:
         return "not proven yet"

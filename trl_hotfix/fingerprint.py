@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, TypedDict
 
+from . import packs
 from .errors import DamagedError
 
 ALGORITHM = "c1"
@@ -136,13 +137,35 @@ class Bodies:
 @functools.cache
 def bodies() -> Bodies:
     """The bodies on record. Raises ``DamagedError``."""
+    return _read(Path(__file__).with_name("fingerprints.json"), "trl_hotfix")
+
+
+def bodies_for(patch: str) -> Bodies:
+    """The bodies on record for this patch: ours, or those of the pack that it is of. Raises ``DamagedError``."""
+    pack = packs.pack_of(patch)
+    return _of_pack(pack) if pack else bodies()
+
+
+@functools.cache
+def _of_pack(name: str) -> Bodies:
+    """What a pack says, of its own patches: its file has their ids as its ``patches.yaml`` has them."""
+    pack = packs.find(name)
+    path = pack.file("fingerprints.json")
+    if path is None:
+        return Bodies((), {})
+    found = _read(path, pack.release)
+    for known in (each for its in found.targets.values() for each in its.values()):
+        known["is"] = {f"{name}/{patch}": what for patch, what in known["is"].items()}
+    return found
+
+
+def _read(path: Path, distribution: str) -> Bodies:
     import msgspec  # here, since digests are also made where nothing is installed
 
-    path = Path(__file__).with_name("fingerprints.json")
     try:
         return msgspec.json.decode(path.read_bytes(), type=Bodies)
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(path, error) from error
+        raise DamagedError(path, error, distribution) from error
 
 
 def _constant(value: Any) -> Any:

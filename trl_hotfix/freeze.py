@@ -15,6 +15,7 @@ import msgspec
 
 from .errors import SettingError, plain, suggestion
 from .model import Patch
+from .packs import pack_of
 
 LARGEST = 1 << 16
 """Bytes. A record of a hundred patches is a tenth of it."""
@@ -31,18 +32,33 @@ class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trl: str | None = None
     trl_hotfix: str | None = None
     digest: str | None = None
+    packs: dict[str, str] = {}
 
 
-def read(path: str, known: Mapping[str, Patch]) -> Frozen:
-    """The freeze file at ``path``, if this catalogue has all of it. Raises ``SettingError`` with every mistake."""
+def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None = None) -> Frozen:
+    """The freeze file at ``path``, if this catalogue has all of it. Raises ``SettingError`` with every mistake.
+
+    ``named`` are the packs that the user has named, with their releases. That the file names one is not enough.
+    """
     try:
         frozen = msgspec.convert(json.loads(_content(path), object_pairs_hook=_each_once), Frozen)
     except (OSError, ValueError, RecursionError) as error:
         why = plain(str(error)) or type(error).__name__
         raise SettingError(f"the freeze file {path!r} cannot be used: {why}") from None
-    mistakes = []
+    named = named or {}
+    wanted = {pack_of(each.id) for each in frozen.patches} - {""} | frozen.packs.keys()
+    mistakes = [
+        f"it is of the pack {name!r}, which you have not named: packs=[...] or TRL_HOTFIX_PACKS"
+        for name in sorted(wanted - named.keys())
+    ]
+    for name in sorted(frozen.packs.keys() & named.keys()):
+        there, here = (release.partition("==")[0] for release in (frozen.packs[name], named[name]))
+        if there != here:
+            mistakes.append(f"the pack {name!r} is of {there!r} there, of {here!r} here")
     for each in frozen.patches:
         patch = known.get(each.id)
+        if patch is None and pack_of(each.id) not in {"", *named}:
+            continue
         if patch is None:
             mistakes.append(f"unknown patch {each.id!r}{suggestion(each.id, known)}")
         elif each.revision != patch.revision:
