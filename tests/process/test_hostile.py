@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,11 +46,12 @@ NONSENSE = [
     "a=b,c.d=e,,",
     "%s",
 ]
-IDS = ("ONLY", "SKIP", "OPTIONS", "PACKS", "UNKNOWN_BODY")
+VARIABLES = ("ONLY", "SKIP", "OPTIONS", "PACKS", "UNKNOWN_BODY")
 
 
 def test_nonsense_in_any_variable_is_one_warning_and_trl_as_it_is(installed: Environment, tmp_path: Path) -> None:
-    wrong = [{"TRL_HOTFIX": "1", f"TRL_HOTFIX_{name}": value} for name in IDS for value in NONSENSE]
+    pairs = zip(itertools.cycle(VARIABLES), NONSENSE, strict=False)
+    wrong = [{"TRL_HOTFIX": "1", f"TRL_HOTFIX_{name}": value} for name, value in pairs]
     for content in (
         "",
         "[" * 50_000,
@@ -62,7 +64,7 @@ def test_nonsense_in_any_variable_is_one_warning_and_trl_as_it_is(installed: Env
     wrong += [
         {"TRL_HOTFIX": "1", "TRL_HOTFIX_ONLY": each} for each in ("@/dev/zero", "@/dev/stdin", "@/", "@", "@\x1b")
     ]
-    wrong += [{"TRL_HOTFIX": value} for value in NONSENSE]
+    wrong += [{"TRL_HOTFIX": NONSENSE[0]}]
     right = [{"TRL_HOTFIX": "1", "RANK": "%(x)s\n"}, {"TRL_HOTFIX": "1", "TRL_HOTFIX_CALLBACK": NONSENSE[0]}]
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "cases.json").write_text(json.dumps([*wrong, *right]))
