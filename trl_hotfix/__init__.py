@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .errors import CatalogueError as CatalogueError
     from .errors import HotfixError as HotfixError
     from .errors import NotAppliedError as NotAppliedError
+    from .errors import PackError as PackError
     from .errors import SettingError as SettingError
     from .errors import UnknownPatchError as UnknownPatchError
     from .model import Report as Report
@@ -35,6 +36,7 @@ _HOME = {
     "CatalogueError": "errors",
     "HotfixError": "errors",
     "NotAppliedError": "errors",
+    "PackError": "errors",
     "SettingError": "errors",
     "UnknownPatchError": "errors",
     "Report": "model",

@@ -18,7 +18,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from . import engine, ranks
+from . import engine, freeze, ranks
 from .errors import NotAppliedError
 from .install import Layer
 from .log import log, speak
@@ -82,9 +82,12 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         on = ", ".join(f"{each['id']} (r{each['revision']})" for each in record["patches"]) or "nothing"
         if state.is_world_process_zero:
             log.info("training with TRL %s, digest %s: %s", report.trl, report.digest, on)
-        before = [each[KEY] for each in state.log_history if KEY in each]
+        before = [each[KEY] for each in state.log_history if isinstance(each, dict) and KEY in each]
         if before:
-            for said in ranks.differences(before[-1], record, "in the checkpoint", "now"):
+            then = freeze.record(before[-1])
+            if then is None:
+                log.warning("the checkpoint's record of its repairs cannot be read; they may be other ones")
+            for said in ranks.differences(then, record, "in the checkpoint", "now") if then is not None else ():
                 log.warning("this run goes on from a checkpoint of other repairs: %s", said)
         if not before or before[-1] != record:
             state.log_history.append({KEY: record, "step": state.global_step})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -11,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum, EnumMeta
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from .errors import CatalogueError, Mistake, suggestion
+from . import packs
+from .errors import CatalogueError, Mistake, PackError, suggestion
 from .model import Option, Options, Patch, Target
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
@@ -33,12 +36,31 @@ MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
 @functools.cache
 def load() -> tuple[Patch, ...]:
     """The patches of the ``patches.yaml`` that belongs to this package. Raises ``CatalogueError``."""
-    path = manifest()
+    return _read(manifest())
+
+
+def known(names: Iterable[str]) -> tuple[Patch, ...]:
+    """Our patches, and those of the packs of these names. Raises ``CatalogueError``, ``PackError``."""
+    return load() + tuple(patch for name in names for patch in of_pack(name))
+
+
+@functools.cache
+def of_pack(name: str) -> tuple[Patch, ...]:
+    """The patches of a pack, with the ids ``name/id``. Its modules are imported, as ours are when they are read."""
+    pack = packs.find(name)
+    path = pack.file("patches.yaml")
+    if path is None:
+        raise PackError(f"the pack {name!r} ({pack.release}) has no {pack.package}/patches.yaml")
+    patches = _read(path, name)
+    return tuple(dataclasses.replace(patch, id=f"{name}/{patch.id}") for patch in patches)
+
+
+def _read(path: Path, pack: str = "") -> tuple[Patch, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogueError(str(path), [Mistake(1, f"cannot be read: {error}")]) from error
-    return parse(text, str(path))
+    return parse(text, str(path), pack)
 
 
 def manifest() -> Path:
@@ -52,7 +74,9 @@ def manifest() -> Path:
 
 def module_of(patch_id: str) -> str:
     """The name of the module that holds a patch's wrappers and self-test. The id is all that is shared."""
-    return f"{__package__}.patches.{patch_id.replace('-', '_')}"
+    pack, _, own = patch_id.rpartition("/")
+    package = packs.find(pack).package if pack else __package__
+    return f"{package}.patches.{own.replace('-', '_')}"
 
 
 def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]:
@@ -61,10 +85,10 @@ def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]
     return functools.partial(function, options=patch.chosen(options)) if patch.options else function
 
 
-def parse(text: str, path: str) -> tuple[Patch, ...]:
+def parse(text: str, path: str, pack: str = "") -> tuple[Patch, ...]:
     """The patches that ``text`` declares. Raises ``CatalogueError`` with every mistake in it."""
     mistakes: list[Mistake] = []
-    patches = list(_patches(text, mistakes))
+    patches = list(_patches(text, mistakes, pack))
     if mistakes:
         # A text that ends too early is said to be wrong on the line after its last.
         last = len(text.splitlines()) or 1
@@ -88,7 +112,7 @@ class _Node:
         return self.value
 
 
-def _patches(text: str, mistakes: list[Mistake]) -> Iterator[Patch]:
+def _patches(text: str, mistakes: list[Mistake], pack: str) -> Iterator[Patch]:
     root = _compose(text, mistakes)
     if root is None:
         return
@@ -106,7 +130,7 @@ def _patches(text: str, mistakes: list[Mistake]) -> Iterator[Patch]:
                 mistakes.append(Mistake(named.line, message))
             seen.setdefault(named.value, named.line)
         if patch is not None:
-            mistakes.extend(_check(patch, line_of))
+            mistakes.extend(_check(patch, line_of, pack))
             yield patch
 
 
@@ -231,7 +255,7 @@ def _lines(node: _Node) -> Callable[..., int]:
     return line_of
 
 
-def _check(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
+def _check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
     """What a well-typed entry can still get wrong."""
     if not ID.match(patch.id):
         yield Mistake(line_of("id"), f"id {patch.id!r} is not lower-case words joined by '-'")
@@ -253,7 +277,7 @@ def _check(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
     for index, target in enumerate(patch.targets):
         yield from _check_target(target, index, line_of)
     if ID.match(patch.id):
-        yield from _check_functions(patch, line_of)
+        yield from _check_functions(patch, line_of, pack)
 
 
 def _check_option(name: str, option: Option, line_of: Callable[..., int]) -> Iterator[Mistake]:
@@ -288,16 +312,17 @@ def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:
         yield Mistake(line, f"{name}: {specifiers!r} is not a PEP 440 range such as '>=0.11.0,<0.12.0'")
 
 
-def _check_functions(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
-    name = module_of(patch.id)
-    if find_spec(name) is None:
-        yield Mistake(line_of("id"), f"id {patch.id!r} has no module {name}")
-        return
+def _check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
+    name = module_of(f"{pack}/{patch.id}" if pack else patch.id)
     try:
+        spec = find_spec(name)
+        if spec is None or (pack and not _belongs(spec, pack)):
+            yield Mistake(line_of("id"), f"id {patch.id!r} has no module {name}")
+            return
         module = import_module(name)
     # A third border where anything may come: the top level of a patch's module is code, and a mistake in it is one of
     # the catalogue.
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         yield Mistake(line_of("id"), f"{name} cannot be imported: {type(error).__name__}: {error}")
         return
     functions = {key: value for key, value in vars(module).items() if isinstance(value, types.FunctionType)}
@@ -312,6 +337,12 @@ def _check_functions(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mist
             found = "which the entry declares" if patch.options else "and the entry declares none"
             takes = "does not take" if patch.options else "takes"
             yield Mistake(line, f"{role}: {name}.{wanted} {takes} options, {found}")
+
+
+def _belongs(spec: ModuleSpec, pack: str) -> bool:
+    """Is the module a file that the pack's distribution has installed, where a patch's module belongs?"""
+    its = packs.find(pack).file("patches", f"{spec.name.rpartition('.')[2]}.py")
+    return its is not None and spec.origin is not None and Path(spec.origin).is_file() and its.samefile(spec.origin)
 
 
 def _a(what: str) -> str:

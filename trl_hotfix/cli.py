@@ -19,9 +19,10 @@ from rich.text import Text
 
 from . import __version__, catalogue, gates, startup
 from .engine import apply
-from .errors import CatalogueError, DamagedError, SettingError, UnknownPatchError
-from .fingerprint import bodies
+from .errors import CatalogueError, DamagedError, PackError, SettingError, UnknownPatchError
+from .fingerprint import bodies_for
 from .model import Patch, State, Target
+from .packs import VARIABLE, named
 from .report import as_json, show, table
 from .wheels import NotATrlError, Release
 
@@ -49,11 +50,15 @@ def commands() -> None:
     """
 
 
+_with_packs = click.option("--packs", metavar="NAME,...", help="Packs of third parties, besides our own patches.")
+
+
 @commands.command("list")
 @click.option("--json", "as_data", is_flag=True, help="The report as JSON.")
-def list_patches(as_data: bool) -> int:
+@_with_packs
+def list_patches(as_data: bool, packs: str | None) -> int:
     """Every patch: what it repairs, and whether it applies to the TRL installed here."""
-    report = apply(dry_run=True)
+    report = apply(dry_run=True, packs=packs)
     if as_data:
         click.echo(as_json(report))
     else:
@@ -68,12 +73,14 @@ def list_patches(as_data: bool) -> int:
 @commands.command("verify")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--json", "as_data", is_flag=True, help="The verdicts and the numbers as JSON.")
-def verify(ids: tuple[str, ...], as_data: bool) -> int:
+@_with_packs
+def verify(ids: tuple[str, ...], as_data: bool, packs: str | None) -> int:
     """Run the self-tests on the TRL installed here, in a fresh process: red, patched green, reverted red.
 
     Without IDs: those of every patch that applies here.
     """
-    patches = catalogue.load()
+    names = named(packs, os.environ)
+    patches = catalogue.known(names)
     known = [patch.id for patch in patches]
     unknown = [each for each in ids if each not in known]
     if unknown:
@@ -83,7 +90,7 @@ def verify(ids: tuple[str, ...], as_data: bool) -> int:
         click.echo(f"TRL is {trl or 'not installed'}; {gates.SUPPORTED} is needed", err=True)
         return Exit.NO_TRL
     chosen = ids or tuple(patch.id for patch in patches if gates.fits(patch).state is State.PENDING)
-    cells = _verified(chosen) if chosen else []
+    cells = _verified(chosen, names) if chosen else []
     if as_data:
         click.echo(json.dumps({"trl_hotfix": __version__, "trl": trl, "cells": cells}, indent=2))
     elif not cells:
@@ -98,7 +105,8 @@ def verify(ids: tuple[str, ...], as_data: bool) -> int:
     "--wheel", "path", required=True, type=click.Path(path_type=Path), help="A TRL wheel, or a folder with one."
 )
 @click.option("--json", "as_data", is_flag=True, help="The bodies as JSON.")
-def fingerprint(path: Path, as_data: bool) -> int:
+@_with_packs
+def fingerprint(path: Path, as_data: bool, packs: str | None) -> int:
     """Of a TRL release that is not installed: which patches match its bodies, which bodies changed, what is gone.
 
     The wheel is read, not imported.
@@ -107,7 +115,8 @@ def fingerprint(path: Path, as_data: bool) -> int:
         release = Release(path)
     except NotATrlError as error:
         raise click.ClickException(str(error)) from None
-    found = [_compared(release, patch, target) for patch in catalogue.load() for target in patch.targets]
+    patches = catalogue.known(named(packs, os.environ))
+    found = [_compared(release, patch, target) for patch in patches for target in patch.targets]
     if as_data:
         click.echo(json.dumps({"trl_hotfix": __version__, "trl": release.version, "targets": found}, indent=2))
     else:
@@ -126,7 +135,7 @@ def fingerprint(path: Path, as_data: bool) -> int:
 def _compared(release: Release, patch: Patch, target: Target) -> dict[str, Any]:
     """One target in ``release``, against the bodies on record."""
     body = release.body(target.module, target.attribute)
-    known = bodies()
+    known = bodies_for(patch.id)
     what = known.what(patch.id, target.name, body)
     says = {"buggy": "matches", "fixed": "fixed", "absent": "no bug"}.get(what or "", "unknown body")
     same = known.releases_with(target.name, body)
@@ -144,11 +153,12 @@ def _word(value: Any) -> str:
     return {True: "yes", False: "no", None: "-"}.get(value) or str(value)
 
 
-def _verified(ids: Sequence[str]) -> list[dict[str, Any]]:
+def _verified(ids: Sequence[str], packs: Sequence[str]) -> list[dict[str, Any]]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "verdicts.json")
         command = [sys.executable, "-m", f"{__package__}.verify", str(out), *ids]
+        environment[VARIABLE] = ",".join(packs)
         # What TRL prints while it is imported goes to standard error: standard output is ours, and may be JSON.
         done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
         if not out.is_file():
@@ -207,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = Exit.USAGE
     except click.exceptions.Abort:
         code = Exit.USAGE
-    except (SettingError, UnknownPatchError) as error:
+    except (PackError, SettingError, UnknownPatchError) as error:
         click.echo(f"trl-hotfix: {error}", err=True)
         code = Exit.USAGE
     except (CatalogueError, DamagedError) as error:

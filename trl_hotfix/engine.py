@@ -20,7 +20,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__, authoring, catalogue, fingerprint, gates
-from .errors import NotAppliedError, SettingError, UnknownPatchError
+from . import packs as third_party
+from .errors import NotAppliedError, SettingError, UnknownPatchError, plain
 from .gates import Selection
 from .import_hooks import FINDER
 from .limits import TimeIsUp, within
@@ -55,13 +56,15 @@ def apply(
     strict: bool | None = None,
     dry_run: bool = False,
     unknown_body: Literal["skip", "try"] | None = None,
+    packs: Iterable[str] | str | None = None,
 ) -> Report:
     """Repair the TRL that is installed: now where its trainers are imported, else as soon as they are.
 
     ``only`` and ``skip`` are ids of patches (default: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, else all that are on
     by default). ``only="@trl_hotfix.json"`` applies exactly the set that a run has recorded. ``options`` are choices
     within patches, ``{id: {option: choice}}`` (default: ``TRL_HOTFIX_OPTIONS``, ``id.option=choice`` separated by
-    commas, else those of the catalogue).
+    commas, else those of the catalogue). ``packs`` are names of packs of third parties whose patches are looked at too
+    (default: ``TRL_HOTFIX_PACKS``, else none); theirs have ids ``pack/id``.
 
     A call with another selection than the last takes off what leaves it, and puts on anew what has other options. What
     was reverted goes on again; what failed is tried again only after ``revert()``. ``strict`` (default: whether
@@ -71,10 +74,10 @@ def apply(
     ``TRL_HOTFIX_UNKNOWN_BODY``, else ``"skip"``) lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with
     a warning.
 
-    Raises ``CatalogueError``, ``UnknownPatchError``, ``SettingError``, ``NotAppliedError``; after any of them nothing
-    has changed.
+    Raises ``CatalogueError``, ``PackError``, ``UnknownPatchError``, ``SettingError``, ``NotAppliedError``; after any of
+    them nothing has changed.
     """
-    return ENGINE.apply(only, skip, options, strict, dry_run, unknown_body)
+    return ENGINE.apply(only, skip, options, strict, dry_run, unknown_body, packs)
 
 
 def revert(*ids: str) -> Report:
@@ -128,25 +131,31 @@ class _Engine:
         strict: bool | None,
         dry_run: bool = False,
         unknown_body: str | None = None,
+        packs: Iterable[str] | str | None = None,
     ) -> Report:
-        patches = catalogue.load()
-        selection = Selection.of(only, skip, os.environ, patches, options)
-        if dry_run:
-            decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
-            return self._report(decisions, selection, live=False)
+        names = third_party.named(packs, os.environ)
+        patches = catalogue.known(names)
+        selection = Selection.of(only, skip, os.environ, patches, options, names)
         unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
         if unknown_body not in ("skip", "try"):
             raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
-        self._try_unknown = unknown_body == "try"
+        if dry_run:
+            decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
+            return self._report(decisions, selection, live=False)
         setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
         if setting == "off":
             speak()
-            log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", os.environ["TRL_HOTFIX"])
-            selection = Selection(only=frozenset())
+            log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", plain(os.environ["TRL_HOTFIX"]))
+            selection = Selection(only=frozenset(), packs=names)
         strict = setting == STRICT if strict is None else strict
         if selection.frozen is not None:
             self._speak_of_frozen(selection, strict)
-        report = self._select(selection, strict, off=setting == "off")
+        before, self._try_unknown = self._try_unknown, unknown_body == "try"
+        try:
+            report = self._select(selection, strict, off=setting == "off")
+        except NotAppliedError:
+            self._try_unknown = before
+            raise
         for each in (report[patch_id] for patch_id in selection.options):
             if each.state in (State.DISABLED, State.RETIRED, State.SKIPPED):
                 state, reason = each.state.value, each.reason.value
@@ -155,7 +164,7 @@ class _Engine:
 
     def _speak_of_frozen(self, selection: Selection, strict: bool) -> None:
         """Say which of the patches in the freeze file cannot be on here; under strict, that is the end."""
-        decisions = {patch.id: gates.decide(patch, selection) for patch in catalogue.load()}
+        decisions = {patch.id: gates.decide(patch, selection) for patch in catalogue.known(selection.packs)}
         off = {each: decisions[each] for each in selection.only or () if decisions[each].state is not State.PENDING}
         said = [f"{each}: {why.state.value} ({why.reason.value})" for each, why in sorted(off.items())]
         if said and strict:
@@ -165,7 +174,7 @@ class _Engine:
             log.warning("in the freeze file, and not on here: %s", each)
 
     def revert(self, ids: Iterable[str]) -> Report:
-        known = {patch.id for patch in catalogue.load()}
+        known = {patch.id for patch in self._patches()}
         unknown = [each for each in ids if each not in known]
         if unknown:
             raise UnknownPatchError(unknown, known, "revert()")
@@ -182,11 +191,21 @@ class _Engine:
         unseen = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING} & sys.modules.keys()
         for leaf in sorted(unseen):
             FINDER.when_imported(leaf, self._imported)
-        return self._report(self._decisions, self._selection or Selection(), live=True)
+        return self._report(self._decisions, self._selection or Selection(packs=self._packs()), live=True)
 
     def journal(self, patch_id: str) -> list[str]:
         """How a patch came to stand where it does: one line a step, for each of its leaf modules."""
         return [line for part in self._all_parts() if part.patch.id == patch_id for line in part.journal]
+
+    def _packs(self) -> tuple[str, ...]:
+        """The packs that the user has named: in the last call of ``apply()``, or else in the environment."""
+        return self._selection.packs if self._selection is not None else third_party.named(None, os.environ)
+
+    def _patches(self) -> tuple[Patch, ...]:
+        """The catalogue, and what is still on of a pack that is not named any more: somebody stands on it."""
+        patches = {patch.id: patch for patch in catalogue.known(self._packs())}
+        left = {part.patch.id: part.patch for part in self._all_parts() if part.patch.id not in patches}
+        return (*patches.values(), *left.values())
 
     def _all_parts(self) -> list[Part]:
         # A list, taken under the lock: another thread's import may add to them at any time.
@@ -206,7 +225,8 @@ class _Engine:
             live = (State.APPLIED, State.PENDING)
             on = frozenset(part.patch.id for part in self._all_parts() if part.decision.state in live)
             merged = {**before.options, **(options or {})} if before is not None else options
-            report = self.apply([*ids, *on] if ids else None, None, merged, strict, unknown_body=unknown_body)
+            only = [*ids, *on] if ids else None
+            report = self.apply(only, None, merged, strict, unknown_body=unknown_body, packs=self._packs())
         try:
             yield report
         finally:
@@ -220,22 +240,25 @@ class _Engine:
 
     def ensure(self, wanted: Mapping[str, Options]) -> None:
         """Have these patches on with these options, besides what is. One that no catalogue here has is left out."""
-        known = {patch.id for patch in catalogue.load()}
+        packs = self._packs()
+        known = {patch.id for patch in catalogue.known(packs)}
         if strangers := sorted(wanted.keys() - known):
             log.warning("a pickle asks for patches that this trl_hotfix does not know: %s", ", ".join(strangers))
+            if unnamed := sorted({third_party.pack_of(each) for each in strangers} - {"", *packs}):
+                log.warning("name their packs in TRL_HOTFIX_PACKS if you trust them: %s", ", ".join(unnamed))
         wanted = {patch_id: options for patch_id, options in wanted.items() if patch_id in known}
         with self._one_at_a_time:
             on = {part.patch.id: part.options for part in self._all_parts()}
             if not on.items() >= wanted.items():
                 both = {**on, **wanted}
-                self._select(Selection(only=frozenset(both), options=both), self._strict)
+                self._select(Selection(only=frozenset(both), options=both, packs=packs), self._strict)
 
     # From a selection to parts.
 
     def _select(self, selection: Selection, strict: bool, off: bool = False) -> Report:
         with self._one_at_a_time:
             speak()
-            patches = catalogue.load()
+            patches = catalogue.known(selection.packs)
             decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
             if off:
                 decisions = {patch.id: Decision(State.DISABLED, Reason.SWITCHED_OFF) for patch in patches}
@@ -279,7 +302,8 @@ class _Engine:
         """The parts that wait for their leaf: new, reverted, or with a leaf that came unseen."""
         trl = gates.installed("trl")
         wanted = self._wanted() if trl is not None else set()
-        return [part for patch in catalogue.load() if patch.id in wanted for part in self._waiting(patch, trl or "")]
+        patches = catalogue.known(self._packs())
+        return [part for patch in patches if patch.id in wanted for part in self._waiting(patch, trl or "")]
 
     def _waiting(self, patch: Patch, trl: str) -> Iterator[Part]:
         selection = self._selection or Selection()
@@ -403,7 +427,7 @@ class _Engine:
         if not body.from_file:
             seen["by"] = "code that is not what its file says"
             return Decision(State.CONFLICTED, Reason.REPLACED, seen)
-        what = fingerprint.bodies().what(patch.id, target.name, body.digest)
+        what = fingerprint.bodies_for(patch.id).what(patch.id, target.name, body.digest)
         if what == "buggy":
             return None
         if not gates.in_range(trl, patch.range_of(target)):
@@ -471,11 +495,12 @@ class _Engine:
     def _report(self, decisions: Mapping[str, Decision], selection: Selection, *, live: bool) -> Report:
         statuses = []
         objects = self._objects() if live else []
-        for patch in catalogue.load():
+        for patch in self._patches() if live else catalogue.known(selection.packs):
             parts = [part for part in self._all_parts() if part.patch.id == patch.id] if live else []
             decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))
             statuses.append(status_of(patch, parts, decision, selection.options_of(patch), objects))
-        return Report(__version__, gates.installed("trl"), platform.python_version(), tuple(statuses))
+        packs = {name: third_party.find(name).release for name in selection.packs}
+        return Report(__version__, gates.installed("trl"), platform.python_version(), tuple(statuses), packs)
 
     def _objects(self) -> list[object]:
         """What there is of the classes that patches are on: one of them may have a method of its own."""

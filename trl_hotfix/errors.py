@@ -11,6 +11,10 @@ class HotfixError(Exception):
     """Base of all errors that trl_hotfix raises on purpose."""
 
 
+MANY = 10
+"""So many unknown names are told; a variable can hold tens of thousands, and a suggestion for each takes its time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """One mistake in a ``patches.yaml``: the line it stands on (1-based) and what is wrong with it."""
@@ -33,11 +37,18 @@ class CatalogueError(HotfixError, ValueError):
         super().__init__(f"{path} has {count}; no patch was applied:{lines}")
 
 
-class DamagedError(HotfixError):
-    """A data file of the installation cannot be read. Install trl_hotfix again."""
+class PackError(HotfixError, LookupError):
+    """A pack that was named is not installed, or is not one that may be used; nothing was changed.
 
-    def __init__(self, path: object, error: Exception) -> None:
-        super().__init__(f"{path} cannot be read ({type(error).__name__}: {error}); install trl_hotfix again")
+    Check the spelling, or tell its author: docs/packs.md says what a pack must be.
+    """
+
+
+class DamagedError(HotfixError):
+    """A data file of the installation cannot be read. Install trl_hotfix, or the pack that the file is of, again."""
+
+    def __init__(self, path: object, error: Exception, distribution: str = "trl_hotfix") -> None:
+        super().__init__(f"{path} cannot be read ({type(error).__name__}: {error}); install {distribution} again")
 
 
 class UnknownPatchError(HotfixError, LookupError):
@@ -48,7 +59,9 @@ class UnknownPatchError(HotfixError, LookupError):
 
     def __init__(self, unknown: Collection[str], known: Collection[str], where: str) -> None:
         self.unknown = tuple(sorted(unknown))
-        named = "; ".join(f"{name!r}{suggestion(name, known)}" for name in self.unknown)
+        named = "; ".join(f"{name!r}{suggestion(name, known)}" for name in self.unknown[:MANY])
+        if len(self.unknown) > MANY:
+            named += f"; and {len(self.unknown) - MANY} more"
         super().__init__(f"unknown patch in {where}: {named}. `python -m trl_hotfix --list` shows every id.")
 
 
@@ -65,6 +78,11 @@ class NotAppliedError(HotfixError, RuntimeError):
     The message names every such patch with its reason. Leave the patch out (``skip=``, ``TRL_HOTFIX_SKIP``), remove the
     cause, or run without strict mode to go on unpatched with a warning.
     """
+
+
+def plain(text: str) -> str:
+    """``text`` from outside, fit for a log and a terminal: its repr if it has line breaks or escape codes."""
+    return text if text.isprintable() else repr(text)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 from packaging.version import Version
 
+from . import packs
 from .errors import DamagedError
 from .fingerprint import bodies
 from .model import Patch
@@ -18,19 +19,32 @@ Cell = Mapping[str, Any]
 """One patch on one release: ``patch, revision, release, stack, versions, verdict, why, leaves, bodies``."""
 
 
+class _Read(TypedDict):
+    """What is read of a cell."""
+
+    patch: str
+    revision: int
+    release: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
+    verdict: str
+    bodies: dict[str, str | None]
+
+
+class _Matrix(TypedDict):
+    cells: list[_Read]
+
+
 @functools.cache
-def matrix() -> Mapping[str, Any]:
+def matrix() -> _Matrix:
     """The evidence on record; empty where the package was built without it. Raises ``DamagedError``."""
     here = Path(__file__).resolve().parent
     checkout = here.parent / "evidence" / "matrix.json"
     file = checkout if (here.parent / "pyproject.toml").is_file() else here / "evidence.json"
     if not file.is_file():
-        return {"releases": [], "cells": [], "proofs": [], "parity": []}
+        return {"cells": []}
     try:
-        data: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return msgspec.json.decode(file.read_bytes(), type=_Matrix)
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedError(file, error) from error
-    return data
 
 
 def holds(cell: Cell, patch: Patch) -> bool:
@@ -50,6 +64,8 @@ def proven_on(patch: Patch) -> tuple[str, ...]:
 
 def in_words(patch: Patch) -> str:
     """``proven on 0.11.0 ... 0.11.4 (5 releases)``, or that nothing is on record."""
+    if pack := packs.pack_of(patch.id):
+        return f"of {packs.find(pack).release}"
     releases = proven_on(patch)
     if not releases:
         return "not proven yet"

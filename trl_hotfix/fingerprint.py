@@ -12,12 +12,12 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypedDict
 
+from . import packs
 from .errors import DamagedError
 
 ALGORITHM = "c1"
@@ -102,42 +102,70 @@ def _shape(code: CodeType) -> tuple[Any, ...]:
     return arguments, code.co_names, code.co_varnames, code.co_freevars, consts
 
 
+Body = TypedDict("Body", {"releases": list[str], "is": dict[str, str]})
+"""The releases that have a body, and for each patch what its self-test said of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bodies:
     """``fingerprints.json``: for every target, the bodies that releases have, and what the self-test said of each.
 
     ``what`` is ``buggy`` (the self-test reproduced the bug on every release with this body), ``fixed`` or ``absent``.
     """
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self.releases: tuple[str, ...] = tuple(data["releases"])
-        self._targets: Mapping[str, Mapping[str, Any]] = data["targets"]
+    releases: tuple[str, ...]
+    targets: dict[str, dict[str, Body]]
 
     def what(self, patch: str, target: str, body: str | None) -> str | None:
         """What is known of ``body`` at ``target`` (``module:attribute``) for ``patch``; None: nothing."""
-        known = self._targets.get(target, {}).get(body or "", {})
-        said: str | None = known.get("is", {}).get(patch)
-        return said
+        known = self.targets.get(target, {}).get(body or "")
+        return known["is"].get(patch) if known is not None else None
 
     def at(self, target: str, release: str) -> str | None:
         """The body that ``release`` has at ``target``; None if it has none."""
-        for body, known in self._targets.get(target, {}).items():
+        for body, known in self.targets.get(target, {}).items():
             if release in known["releases"]:
                 return body
         return None
 
     def releases_with(self, target: str, body: str | None) -> tuple[str, ...]:
         """The releases that have ``body`` at ``target``, oldest first."""
-        return tuple(self._targets.get(target, {}).get(body or "", {}).get("releases", ()))
+        known = self.targets.get(target, {}).get(body or "")
+        return tuple(known["releases"]) if known is not None else ()
 
 
 @functools.cache
 def bodies() -> Bodies:
     """The bodies on record. Raises ``DamagedError``."""
-    path = Path(__file__).with_name("fingerprints.json")
+    return _read(Path(__file__).with_name("fingerprints.json"), "trl_hotfix")
+
+
+def bodies_for(patch: str) -> Bodies:
+    """The bodies on record for this patch: ours, or those of the pack that it is of. Raises ``DamagedError``."""
+    pack = packs.pack_of(patch)
+    return _of_pack(pack) if pack else bodies()
+
+
+@functools.cache
+def _of_pack(name: str) -> Bodies:
+    """What a pack says, of its own patches: its file has their ids as its ``patches.yaml`` has them."""
+    pack = packs.find(name)
+    path = pack.file("fingerprints.json")
+    if path is None:
+        return Bodies((), {})
+    found = _read(path, pack.release)
+    for known in (each for its in found.targets.values() for each in its.values()):
+        known["is"] = {f"{name}/{patch}": what for patch, what in known["is"].items()}
+    return found
+
+
+def _read(path: Path, distribution: str) -> Bodies:
+    import msgspec  # here, since digests are also made where nothing is installed
+
     try:
-        return Bodies(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DamagedError(path, error) from error
+        return msgspec.json.decode(path.read_bytes(), type=Bodies)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(path, error, distribution) from error
 
 
 def _constant(value: Any) -> Any:

@@ -13,6 +13,7 @@ from . import freeze
 from .errors import SettingError, UnknownPatchError, suggestion
 from .freeze import Frozen
 from .model import Decision, Options, Patch, Reason, State, Target
+from .packs import find
 
 SUPPORTED = SpecifierSet(">=0.9.6")
 """The TRL releases that the catalogue speaks of; an older one is reported as not supported."""
@@ -41,6 +42,7 @@ class Selection:
     skip: frozenset[str] = frozenset()
     options: Mapping[str, Options] = field(default_factory=dict)
     frozen: Frozen | None = None
+    packs: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -50,6 +52,7 @@ class Selection:
         environment: Mapping[str, str],
         patches: Iterable[Patch],
         options: Mapping[str, Options] | None = None,
+        packs: tuple[str, ...] = (),
     ) -> Selection:
         """An argument wins over its variable: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, ``TRL_HOTFIX_OPTIONS``.
 
@@ -63,16 +66,18 @@ class Selection:
         if isinstance(file, str) and file.startswith("@"):
             if skip is not None or options is not None:
                 raise SettingError(f"only={file!r} applies exactly what the file names: leave skip= and options= out")
-            frozen = freeze.read(file[1:], known)
+            frozen = freeze.read(file[1:], known, {name: find(name).release for name in packs})
             return cls(
                 only=frozenset(each.id for each in frozen.patches),
                 options={each.id: each.options for each in frozen.patches if each.options},
                 frozen=frozen,
+                packs=packs,
             )
         return cls(
             only=_ids(only, "only", "TRL_HOTFIX_ONLY", environment, known),
             skip=_ids(skip, "skip", "TRL_HOTFIX_SKIP", environment, known) or frozenset(),
             options=_options(options, environment, known),
+            packs=packs,
         )
 
     def options_of(self, patch: Patch) -> dict[str, str]:

@@ -35,7 +35,8 @@ class _WhereNobodyListens(logging.StreamHandler):  # type: ignore[type-arg]
     def __init__(self) -> None:
         super().__init__()
         rank = os.environ.get("RANK")
-        who = f"trl_hotfix [rank {rank}]" if rank else "trl_hotfix"
+        # Into a format string, so nothing but a number.
+        who = f"trl_hotfix [rank {rank}]" if rank and rank.isdecimal() else "trl_hotfix"
         self.setFormatter(logging.Formatter(f"{who}: %(levelname)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:

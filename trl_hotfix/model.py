@@ -264,6 +264,8 @@ class Report:
     trl: str | None
     python: str
     patches: tuple[PatchStatus, ...]
+    packs: Mapping[str, str] = field(default_factory=dict)
+    """The packs of third parties that were named, with their distribution and version."""
 
     def __iter__(self) -> Iterator[PatchStatus]:
         return iter(self.patches)
@@ -307,18 +309,22 @@ class Report:
 
         As a file it is what ``TRL_HOTFIX_ONLY=@file`` takes.
         """
-        on = [
+        on: list[dict[str, Any]] = [
             {"id": each.id, "revision": each.patch.revision, "options": dict(each.options)}
             for each in self.patches
             if each.state in (State.APPLIED, State.PENDING)
         ]
-        return {"trl_hotfix": self.trl_hotfix, "trl": self.trl, "digest": self.digest, "patches": on}
+        record = {"trl_hotfix": self.trl_hotfix, "trl": self.trl, "digest": self.digest, "patches": on}
+        theirs = {each["id"].partition("/")[0] for each in on}
+        used = {name: release for name, release in self.packs.items() if name in theirs}
+        return {**record, "packs": used} if used else record
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "trl_hotfix": self.trl_hotfix,
             "trl": self.trl,
             "python": self.python,
+            **({"packs": dict(self.packs)} if self.packs else {}),
             "digest": self.digest,
             "patches": [status.to_dict() for status in self.patches],
         }

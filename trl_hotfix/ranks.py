@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from . import freeze
+from .errors import plain
+from .log import log
 
 PATIENCE = 60.0
 """Seconds to wait for a rank, unless ``TRL_HOTFIX_PATIENCE`` says otherwise.
@@ -37,7 +42,7 @@ def compare(mine: Record) -> list[str]:
     rank, world = distributed.get_rank(), distributed.get_world_size()
     if world == 1:
         return []
-    patience = float(os.environ.get("TRL_HOTFIX_PATIENCE") or PATIENCE)
+    patience = _patience()
     everybodys = distributed.distributed_c10d._get_default_store()
     store = distributed.PrefixStore(f"trl_hotfix/{next(_rounds)}", everybodys)
     if rank == 0:
@@ -47,8 +52,29 @@ def compare(mine: Record) -> list[str]:
     store.set(str(rank), json.dumps(mine))
     if not _there(store, "verdict", patience + 10):
         return ["rank 0 does not answer: no trl_hotfix is on there"]
-    verdict: list[str] = json.loads(store.get("verdict"))
-    return verdict
+    verdict = _read(store.get("verdict"))
+    said = verdict if isinstance(verdict, list) else ["rank 0 answers what cannot be read"]
+    return [plain(str(each)) for each in said]
+
+
+def _patience() -> float:
+    """Seconds. Not a number, or without end, would be a hang of the whole job while one rank is missing."""
+    value = os.environ.get("TRL_HOTFIX_PATIENCE") or PATIENCE
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if 0 <= seconds < math.inf:
+        return seconds
+    log.warning("TRL_HOTFIX_PATIENCE is %r, not a number of seconds; taken as %g", value, PATIENCE)
+    return PATIENCE
+
+
+def _read(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _collected(store: Any, mine: Record, world: int, patience: float) -> list[str]:
@@ -57,7 +83,10 @@ def _collected(store: Any, mine: Record, world: int, patience: float) -> list[st
     for rank in range(1, world):
         what = "no trl_hotfix is on there"
         if _there(store, str(rank), until - time.monotonic()):
-            what = "; ".join(differences(mine, json.loads(store.get(str(rank))), "on rank 0", "there"))
+            theirs = freeze.record(_read(store.get(str(rank))))
+            what = "its record cannot be read"
+            if theirs is not None:
+                what = "; ".join(differences(mine, theirs, "on rank 0", "there"))
         if what:
             by_what.setdefault(what, []).append(rank)
     return [f"rank {', '.join(map(str, ranks))}: {what}" for what, ranks in by_what.items()]
@@ -85,7 +114,7 @@ def differences(one: Record, other: Record, in_one: str, in_other: str) -> list[
         how = [_how(its[patch_id]) if patch_id in its else "not on" for its in (ours, theirs)]
         if how[0] != how[1]:
             said.append(f"{patch_id} is {how[0]} {in_one}, {how[1]} {in_other}")
-    return said
+    return [plain(each) for each in said]
 
 
 def _how(patch: Record) -> str:

@@ -20,7 +20,8 @@ def name_of(reference: Reference) -> str:
     """The reference as one name. It has no dots: pickle takes what stands between them for attributes."""
     module, attribute, patches = reference
     named = (
-        "&".join([f"{patch_id}@{revision}", *(f"{option}={choice}" for option, choice in options)])
+        # The bar of a pack's id: a slash stands for a dot here.
+        "&".join([f"{patch_id.replace('/', ':')}@{revision}", *(f"{option}={choice}" for option, choice in options)])
         for patch_id, revision, options in patches
     )
     return "|".join([module, attribute, *named]).replace(".", "/")
@@ -42,4 +43,4 @@ def _named(text: str) -> Named:
     patch, *options = text.split("&")
     patch_id, _, revision = patch.partition("@")
     pairs = (option.partition("=") for option in options)
-    return patch_id, int(revision), tuple((name, choice) for name, _, choice in pairs)
+    return patch_id.replace(":", "/"), int(revision), tuple((name, choice) for name, _, choice in pairs)

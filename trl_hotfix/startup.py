@@ -60,7 +60,10 @@ def apply_now() -> None:
         from .import_hooks import FINDER
 
         apply()
-        if switch(os.environ.get("TRL_HOTFIX_CALLBACK", "1")) != "off":
+        value = os.environ.get("TRL_HOTFIX_CALLBACK", "1")
+        if switch(value) is None:
+            warn(f"TRL_HOTFIX_CALLBACK={value!r} is neither on nor off; taken as on")
+        if switch(value) != "off":
             FINDER.when_imported("transformers.trainer", _give_callback)
     # The first border, the import hook: whatever fails here must not end the user's import of TRL.
     except Exception as error:
@@ -81,8 +84,13 @@ def _give_callback(module: ModuleType) -> None:
 
 def warn(message: str) -> None:
     """One line on standard error. ``logging`` and ``warnings`` are not for interpreter start."""
-    if sys.stderr is not None:
-        print(f"trl_hotfix: WARNING: {message}", file=sys.stderr, flush=True)
+    from contextlib import suppress
+
+    # Standard error may be closed or full, and may not take every character: no reason to end the user's import.
+    text = message.encode("ascii", "backslashreplace").decode()
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(f"trl_hotfix: WARNING: {text}", file=sys.stderr, flush=True)
 
 
 def hook_problem() -> str | None:

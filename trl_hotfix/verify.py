@@ -7,6 +7,7 @@ line calls it so, in a fresh process, since a process that has patched or import
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import catalogue, engine, fingerprint, gates
+from . import catalogue, engine, fingerprint, gates, packs
 from .model import Decision, Options, Outcome, Patch, State, Verdict
 
 
@@ -104,7 +105,7 @@ def _one_leaf(patch: Patch, leaf: str, *, inside: bool, cell: Cell) -> tuple[Cel
 
     for target in targets:
         body = cell.bodies[target.name] = fingerprint.loaded(_found(module, target.attribute)).digest
-        on_record = fingerprint.bodies().at(target.name, cell.trl)
+        on_record = fingerprint.bodies_for(patch.id).at(target.name, cell.trl)
         if on_record not in (None, body):
             return CellVerdict.ERROR, f"{target.name} has body {body}; on record for TRL {cell.trl} is {on_record}"
 
@@ -172,7 +173,8 @@ def _found(module: ModuleType, attribute: str) -> Any:
 
 def main(arguments: Sequence[str]) -> None:
     out, *ids = arguments
-    cells = [verify(patch) for patch in catalogue.load() if not ids or patch.id in ids]
+    names = packs.named(None, os.environ)
+    cells = [verify(patch) for patch in catalogue.known(names) if not ids or patch.id in ids]
     Path(out).write_text(json.dumps([cell.to_dict() for cell in cells]), encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,51 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         freeze.read(file(tmp_path, {"patches": wrong}), KNOWN)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, "\x00", '{"patches": [], "run": "rm"}'])
+HOSTILE = [
+    '{"patches": [], "patches": []}',
+    '{"patches": [{"id": "some-patch", "id": "other", "revision": 2}]}',
+    '{"patches": [{"id": "some-patch", "revision": NaN}]}',
+    '{"patches": [{"id": "some-patch", "revision": 1e999}]}',
+    f'{{"patches": [{{"id": "some-patch", "revision": {"9" * 5000}}}]}}',
+    '{"patches": {"id": "some-patch", "revision": 2}}',
+    '{"patches": [{"id": ["some-patch"], "revision": 2}]}',
+    '{"a\\nb\\u001b[31m": 1, "patches": []}',
+    " " * (freeze.LARGEST + 1),
+]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", "[" * 60_000, "\x00", '{"patches": [], "run": "rm"}', *HOSTILE]
+)
 def test_what_is_no_freeze_file_is_one_error_that_names_it(content: str, tmp_path: Path) -> None:
     path = file(tmp_path, content)
     with pytest.raises(SettingError, match=r"the freeze file .* cannot be used") as caught:
         freeze.read(path, KNOWN)
     assert path in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), Path("/dev/stdin")):
+        with pytest.raises(SettingError, match=r"cannot be used: it is no regular file"):
+            freeze.read(str(path), KNOWN)
+
+
+def test_text_that_is_not_utf_8_is_no_freeze_file(tmp_path: Path) -> None:
+    path = tmp_path / "trl_hotfix.json"
+    path.write_bytes(b'{"patches": [], "trl": "\xff"}')
+    with pytest.raises(SettingError, match=r"cannot be used: 'utf-8' codec"):
+        freeze.read(str(path), KNOWN)
+
+
+@pytest.mark.parametrize("text", ["a\nWARNING: b", "\x1b[2Jx", "\u202ex"])
+def test_what_would_move_the_cursor_is_shown_by_its_repr(text: str, tmp_path: Path) -> None:
+    wrong = [{**RIGHT, "id": text}, {**RIGHT, "options": {text: "all"}}, {**RIGHT, "options": {"over": text}}]
+    with pytest.raises(SettingError) as caught:
+        freeze.read(file(tmp_path, {"patches": wrong}), KNOWN)
+    assert all(line.isprintable() for line in str(caught.value).split("\n"))
+    assert len(str(caught.value).split("\n")) == 1 + len(wrong) + 1  # 'some-patch' is there twice
 
 
 @pytest.mark.parametrize("path", ["", "no/such/file", ".", "http://example.com/x.json"])
@@ -94,9 +134,9 @@ def test_a_freeze_file_stands_alone(tmp_path: Path) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["some-patch", 2]),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "revision", "options", "x"]), inner)
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "revision", "options", "over"]), inner)
     ),
     max_leaves=8,
 )

@@ -14,7 +14,7 @@ import trl_hotfix
 PACKAGE = Path(trl_hotfix.__file__).parent
 LAYERS = (
     {"errors", "limits", "model", "references", "startup"},
-    {"authoring", "catalogue", "fingerprint", "freeze", "gates", "wheels"},
+    {"authoring", "catalogue", "fingerprint", "freeze", "gates", "packs", "wheels"},
     {"conflicts", "import_hooks", "install"},
     {"engine", "guard", "log", "parts"},
     {"__init__", "__main__", "callback", "cli", "evidence", "ranks", "report", "verify"},

@@ -1,0 +1,145 @@
+"""A pack as its author makes it: built as a wheel, installed beside trl_hotfix, and used on the real TRL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Environment
+
+ID = "acme/marks-loss"
+PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "acme-trl-fixes"
+version = "1.2"
+
+[project.entry-points."trl_hotfix.packs"]
+acme = "acme_fixes"
+
+[tool.hatch.build.targets.wheel]
+packages = ["acme_fixes"]
+"""
+PATCHES = """\
+- id: marks-loss
+  revision: 3
+  title: The loss of a stub does not say that it is patched
+  severity: wrong-loss
+  trl: ">=0.11.0,<0.12.0"
+  upstream: {}
+  why: because
+  how: so
+  targets:
+    - {module: trl.trainer.dpo_trainer, attribute: DPOTrainer.dpo_loss, wrapper: mark}
+  self_test: is_marked
+"""
+MODULE = """\
+from trl_hotfix.model import Outcome, Verdict
+
+
+def mark(wrapped, instance, args, kwargs):
+    return "patched"
+
+
+def is_marked(leaf):
+    try:
+        said = object.__new__(leaf.DPOTrainer).dpo_loss(1, 2, 3, 4)
+    except AttributeError:
+        said = "raised"
+    return Outcome(Verdict.FIXED if said == "patched" else Verdict.REPRODUCED)
+"""
+WORKERS = """\
+import json, multiprocessing, pickle, sys
+
+def work(data):
+    import trl_hotfix
+    from trl import DPOTrainer
+    loss = pickle.loads(data) if data else vars(DPOTrainer)["dpo_loss"]
+    report = trl_hotfix.status()
+    on = [each.id for each in report if each.state.value == "applied"]
+    return report.digest, "acme/marks-loss" in on, "acme_fixes" in sys.modules
+
+if __name__ == "__main__":
+    from trl import DPOTrainer
+    import trl_hotfix
+    if sys.argv[1:]:
+        trl_hotfix.apply(packs=sys.argv[1:], unknown_body="try", only=["acme/marks-loss"])
+    data = pickle.dumps(vars(DPOTrainer)["dpo_loss"]) if sys.argv[1:] else None
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(json.dumps([work(None), *pool.map(work, [data])]))
+"""
+
+
+def wheel(folder: Path, fingerprints: str | None = None) -> Path:
+    """What ``python -m build`` makes of the project; hatchling alone needs no network."""
+    files = {"pyproject.toml": PROJECT, "acme_fixes/patches.yaml": PATCHES, "acme_fixes/patches/marks_loss.py": MODULE}
+    files |= {"acme_fixes/__init__.py": "", "acme_fixes/patches/__init__.py": ""}
+    if fingerprints is not None:
+        files["acme_fixes/fingerprints.json"] = fingerprints
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel"], cwd=folder, check=True)
+    (built,) = (folder / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture
+def with_pack(own: Environment, tmp_path: Path) -> Environment:
+    """An environment with trl_hotfix and the pack, whose fingerprints are made as docs/packs.md says."""
+    own.install(str(wheel(tmp_path / "first")))
+    verified = own.run("-m", "trl_hotfix", "verify", "--packs", "acme", "--json", ID)
+    (cell,) = json.loads(verified.stdout)["cells"]
+    assert (cell["patch"], cell["revision"], cell["verdict"]) == (ID, 3, "proven"), verified.stderr
+    targets = {
+        target: {body: {"releases": [cell["trl"]], "is": {"marks-loss": "buggy"}}}
+        for target, body in cell["bodies"].items()
+    }
+    fingerprints = json.dumps({"releases": [cell["trl"]], "targets": targets})
+    own.install("--reinstall", str(wheel(tmp_path / "second", fingerprints)))
+    return own
+
+
+def test_a_pack_from_a_wheel_is_used_where_it_is_named_and_nowhere_else(with_pack: Environment, tmp_path: Path) -> None:
+    code = (
+        "import sys; from trl import DPOTrainer; import trl_hotfix; print(type(vars(DPOTrainer)['dpo_loss']).__name__,"
+        "'acme_fixes' in sys.modules)"
+    )
+    assert with_pack.code(code, TRL_HOTFIX="1").stdout == "function False\n"
+    named = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_PACKS="acme")
+    assert named.stdout == "HotfixWrapper True\n", named.stderr
+    assert f"trl_hotfix: INFO: applied {ID} (r3) to TRL 0.11.4, DPOTrainer.dpo_loss" in named.stderr
+
+    misspelled = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_PACKS="amce")
+    assert misspelled.stdout == "function False\n"
+    assert misspelled.stderr.count("trl_hotfix: WARNING") == 1
+    assert "no pack 'amce' is installed (there is: acme); did you mean 'acme'?" in misspelled.stderr
+    assert "Traceback" not in misspelled.stderr
+
+    assert ID not in with_pack.run("-m", "trl_hotfix", "--list").stdout
+    listed = with_pack.run("-m", "trl_hotfix", "--list", "--packs", "acme")
+    assert (listed.returncode, ID in listed.stdout) == (0, True), listed.stderr
+    assert "of acme-trl-fixes==1.2" in listed.stdout
+    wrong = with_pack.run("-m", "trl_hotfix", "--packs", "amce", "--list")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+
+    # The variable reaches a worker; a name given in the script alone does not, and the worker says so.
+    script = tmp_path / "script.py"
+    script.write_text(WORKERS)
+    done = with_pack.run(str(script), TRL_HOTFIX="1", TRL_HOTFIX_PACKS="acme")
+    here, there = json.loads(done.stdout)
+    assert here == there == [here[0], True, True], done.stderr
+    done = with_pack.run(str(script), "acme")
+    here, there = json.loads(done.stdout)
+    assert (here[1:], there[1:]) == ([True, True], [False, False]), done.stderr
+    assert f"a pickle asks for patches that this trl_hotfix does not know: {ID}" in done.stderr
+    assert "name their packs in TRL_HOTFIX_PACKS if you trust them: acme" in done.stderr

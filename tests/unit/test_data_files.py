@@ -1,0 +1,97 @@
+"""The JSON that ships with the package: damaged, it is one error that says what to do, whatever is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trl_hotfix import catalogue, evidence, fingerprint
+from trl_hotfix.errors import DamagedError
+
+PATCH = catalogue.load()[0]
+TARGET = PATCH.targets[0].name
+BODIES = {"releases": ["0.11.4"], "targets": {TARGET: {"c1:0": {"releases": ["0.11.4"], "is": {PATCH.id: "buggy"}}}}}
+CELL = {
+    "patch": PATCH.id,
+    "revision": PATCH.revision,
+    "release": "0.11.4",
+    "verdict": "proven",
+    "bodies": {TARGET: "c1:0"},
+}
+EVIDENCE = {"cells": [CELL]}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) within a structure."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """The two files, with the same kind of damage in both: something in it replaced or cut off."""
+    found = []
+    for right in (BODIES, EVIDENCE):
+        data = json.loads(json.dumps(right))
+        container, key = draw(st.sampled_from(places(data)))
+        container[key] = draw(json_values)
+        text = json.dumps(data).encode()
+        found.append(text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text)
+    return found[0], found[1]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, tuple[bytes, bytes]], Any]:
+    def both(folder: Path, contents: tuple[bytes, bytes]) -> Any:
+        """What is made of the two files. The caches are those of the process: they are gone past."""
+        for name, content in zip(("fingerprints.json", "evidence.json"), contents, strict=True):
+            (folder / name).write_bytes(content)
+        with monkeypatch.context() as its:
+            its.setattr(fingerprint, "__file__", str(folder / "fingerprint.py"))
+            its.setattr(evidence, "__file__", str(folder / "evidence.py"))
+            its.setattr(evidence, "bodies", fingerprint.bodies.__wrapped__)
+            its.setattr(evidence, "matrix", evidence.matrix.__wrapped__)
+            what = fingerprint.bodies.__wrapped__().what(PATCH.id, TARGET, "c1:0")
+            return what, evidence.in_words(PATCH)
+
+    return both
+
+
+def test_the_files_as_they_should_be(read: Any, tmp_path: Path) -> None:
+    contents = (json.dumps(BODIES).encode(), json.dumps(EVIDENCE).encode())
+    assert read(tmp_path, contents) == ("buggy", "proven on 0.11.4")
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(contents=damaged() | st.tuples(st.binary(max_size=30), st.binary(max_size=30)))
+def test_whatever_is_damaged_is_read_or_is_one_error(contents: tuple[bytes, bytes], read: Any, tmp_path: Path) -> None:
+    try:
+        what, words = read(tmp_path, contents)
+    except DamagedError:
+        return
+    assert what is None or isinstance(what, str)
+    assert isinstance(words, str)
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"", b"[" * 100_000, b"null", b"\xff", b'{"cells": 3, "releases": [], "targets": 3}']
+)
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_damaged_file_is_named_with_the_remedy(wrong: bytes, which: int, read: Any, tmp_path: Path) -> None:
+    contents = [json.dumps(BODIES).encode(), json.dumps(EVIDENCE).encode()]
+    contents[which] = wrong
+    with pytest.raises(DamagedError, match="install trl_hotfix again") as caught:
+        read(tmp_path, tuple(contents))
+    assert ("fingerprints.json", "evidence.json")[which] in str(caught.value)
