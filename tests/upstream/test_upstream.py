@@ -1,0 +1,87 @@
+"""TRL's own tests find nothing wrong with the patches. All of them: ``make upstream``; here, a slice of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import runner
+from runner import Compared
+
+LISTED = runner.settings()["releases"]
+SLICE = [release for release in LISTED if "slice" in LISTED[release]]
+EVIDENCE: Mapping[str, Any] = json.loads(runner.EVIDENCE.read_text())
+
+
+@pytest.fixture(scope="session")
+def found() -> Mapping[str, Compared]:
+    runner.build(SLICE)
+    return {release: runner.run(release, LISTED[release]["slice"]) for release in SLICE}
+
+
+@pytest.mark.parametrize("release", SLICE)
+def test_no_test_of_trl_fails_only_with_the_patches(found: Mapping[str, Compared], release: str) -> None:
+    assert found[release].new_failures == [], [found[release].outcomes[each] for each in found[release].new_failures]
+
+
+@pytest.mark.parametrize("release", SLICE)
+def test_every_patch_of_the_release_is_on_when_its_tests_end(found: Mapping[str, Compared], release: str) -> None:
+    assert found[release].not_on == []
+
+
+@pytest.mark.parametrize("release", SLICE)
+def test_every_patch_of_the_release_is_called_by_a_test_of_trl(found: Mapping[str, Compared], release: str) -> None:
+    unused = set(LISTED[release].get("not called", ()))
+    assert set(found[release].calls) == set(runner.expected(release)) - unused
+
+
+@pytest.mark.parametrize("release", SLICE)
+def test_the_tests_of_trl_pass_without_the_patches(found: Mapping[str, Compared], release: str) -> None:
+    """What fails without them says nothing about them: two runs of failures would agree too."""
+    counts = found[release].counts()["without"]
+    assert counts["passed"] == LISTED[release]["slice"]["pass"], counts
+
+
+@pytest.mark.parametrize("release", LISTED)
+def test_the_evidence_has_no_new_failure_and_every_patch_on(release: str) -> None:
+    its = EVIDENCE[release]
+    assert its["files"] == LISTED[release]["files"]
+    assert its["new failures"] == []
+    assert its["patches"] == dict.fromkeys(runner.expected(release), "applied proven")
+
+
+def test_the_docs_have_the_numbers_of_the_evidence() -> None:
+    docs = (runner.CHECKOUT / "docs" / "promises.md").read_text()
+    counts = [its["counts"]["without"] for its in EVIDENCE.values()]
+    passed, other = sum(each["passed"] for each in counts), sum(sum(each.values()) - each["passed"] for each in counts)
+    said = re.search(r"(\d+) tests\s+of (\d+) releases pass with\s+and without the patches, and (\d+) ", docs)
+    assert said is not None
+    assert [int(each) for each in said.groups()] == [passed, len(EVIDENCE), other]
+
+
+def compared(without: str, patched: str, **its: Any) -> Compared:
+    return Compared("0.16.1", {"a test": (without, patched, "")}, states={}, calls={}, **its)
+
+
+@pytest.mark.parametrize("patched", ["failed", "error", "skipped", "missing"])
+def test_a_test_that_passes_only_without_the_patches_is_a_new_failure(patched: str) -> None:
+    assert compared("passed", patched).new_failures == ["a test"]
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed", "error", "skipped"])
+def test_a_test_that_comes_to_the_same_is_none(outcome: str) -> None:
+    assert compared(outcome, outcome).new_failures == []
+
+
+def test_a_test_that_pins_the_bug_is_none() -> None:
+    assert compared("passed", "failed", pinned={"a test": "it asks for the wrong number"}).new_failures == []
+
+
+def test_a_patch_that_never_went_on_is_named() -> None:
+    states = dict.fromkeys(runner.expected("0.16.1"), ("applied", "proven"))
+    states["grpo-loss-normalisation"] = ("pending", "not-imported")
+    assert Compared("0.16.1", {}, states, calls={}).not_on == ["grpo-loss-normalisation"]
