@@ -81,7 +81,9 @@ def tokenizer(kind: str) -> Any:
         words.post_processor = processors.TemplateProcessing(
             single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", words.token_to_id("</s>"))]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=1024, **settings)
+    # By default it would make token_type_ids too, which the models do not take.
+    names = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=1024, model_input_names=names, **settings)
 
 
 def model(kind: str, words: Any, settings: dict[str, Any]) -> Any | None:
