@@ -31,8 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    if not PATCHED:
-        return
+    if PATCHED:
+        arm()
+    # From 0.20 on TRL asks for bf16 by itself, and transformers refuses that without a GPU unless it is told to do
+    # without one. The tests have none to tell it: what they do not set is then so.
+    from transformers import TrainingArguments
+
+    TrainingArguments.__dataclass_fields__["use_cpu"].default = True
+
+
+def arm() -> None:
+    """Do what the .pth does, and count who calls a wrapper."""
     from trl_hotfix import catalogue, startup
 
     assert "trl" not in sys.modules, "TRL was imported before the patches could be armed"

@@ -40,6 +40,14 @@ def test_every_patch_of_the_release_is_called_by_a_test_of_trl(found: Mapping[st
 
 
 @pytest.mark.parametrize("release", SLICE)
+def test_a_test_that_is_said_to_pin_the_bug_fails_with_the_patches_only(
+    found: Mapping[str, Compared], release: str
+) -> None:
+    its = {test: found[release].outcomes[test][:2] for test in found[release].pinned}
+    assert its == dict.fromkeys(its, ("passed", "failed"))
+
+
+@pytest.mark.parametrize("release", SLICE)
 def test_the_tests_of_trl_pass_without_the_patches(found: Mapping[str, Compared], release: str) -> None:
     """What fails without them says nothing about them: two runs of failures would agree too."""
     counts = found[release].counts()["without"]
