@@ -210,7 +210,6 @@ def _pytest(release: str, chosen: Mapping[str, Any], on: str) -> Answer:
         ]
         if "only" in chosen:
             options += ["-k", chosen["only"]]
-        options += [f"--deselect=tests/{test}" for test in chosen.get("deselected", {})]
         files = [str(folder / "tests" / file) for file in chosen["files"]]
         command = [str(place.python), "-m", "pytest", *options, f"--upstream-out={out}", *files]
         log = BENCH / "logs" / f"upstream-{release}-{on}.log"
