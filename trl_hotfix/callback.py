@@ -32,7 +32,7 @@ CARD = "trl-hotfix-model-card"
 """The layer that writes into model cards. It is no patch: it repairs nothing and no report names it."""
 
 KEY = "trl_hotfix"
-"""The entry in ``trainer.state.log_history``, in the config of trackers, and the title in the model card."""
+"""The key in ``trainer.state.log_history``, in the config of trackers, and the title in the model card."""
 
 
 def _does_not_end_the_run(event: Callable[..., None]) -> Callable[..., None]:
@@ -47,7 +47,7 @@ def _does_not_end_the_run(event: Callable[..., None]) -> Callable[..., None]:
         if not ours or not first or self._broken:
             return
         try:
-            event(self, args, state, **kwargs)
+            event(self, args, state, control=control, **kwargs)
         except NotAppliedError:
             raise
         # The same border as in a wrapper: what goes wrong here must not end a run that goes on without it.
@@ -61,17 +61,18 @@ def _does_not_end_the_run(event: Callable[..., None]) -> Callable[..., None]:
 class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     """Puts the report into the run's records, and looks whether all ranks have the same repairs.
 
-    At train begin: what is on goes into the log and, once, into ``state.log_history``; a patch that should be on and is
-    not is a WARNING, as are ranks that differ from rank 0 and a checkpoint that was trained with other patches. Under
-    ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise ``NotAppliedError``, on every rank, before the first
-    step. Then ``trl_hotfix.json`` beside every checkpoint, the config of wandb, trackio, mlflow and TensorBoard where
-    they are active, and a section in the model card.
+    At train begin: what is on goes into the log and, once, into ``state.log_history``, in its next entry; a patch that
+    should be on and is not is a WARNING, as are ranks that differ from rank 0 and a checkpoint that was trained with
+    other patches. Under ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise ``NotAppliedError``, on every
+    rank, before the first step. Then ``trl_hotfix.json`` beside every checkpoint, the config of wandb, trackio, mlflow
+    and TensorBoard where they are active, and a section in the model card.
     """
 
     def __init__(self, strict: bool | None = None) -> None:
         self._strict = switch(os.environ.get("TRL_HOTFIX", "")) == STRICT if strict is None else strict
         self._broken = False
         self._in_trackers = False
+        self._record: dict[str, Any] | None = None
 
     @_does_not_end_the_run
     def on_train_begin(self, args: Any, state: Any, **kwargs: Any) -> None:
@@ -89,8 +90,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
                 log.warning("the checkpoint's record of its repairs cannot be read; they may be other ones")
             for said in ranks.differences(then, record, "in the checkpoint", "now") if then is not None else ():
                 log.warning("this run goes on from a checkpoint of other repairs: %s", said)
-        if not before or before[-1] != record:
-            state.log_history.append({KEY: record, "step": state.global_step})
+        self._record = None if before and before[-1] == record else record
         problems = [f"{each.id}: {each.state.value} ({each.reason.value})" for each in report.degraded]
         problems += ranks.compare(record)
         for problem in problems:
@@ -104,6 +104,22 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         if not self._in_trackers and state.is_world_process_zero:
             self._in_trackers = True
             _into_trackers(engine.status().freeze(), args)
+
+    @_does_not_end_the_run
+    def on_log(self, args: Any, state: Any, **kwargs: Any) -> None:
+        # In the entry that was just made: with one of our own, `log_history[0]["loss"]` would be an error in a script.
+        if self._record is not None and state.log_history:
+            state.log_history[-1][KEY] = self._record
+            self._record = None
+
+    @_does_not_end_the_run
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # A checkpoint from before the first entry has the record all the same, for the run that goes on from it.
+        if self._record is not None and control.should_save and not control.should_log and not control.should_evaluate:
+            state.log_history.append({KEY: self._record, "step": state.global_step})
+            self._record = None
+
+    on_epoch_end = on_step_end
 
     @_does_not_end_the_run
     def on_save(self, args: Any, state: Any, **kwargs: Any) -> None:

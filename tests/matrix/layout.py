@@ -103,7 +103,7 @@ def build(wanted: Iterable[Place], said: Callable[[str], None] = print) -> None:
     overlays |= {name: tuple(settings()["overlays"][name]) for name in {"deepspeed", "scikit-learn", *special} - {None}}
     python = wanted[0].python
     with ThreadPoolExecutor(4) as pool:
-        for _ in pool.map(lambda item: _build_overlay(*item, python=python, said=said), overlays.items()):
+        for _ in pool.map(lambda item: build_overlay(*item, python=python, said=said), overlays.items()):
             pass
 
 
@@ -111,7 +111,7 @@ def _build_stack(stack: str, said: Callable[[str], None]) -> None:
     folder = BENCH / "stacks" / stack
     lock = HERE / "stacks" / f"{stack}.txt"
     key = _key(lock.read_text(), *settings()["plugin"])
-    if _is_ready(folder, key):
+    if is_ready(folder, key):
         return
     said(f"stack {stack}")
     shutil.rmtree(folder, ignore_errors=True)
@@ -122,10 +122,10 @@ def _build_stack(stack: str, said: Callable[[str], None]) -> None:
     (folder / ".ready").write_text(key)
 
 
-def _build_overlay(name: str, packages: tuple[str, ...], *, python: Path, said: Callable[[str], None]) -> None:
+def build_overlay(name: str, packages: tuple[str, ...], *, python: Path, said: Callable[[str], None]) -> None:
     folder = BENCH / "overlay" / name
     key = _key(*packages)
-    if _is_ready(folder, key):
+    if is_ready(folder, key):
         return
     said(f"overlay {name}")
     shutil.rmtree(folder, ignore_errors=True)
@@ -133,7 +133,7 @@ def _build_overlay(name: str, packages: tuple[str, ...], *, python: Path, said: 
     (folder / ".ready").write_text(key)
 
 
-def _is_ready(folder: Path, key: str) -> bool:
+def is_ready(folder: Path, key: str) -> bool:
     ready = folder / ".ready"
     return ready.is_file() and ready.read_text() == key
 

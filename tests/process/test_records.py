@@ -66,6 +66,25 @@ def test_a_run_has_its_repairs_in_the_log_in_its_history_and_beside_every_checkp
     assert [len(each["patches"]) for each in recorded(tmp_path)] == [len(record["patches"]), len(record["patches"]) - 1]
 
 
+def test_the_record_lies_in_the_first_entry_of_the_history_and_is_none_of_its_own(
+    installed: Environment, tmp_path: Path
+) -> None:
+    """A script that reads ``log_history[0]["loss"]`` goes on; those of TRL's own tests do."""
+    done = train(installed, tmp_path, TRL_HOTFIX="1", SETTINGS='{"logging_steps": 1}')
+    assert done.returncode == 0, done.stderr
+    history = json.loads((tmp_path / "out.json").read_text())
+    assert ["trl_hotfix" in each for each in history] == [True, False, False]
+    assert ["loss" in each for each in history] == [True, True, False]
+
+
+def test_a_checkpoint_from_before_the_first_entry_has_the_record_too(installed: Environment, tmp_path: Path) -> None:
+    done = train(installed, tmp_path, TRL_HOTFIX="1", SETTINGS='{"logging_steps": 2}')
+    assert done.returncode == 0, done.stderr
+    state = json.loads((tmp_path / "out" / "checkpoint-1" / "trainer_state.json").read_text())
+    assert ["trl_hotfix" in each for each in state["log_history"]] == [True]
+    assert len(recorded(tmp_path)) == 1
+
+
 def test_the_callback_by_hand_does_the_same_and_twice_is_once(installed: Environment, tmp_path: Path) -> None:
     by_hand = train(installed, tmp_path, "by-hand", TRL_HOTFIX="1", TRL_HOTFIX_CALLBACK="0")
     assert by_hand.returncode == 0, by_hand.stderr

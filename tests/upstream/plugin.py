@@ -1,0 +1,123 @@
+"""A pytest plugin for the process that runs TRL's own tests: ``-p plugin --upstream-out OUT.json``.
+
+With ``TRL_HOTFIX=1`` every patch goes on as it does in a user's job. The ``.pth`` that starts this is no part of what
+lies on ``PYTHONPATH``, so its line is done here. What each test came to is written to ``OUT.json``, with the state of
+every patch at the end and the tests in which its wrappers were called.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATCHED = os.environ.get("TRL_HOTFIX", "0") not in ("", "0")
+LONGEST = 200
+
+outcomes: dict[str, list[str]] = {}
+calls: dict[str, set[str]] = {}
+running: str | None = None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--upstream-out", required=True)
+
+
+def pytest_configure() -> None:
+    if PATCHED:
+        arm()
+    # From 0.20 on TRL asks for bf16 by itself, and transformers refuses that without a GPU unless it is told to do
+    # without one. The tests have none to tell it: what they do not set is then so.
+    from transformers import TrainingArguments
+
+    TrainingArguments.__dataclass_fields__["use_cpu"].default = True
+
+
+def arm() -> None:
+    """Do what the .pth does, and count who calls a wrapper."""
+    from trl_hotfix import catalogue, startup
+
+    assert "trl" not in sys.modules, "TRL was imported before the patches could be armed"
+    functions = catalogue.function_of
+
+    def counted(patch: Any, name: str, options: Any) -> Callable[..., Any]:
+        function: Callable[..., Any] = functions(patch, name, options)
+
+        @functools.wraps(function)
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            # A self-test calls the wrappers too: only what a test of TRL calls is counted.
+            if running is not None:
+                calls.setdefault(patch.id, set()).add(running)
+            return function(*args, **kwargs)
+
+        return calling
+
+    # Where the engine takes wrappers from. They are called as ever.
+    catalogue.function_of = counted
+    startup.start()
+
+
+@pytest.fixture(autouse=True)
+def same_seed() -> None:
+    """The two runs are to differ in the patches only."""
+    import numpy
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    global running
+    running = item.nodeid
+    yield
+    running = None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    outcome = report.outcome
+    if hasattr(report, "wasxfail"):
+        outcome = "xfailed" if report.skipped else "xpassed"
+    elif report.failed and report.when != "call":
+        outcome = "error"
+    # Of set-up, call and tear-down: the first that went wrong, else the call.
+    if report.when == "call" or outcome != "passed":
+        outcomes.setdefault(report.nodeid, [outcome, why(report)])
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed or (report.skipped and report.nodeid):
+        outcomes[report.nodeid] = ["error" if report.failed else "skipped", why(report)]
+
+
+def why(report: Any) -> str:
+    """The last line of what pytest says of a test that did not pass."""
+    if report.outcome == "passed":
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])[:LONGEST]
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = str(crash.message if crash is not None else report.longrepr)
+    lines = [line for line in said.splitlines() if line.strip()]
+    return (lines[0] if crash is not None else lines[-1])[:LONGEST] if lines else ""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    answer: dict[str, Any] = {"outcomes": outcomes, "states": {}, "calls": {}}
+    if PATCHED:
+        import trl_hotfix
+
+        answer["states"] = {each.id: [each.state.value, each.reason.value] for each in trl_hotfix.status()}
+        answer["calls"] = {patch: sorted(its) for patch, its in sorted(calls.items())}
+    else:
+        answer["loaded"] = sorted(name for name in sys.modules if name.partition(".")[0] == "trl_hotfix")
+    Path(session.config.getoption("--upstream-out")).write_text(json.dumps(answer), encoding="utf-8")
