@@ -398,8 +398,9 @@ class _Engine:
                 if not target.traced and not self._strict:
                     guards.append(wrapper := Guard(patch.id, wrapper))
                 chosen = tuple(sorted(part.options.items()))
-                site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced, chosen))
+                # First: what fails in the middle of putting on is to be taken off too.
                 roll_back.callback(site.take_off, patch.id)
+                site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced, chosen))
             green = self_test(patch, module, part.options)
             if isinstance(green, Decision):
                 return green

@@ -33,9 +33,9 @@ def _alarm(seconds: float) -> Iterator[None]:
         raise TimeIsUp(f"no answer within {seconds:g} s")
 
     before = signal.getsignal(signal.SIGALRM)
-    signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
+        signal.signal(signal.SIGALRM, expire)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,242 @@
+"""Run inside one release: every self-test that belongs here, in the middle of whatever a job has set up.
+
+    python surroundings.py OUT.json
+
+For each of the surroundings below, in a fork of a process that has imported TRL: every patch says ``reproduced``, goes
+on, says ``fixed``, comes off; and what can be seen of the process afterwards is what was there before. DeepSpeed has to
+be at hand: a ZeRO-3 config is active in one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trl_hotfix
+from trl_hotfix import catalogue, engine, gates
+from trl_hotfix.model import Outcome, Patch, State
+
+import release
+
+KEEP: list[Any] = []
+"""What has to live as long as the process: transformers holds the config of ZeRO-3 by a weak reference."""
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def meta_by_default() -> Iterator[None]:
+    import torch
+
+    torch.set_default_device("meta")
+    yield
+
+
+@contextmanager
+def without_gradients_on_meta() -> Iterator[None]:
+    import torch
+
+    with torch.device("meta"), torch.no_grad():
+        yield
+
+
+@contextmanager
+def inference_mode() -> Iterator[None]:
+    import torch
+
+    with torch.inference_mode():
+        yield
+
+
+@contextmanager
+def autocast() -> Iterator[None]:
+    """On the CPU, and as it is switched on where there is a GPU."""
+    import torch
+
+    torch.set_autocast_enabled(True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+
+
+@contextmanager
+def half_and_strict() -> Iterator[None]:
+    import torch
+
+    torch.set_default_dtype(torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    warnings.simplefilter("error")
+    yield
+
+
+@contextmanager
+def under_a_dispatch_mode() -> Iterator[None]:
+    """What sees every call of torch, as tracers and profilers do."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    with Sees():
+        yield
+
+
+@contextmanager
+def distributed() -> Iterator[None]:
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        yield
+
+
+@contextmanager
+def zero_3() -> Iterator[None]:
+    from transformers.integrations import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
+
+    KEEP.append(HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1}))
+    assert is_deepspeed_zero3_enabled()
+    yield
+
+
+SURROUNDINGS: dict[str, Callable[[], Any]] = {
+    each.__name__: each
+    for each in (
+        plain,
+        meta_by_default,
+        without_gradients_on_meta,
+        inference_mode,
+        autocast,
+        half_and_strict,
+        under_a_dispatch_mode,
+        distributed,
+        zero_3,
+    )
+}
+
+
+def process() -> Mapping[str, Any]:
+    """What can be seen of this process, each with a name; compared by ``==``."""
+    import numpy
+    import torch
+    from accelerate import state
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    loggers = {"": logging.root, **logging.root.manager.loggerDict}
+    return {
+        "random": random.getstate(),
+        "numpy": repr(numpy.random.get_state()),
+        "torch": torch.get_rng_state().tolist(),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.empty(0).device.type,
+        "modes": len(torch.overrides._get_current_function_mode_stack()),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": (torch.is_autocast_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads of torch": torch.get_num_threads(),
+        "cuda": torch.cuda.is_initialized(),
+        "distributed": torch.distributed.is_initialized(),
+        "zero 3": is_deepspeed_zero3_enabled(),
+        "accelerate": [set(each._shared_state) for each in (state.PartialState, state.AcceleratorState)],
+        "gradient accumulation": set(state.GradientState._shared_state),
+        "warnings": list(warnings.filters),
+        "showwarning": warnings.showwarning,
+        "environment": dict(os.environ),
+        "folder": Path.cwd(),
+        "path": list(sys.path),
+        "hooks": [type(each).__name__ for each in sys.meta_path],
+        "signals": [signal.getsignal(each) for each in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)],
+        "timer": signal.getitimer(signal.ITIMER_REAL),
+        "threads": threading.active_count(),
+        "files": len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0,
+        "standard": (sys.stdin, sys.stdout, sys.stderr, sys.excepthook),
+        "logging": {
+            name: (each.level, list(each.handlers), list(each.filters), each.disabled)
+            for name, each in loggers.items()
+            if isinstance(each, logging.Logger) and name != "trl_hotfix"
+        },
+    }
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name, was in before.items():
+        now = after[name]
+        if name == "logging":
+            # A module that a self-test is the first to import makes its logger; none that was there is another now.
+            now = {each: now[each] for each in was}
+        if was != now:
+            short = [repr(each)[:200] for each in (was, now)]
+            found.append(f"{name}: {short[0]} before, {short[1]} afterwards")
+    return found
+
+
+def in_the_middle_of(surrounding: str, patches: Sequence[Patch]) -> dict[str, list[str]]:
+    """For each patch what went wrong, and what it left behind."""
+    found: dict[str, list[str]] = {}
+    with ExitStack() as stack:
+        stack.enter_context(SURROUNDINGS[surrounding]())
+        for patch in patches:
+            before = process()
+            try:
+                said = red_green_red(patch)
+            # Whatever a self-test or a release does here is the finding.
+            except Exception:  # noqa: BLE001
+                said = [traceback.format_exc()]
+            found[patch.id] = said + differences(before, process())
+    return found
+
+
+def red_green_red(patch: Patch) -> list[str]:
+    trl = gates.installed("trl") or ""
+    leaves = [sys.modules[leaf] for leaf in dict.fromkeys(each.module for each in gates.targets_for(patch, trl))]
+    said = []
+
+    def expect(verdict: str) -> None:
+        for leaf in leaves:
+            outcome = engine.self_test(patch, leaf, patch.chosen({}))
+            if not isinstance(outcome, Outcome):
+                said.append(f"{leaf.__name__}: {outcome.evidence['traceback']}")
+            elif outcome.verdict.value != verdict:
+                said.append(f"{leaf.__name__}: expected {verdict}, found {outcome}")
+
+    expect("reproduced")
+    status = trl_hotfix.apply(only=[patch.id], unknown_body="try")[patch.id]
+    if status.state is not State.APPLIED:
+        said.append(f"{status.state.value} ({status.reason.value}): {dict(status.evidence)}")
+    expect("fixed")
+    trl_hotfix.revert()
+    expect("reproduced")
+    return said
+
+
+def main(out: str) -> None:
+    trl = gates.installed("trl") or ""
+    patches = [patch for patch in catalogue.load() if gates.targets_for(patch, trl)]
+    release.warm(patches)
+    found = {}
+    for surrounding in SURROUNDINGS:
+        found[surrounding] = release.in_a_fork(partial(in_the_middle_of, surrounding), patches, 240)
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,121 @@
+"""A failure at every single step of putting a patch on or taking it off: it is on whole, or not at all."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+import trl.trainer.dpo_trainer
+import trl.trainer.utils
+from trl.trainer.dpo_trainer import DPOTrainer
+
+import trl_hotfix
+from trl_hotfix import fingerprint
+from trl_hotfix.install import HotfixWrapper
+from trl_hotfix.model import Outcome, State, Verdict
+
+OURS = str(Path(trl_hotfix.__file__).parent)
+
+
+def goes_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return wrapped(*args, **kwargs)
+
+
+def is_wrapped(module: ModuleType) -> Outcome:
+    on = [
+        isinstance(vars(DPOTrainer).get(name), HotfixWrapper) for name in ("dpo_loss", "compute_loss", "training_step")
+    ]
+    return Outcome(Verdict.FIXED if all(on) else Verdict.REPRODUCED)
+
+
+def seen() -> dict[str, dict[str, Any]]:
+    """What TRL's modules and the class hold, in their order."""
+    modules = {name: module for name, module in sys.modules.items() if f"{name}.".startswith("trl.")}
+    return {"class": dict(vars(DPOTrainer)), **{name: dict(vars(module)) for name, module in modules.items()}}
+
+
+def same(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bool:
+    return all(
+        list(its) == list(other[name]) and all(other[name][key] is value for key, value in its.items())
+        for name, its in one.items()
+    )
+
+
+@contextmanager
+def failing_at(step: int) -> Iterator[list[str]]:
+    """The call number ``step`` that our code makes raises instead; what was called until then is listed."""
+    calls: list[str] = []
+
+    def watch(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and frame.f_code.co_filename.startswith(OURS):
+            calls.append(f"{frame.f_code.co_qualname if sys.version_info >= (3, 11) else ''}: {argument.__qualname__}")
+        elif event == "call" and frame.f_code.co_filename.startswith(OURS):
+            calls.append(frame.f_code.co_name)
+        else:
+            return
+        if len(calls) == step:
+            raise MemoryError("in the middle")  # which also ends the watching
+
+    sys.setprofile(watch)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+def every_step(act: Callable[[], Any], prepare: Callable[[], Any]) -> Iterator[str]:
+    """Do ``act`` again and again, each time with a failure one step later, until it goes through."""
+    step = 0
+    while True:
+        step += 1
+        prepare()
+        try:
+            with failing_at(step) as calls:
+                act()
+        except MemoryError:
+            pass
+        if len(calls) < step:
+            return
+        yield f"step {step}, {calls[-1]}"
+
+
+@pytest.fixture
+def three_targets(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two methods of the class, and one that it inherits."""
+    # The bodies are read once: reading takes ten thousand steps, and all of them before anything is put on.
+    monkeypatch.setattr(fingerprint, "loaded", functools.cache(fingerprint.loaded))
+    declare(is_wrapped, goes_through, attribute="DPOTrainer.dpo_loss DPOTrainer.compute_loss DPOTrainer.training_step")
+
+
+def test_a_failure_at_any_step_of_apply_leaves_all_or_nothing(three_targets: None) -> None:
+    trl_hotfix.apply()
+    trl_hotfix.revert()
+    before, steps, on = seen(), 0, 0
+    for where in every_step(trl_hotfix.apply, trl_hotfix.revert):
+        steps += 1
+        if trl_hotfix.status()["made-up"].state is State.APPLIED:
+            assert is_wrapped(trl.trainer.dpo_trainer).verdict is Verdict.FIXED, where
+            on += 1
+        else:
+            assert same(before, seen()), where
+    assert steps > 200
+    assert on < steps / 2
+    assert trl_hotfix.apply()["made-up"].state is State.APPLIED
+    trl_hotfix.revert()
+    assert same(before, seen())
+
+
+def test_after_a_failure_at_any_step_of_revert_the_next_one_takes_all_off(three_targets: None) -> None:
+    before = seen()
+    steps = 0
+    for where in every_step(trl_hotfix.revert, trl_hotfix.apply):
+        steps += 1
+        trl_hotfix.revert()
+        assert same(before, seen()), where
+    assert steps > 50
