@@ -36,7 +36,7 @@ from .model import (
     Target,
     Verdict,
 )
-from .parts import Part, status_of
+from .parts import Part, overtaken, status_of
 from .references import Reference
 from .startup import STRICT, switch
 
@@ -178,9 +178,9 @@ class _Engine:
 
     def status(self) -> Report:
         # The import of a leaf that another thread had begun, but that was not in sys.modules yet, when it was to be
-        # waited for: nobody has seen it end.
-        unseen = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING} & sys.modules.keys()
-        for leaf in sorted(unseen):
+        # waited for; or a reload that was under way when its class was patched: nobody has seen it end.
+        waiting = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING or overtaken(part)}
+        for leaf in sorted(waiting & sys.modules.keys()):
             FINDER.when_imported(leaf, self._imported)
         return self._report(self._decisions, self._selection or Selection(), live=True)
 
@@ -383,7 +383,7 @@ class _Engine:
         pairs = zip(sites, part.targets, strict=True)
         part.compiled_before = next(filter(None, (compiled_before(site, each.traced) for site, each in pairs)), "")
         part.guards = guards
-        part.sites.extend(sites)
+        part.sites += [site for site in sites if site not in part.sites]
         return Decision(State.APPLIED, Reason.PROVEN, seen)
 
     def _body(self, patch: Patch, target: Target, site: Site) -> Decision | None:

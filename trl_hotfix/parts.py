@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,17 @@ def _now(part: Part) -> Decision:
     """Where a part stands, after a look whether its wrappers are still on their targets."""
     if part.decision.state is not State.APPLIED:
         return part.decision
+def overtaken(part: Part) -> bool:
+    """Has a reload that nobody saw end put a new class or function of TRL's in the place of the one that is patched?"""
+    module = sys.modules.get(part.leaf)
+    if part.decision.state is not State.APPLIED or module is None:
+        return False
+    held = [site.owner for site in part.sites]
+    classes = [getattr(module, target.attribute.split(".")[0], None) for target in part.targets]
+    new = [each for each in classes if isinstance(each, type) and each.__module__ == part.leaf and each not in held]
+    return bool(new) or any(site.reloaded() for site in part.sites)
+
+
     from .conflicts import overridden, still_on
     from .install import OccupiedError
 
