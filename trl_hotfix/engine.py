@@ -135,6 +135,7 @@ class _Engine:
             decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
             return self._report(decisions, selection, live=False)
         unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
+        _start_first()
         if unknown_body not in ("skip", "try"):
             raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
         self._try_unknown = unknown_body == "try"
@@ -171,6 +172,7 @@ class _Engine:
             raise UnknownPatchError(unknown, known, "revert()")
         chosen = set(ids) or known
         with self._one_at_a_time:
+        _start_first()
             for part in self._all_parts():
                 if part.patch.id in chosen:
                     self._take_off(part)
@@ -178,6 +180,7 @@ class _Engine:
 
     def status(self) -> Report:
         # The import of a leaf that another thread had begun, but that was not in sys.modules yet, when it was to be
+        _start_first()
         # waited for; or a reload that was under way when its class was patched: nobody has seen it end.
         waiting = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING or overtaken(part)}
         for leaf in sorted(waiting & sys.modules.keys()):
@@ -202,6 +205,7 @@ class _Engine:
         unknown_body: str | None = None,
     ) -> Iterator[Report]:
         with self._one_at_a_time:
+        _start_first()
             before, before_strict, before_try = self._selection, self._strict, self._try_unknown
             live = (State.APPLIED, State.PENDING)
             on = frozenset(part.patch.id for part in self._all_parts() if part.decision.state in live)
@@ -225,6 +229,7 @@ class _Engine:
             log.warning("a pickle asks for patches that this trl_hotfix does not know: %s", ", ".join(strangers))
         wanted = {patch_id: options for patch_id, options in wanted.items() if patch_id in known}
         with self._one_at_a_time:
+        _start_first()
             on = {part.patch.id: part.options for part in self._all_parts()}
             if not on.items() >= wanted.items():
                 both = {**on, **wanted}
@@ -490,6 +495,14 @@ def _failed(reason: Reason, error: BaseException) -> Decision:
 def every_site() -> Sites:
     # Here and not above: wrapt takes 50 ms to import, and `--list` has no use for it.
     from .install import Sites
+def _start_first() -> None:
+    """Do what ``TRL_HOTFIX=1`` does when TRL is imported, if that is still to come.
+
+    Else it would come after, and undo, what the script asks for here, but only in a script that imports TRL later.
+    """
+    FINDER.do_now("trl")
+
+
 
     return Sites(restore)
 
