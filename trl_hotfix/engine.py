@@ -113,6 +113,7 @@ class _Engine:
         self._one_at_a_time = threading.RLock()
         self._lock = threading.RLock()
         self._parts: dict[tuple[str, str], Part] = {}
+        self._busy: set[tuple[str, str]] = set()
         self._decisions: Mapping[str, Decision] = {}
         self._selection: Selection | None = None
         self._strict = False
@@ -134,8 +135,8 @@ class _Engine:
         if dry_run:
             decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
             return self._report(decisions, selection, live=False)
-        unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
         _start_first()
+        unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
         if unknown_body not in ("skip", "try"):
             raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
         self._try_unknown = unknown_body == "try"
@@ -171,16 +172,16 @@ class _Engine:
         if unknown:
             raise UnknownPatchError(unknown, known, "revert()")
         chosen = set(ids) or known
-        with self._one_at_a_time:
         _start_first()
+        with self._one_at_a_time:
             for part in self._all_parts():
                 if part.patch.id in chosen:
                     self._take_off(part)
             return self.status()
 
     def status(self) -> Report:
-        # The import of a leaf that another thread had begun, but that was not in sys.modules yet, when it was to be
         _start_first()
+        # The import of a leaf that another thread had begun, but that was not in sys.modules yet, when it was to be
         # waited for; or a reload that was under way when its class was patched: nobody has seen it end.
         waiting = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING or overtaken(part)}
         for leaf in sorted(waiting & sys.modules.keys()):
@@ -204,8 +205,8 @@ class _Engine:
         options: Mapping[str, Options] | None = None,
         unknown_body: str | None = None,
     ) -> Iterator[Report]:
-        with self._one_at_a_time:
         _start_first()
+        with self._one_at_a_time:
             before, before_strict, before_try = self._selection, self._strict, self._try_unknown
             live = (State.APPLIED, State.PENDING)
             on = frozenset(part.patch.id for part in self._all_parts() if part.decision.state in live)
@@ -228,8 +229,8 @@ class _Engine:
         if strangers := sorted(wanted.keys() - known):
             log.warning("a pickle asks for patches that this trl_hotfix does not know: %s", ", ".join(strangers))
         wanted = {patch_id: options for patch_id, options in wanted.items() if patch_id in known}
-        with self._one_at_a_time:
         _start_first()
+        with self._one_at_a_time:
             on = {part.patch.id: part.options for part in self._all_parts()}
             if not on.items() >= wanted.items():
                 both = {**on, **wanted}
@@ -273,7 +274,7 @@ class _Engine:
         for part in parts:
             self._take_off(part)
             if part.decision.state is State.REVERTED:
-                self._parts.pop((part.patch.id, part.leaf), None)
+                self._parts.pop(part.key, None)
 
     def _arm(self, parts: Iterable[Part]) -> None:
         """Have every part worked on when its leaf is imported: now, if it is."""
@@ -306,17 +307,20 @@ class _Engine:
 
     def _imported(self, module: ModuleType) -> None:
         """Work on every part that waits for this leaf. Under strict, all of them go on, or none and it raises."""
-        worked_on = []
+        worked_on, recalled = [], False
         for part in self._all_parts():
             if part.leaf == module.__name__ and self._claim(part):
-                worked_on.append(part)
                 try:
-                    self._settle(part, self._enter(part, module))
+                    decision = self._enter(part, module)
                 # The first border, the import hook: nothing that goes wrong in here may end the user's import.
                 except Exception as error:
-                    self._settle(part, _failed(Reason.INSTALL_ERROR, error))
-                finally:
-                    part.busy = False
+                    decision = _failed(Reason.INSTALL_ERROR, error)
+                if self._settle(part, decision):
+                    worked_on.append(part)
+                else:
+                    recalled = True
+        if recalled:
+            self._imported(module)  # whoever took the part off may have put another in its place, which had to wait
         problems = [part for part in worked_on if part.decision.degraded]
         if problems and self._strict:
             for part in worked_on:
@@ -328,9 +332,9 @@ class _Engine:
     def _claim(self, part: Part) -> bool:
         """Take a part to work on, unless another thread has it. An applied one too: its module may be new."""
         with self._lock:
-            if part.busy or part.decision.state not in (State.PENDING, State.APPLIED):
+            if part.key in self._busy or part.decision.state not in (State.PENDING, State.APPLIED):
                 return False
-            part.busy = True
+            self._busy.add(part.key)
             return True
 
     def _enter(self, part: Part, module: ModuleType) -> Decision:
@@ -410,11 +414,23 @@ class _Engine:
             return Decision(State.SKIPPED, Reason.ALREADY_FIXED, seen)
         return None if self._try_unknown else Decision(State.SKIPPED, Reason.UNKNOWN_BODY, seen)
 
-    def _settle(self, part: Part, decision: Decision) -> None:
+    def _settle(self, part: Part, decision: Decision) -> bool:
+        """The work on a part is done; False if another thread has taken it off meanwhile, so that it is undone."""
         with self._lock:
-            if part.decision is decision:
-                return
-            part.decision = decision
+            news = part.decision is not decision
+            if not part.recalled:
+                part.decision = decision
+                self._busy.discard(part.key)
+        if part.recalled:
+            self._off_its_sites(part)
+            with self._lock:
+                self._busy.discard(part.key)
+            return False
+        if news:
+            self._say(part, decision)
+        return True
+
+    def _say(self, part: Part, decision: Decision) -> None:
         self._note(part)
         where = f"{part.patch.id} (r{part.patch.revision})"
         if decision.state is State.APPLIED:
@@ -433,6 +449,19 @@ class _Engine:
 
     def _take_off(self, part: Part) -> None:
         """Take a part off its targets, or off the waiting list; where somebody else stands, leave it and say so."""
+        with self._lock:
+            # Another thread is putting it on, within an import: to wait for that here could be to wait for ever.
+            part.recalled = part.key in self._busy
+            if part.recalled:
+                part.decision = Decision(State.REVERTED, Reason.BY_REQUEST)
+        if part.recalled:
+            self._note(part)
+        else:
+            self._off_its_sites(part)
+        if not any(each.leaf == part.leaf and each.decision.state is not State.REVERTED for each in self._all_parts()):
+            FINDER.forget(part.leaf)
+
+    def _off_its_sites(self, part: Part) -> None:
         from .install import OccupiedError
 
         left = []
@@ -449,8 +478,6 @@ class _Engine:
         self._note(part)
         if left:
             log.warning("%s cannot be taken off: %s stands in its place", part.patch.id, left[0][1].by)
-        if not any(each.leaf == part.leaf and each.decision.state is not State.REVERTED for each in self._all_parts()):
-            FINDER.forget(part.leaf)
 
     def _note(self, part: Part) -> None:
         decision = part.decision
@@ -466,6 +493,14 @@ class _Engine:
             decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))
             statuses.append(status_of(patch, parts, decision, selection.options_of(patch)))
         return Report(__version__, gates.installed("trl"), platform.python_version(), tuple(statuses))
+
+
+def _start_first() -> None:
+    """Do what ``TRL_HOTFIX=1`` does when TRL is imported, if that is still to come.
+
+    Else it would come after, and undo, what the script asks for here, but only in a script that imports TRL later.
+    """
+    FINDER.do_now("trl")
 
 
 def _not_applied(reasons: Iterable[str]) -> NotAppliedError:
@@ -495,14 +530,6 @@ def _failed(reason: Reason, error: BaseException) -> Decision:
 def every_site() -> Sites:
     # Here and not above: wrapt takes 50 ms to import, and `--list` has no use for it.
     from .install import Sites
-def _start_first() -> None:
-    """Do what ``TRL_HOTFIX=1`` does when TRL is imported, if that is still to come.
-
-    Else it would come after, and undo, what the script asks for here, but only in a script that imports TRL later.
-    """
-    FINDER.do_now("trl")
-
-
 
     return Sites(restore)
 

@@ -25,9 +25,13 @@ class Part:
     decision: Decision = field(default_factory=lambda: Decision(State.PENDING, Reason.NOT_IMPORTED))
     sites: list[Site] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
-    busy: bool = False
+    recalled: bool = False
     compiled_before: str = ""
     journal: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.patch.id, self.leaf
 
 
 _WORST_FIRST = (
@@ -62,10 +66,6 @@ def status_of(patch: Patch, parts: list[Part], decision: Decision, options: Opti
     return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options)
 
 
-def _now(part: Part) -> Decision:
-    """Where a part stands, after a look whether its wrappers are still on their targets."""
-    if part.decision.state is not State.APPLIED:
-        return part.decision
 def overtaken(part: Part) -> bool:
     """Has a reload that nobody saw end put a new class or function of TRL's in the place of the one that is patched?"""
     module = sys.modules.get(part.leaf)
@@ -77,6 +77,10 @@ def overtaken(part: Part) -> bool:
     return bool(new) or any(site.reloaded() for site in part.sites)
 
 
+def _now(part: Part) -> Decision:
+    """Where a part stands, after a look whether its wrappers are still on their targets."""
+    if part.decision.state is not State.APPLIED:
+        return part.decision
     from .conflicts import overridden, still_on
     from .install import OccupiedError
 
