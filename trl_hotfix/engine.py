@@ -37,7 +37,7 @@ from .model import (
     Target,
     Verdict,
 )
-from .parts import Part, status_of
+from .parts import Part, overtaken, status_of
 from .references import Reference
 from .startup import STRICT, switch
 
@@ -116,6 +116,7 @@ class _Engine:
         self._one_at_a_time = threading.RLock()
         self._lock = threading.RLock()
         self._parts: dict[tuple[str, str], Part] = {}
+        self._busy: set[tuple[str, str]] = set()
         self._decisions: Mapping[str, Decision] = {}
         self._selection: Selection | None = None
         self._strict = False
@@ -142,6 +143,7 @@ class _Engine:
         if dry_run:
             decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
             return self._report(decisions, selection, live=False)
+        _start_first()
         setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
         if setting == "off":
             speak()
@@ -179,6 +181,7 @@ class _Engine:
         if unknown:
             raise UnknownPatchError(unknown, known, "revert()")
         chosen = set(ids) or known
+        _start_first()
         with self._one_at_a_time:
             for part in self._all_parts():
                 if part.patch.id in chosen:
@@ -186,10 +189,11 @@ class _Engine:
             return self.status()
 
     def status(self) -> Report:
+        _start_first()
         # The import of a leaf that another thread had begun, but that was not in sys.modules yet, when it was to be
-        # waited for: nobody has seen it end.
-        unseen = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING} & sys.modules.keys()
-        for leaf in sorted(unseen):
+        # waited for; or a reload that was under way when its class was patched: nobody has seen it end.
+        waiting = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING or overtaken(part)}
+        for leaf in sorted(waiting & sys.modules.keys()):
             FINDER.when_imported(leaf, self._imported)
         return self._report(self._decisions, self._selection or Selection(packs=self._packs()), live=True)
 
@@ -220,6 +224,7 @@ class _Engine:
         options: Mapping[str, Options] | None = None,
         unknown_body: str | None = None,
     ) -> Iterator[Report]:
+        _start_first()
         with self._one_at_a_time:
             before, before_strict, before_try = self._selection, self._strict, self._try_unknown
             live = (State.APPLIED, State.PENDING)
@@ -247,6 +252,7 @@ class _Engine:
             if unnamed := sorted({third_party.pack_of(each) for each in strangers} - {"", *packs}):
                 log.warning("name their packs in TRL_HOTFIX_PACKS if you trust them: %s", ", ".join(unnamed))
         wanted = {patch_id: options for patch_id, options in wanted.items() if patch_id in known}
+        _start_first()
         with self._one_at_a_time:
             on = {part.patch.id: part.options for part in self._all_parts()}
             if not on.items() >= wanted.items():
@@ -271,8 +277,8 @@ class _Engine:
             entering = self._entering()
             try:
                 self._arm(entering)
-                degraded = [each for each in self.status() if each.degraded and each.id in wanted]
-                if strict and degraded:
+                degraded = [each for each in self.status() if each.degraded and each.id in wanted] if strict else []
+                if degraded:
                     raise _not_applied(f"{each.id}: {each.state.value} ({each.reason.value})" for each in degraded)
             except NotAppliedError:
                 self._drop(entering)
@@ -291,7 +297,7 @@ class _Engine:
         for part in parts:
             self._take_off(part)
             if part.decision.state is State.REVERTED:
-                self._parts.pop((part.patch.id, part.leaf), None)
+                self._parts.pop(part.key, None)
 
     def _arm(self, parts: Iterable[Part]) -> None:
         """Have every part worked on when its leaf is imported: now, if it is."""
@@ -325,17 +331,20 @@ class _Engine:
 
     def _imported(self, module: ModuleType) -> None:
         """Work on every part that waits for this leaf. Under strict, all of them go on, or none and it raises."""
-        worked_on = []
+        worked_on, recalled = [], False
         for part in self._all_parts():
             if part.leaf == module.__name__ and self._claim(part):
-                worked_on.append(part)
                 try:
-                    self._settle(part, self._enter(part, module))
+                    decision = self._enter(part, module)
                 # The first border, the import hook: nothing that goes wrong in here may end the user's import.
                 except Exception as error:
-                    self._settle(part, _failed(Reason.INSTALL_ERROR, error))
-                finally:
-                    part.busy = False
+                    decision = _failed(Reason.INSTALL_ERROR, error)
+                if self._settle(part, decision):
+                    worked_on.append(part)
+                else:
+                    recalled = True
+        if recalled:
+            self._imported(module)  # whoever took the part off may have put another in its place, which had to wait
         problems = [part for part in worked_on if part.decision.degraded]
         if problems and self._strict:
             for part in worked_on:
@@ -347,9 +356,9 @@ class _Engine:
     def _claim(self, part: Part) -> bool:
         """Take a part to work on, unless another thread has it. An applied one too: its module may be new."""
         with self._lock:
-            if part.busy or part.decision.state not in (State.PENDING, State.APPLIED):
+            if part.key in self._busy or part.decision.state not in (State.PENDING, State.APPLIED):
                 return False
-            part.busy = True
+            self._busy.add(part.key)
             return True
 
     def _enter(self, part: Part, module: ModuleType) -> Decision:
@@ -413,7 +422,7 @@ class _Engine:
         if not getattr(module.__spec__, "_initializing", False):  # else nobody can have called it yet
             part.compiled = compiled_code(any(target.traced for target in part.targets))
         part.guards = guards
-        part.sites.extend(sites)
+        part.sites += [site for site in sites if site not in part.sites]
         return Decision(State.APPLIED, Reason.PROVEN, seen)
 
     def _body(self, patch: Patch, target: Target, site: Site) -> Decision | None:
@@ -444,11 +453,23 @@ class _Engine:
         """Whether the release that is installed has this target: where it has not, somebody has deleted it."""
         return fingerprint.bodies().at(target.name, gates.installed("trl") or "") is not None
 
-    def _settle(self, part: Part, decision: Decision) -> None:
+    def _settle(self, part: Part, decision: Decision) -> bool:
+        """The work on a part is done; False if another thread has taken it off meanwhile, so that it is undone."""
         with self._lock:
-            if part.decision is decision:
-                return
-            part.decision = decision
+            news = part.decision is not decision
+            if not part.recalled:
+                part.decision = decision
+                self._busy.discard(part.key)
+        if part.recalled:
+            self._off_its_sites(part)
+            with self._lock:
+                self._busy.discard(part.key)
+            return False
+        if news:
+            self._say(part, decision)
+        return True
+
+    def _say(self, part: Part, decision: Decision) -> None:
         self._note(part)
         where = f"{part.patch.id} (r{part.patch.revision})"
         if decision.state is State.APPLIED:
@@ -467,6 +488,19 @@ class _Engine:
 
     def _take_off(self, part: Part) -> None:
         """Take a part off its targets, or off the waiting list; where somebody else stands, leave it and say so."""
+        with self._lock:
+            # Another thread is putting it on, within an import: to wait for that here could be to wait for ever.
+            part.recalled = part.key in self._busy
+            if part.recalled:
+                part.decision = Decision(State.REVERTED, Reason.BY_REQUEST)
+        if part.recalled:
+            self._note(part)
+        else:
+            self._off_its_sites(part)
+        if not any(each.leaf == part.leaf and each.decision.state is not State.REVERTED for each in self._all_parts()):
+            FINDER.forget(part.leaf)
+
+    def _off_its_sites(self, part: Part) -> None:
         from .install import OccupiedError
 
         left = []
@@ -483,8 +517,6 @@ class _Engine:
         self._note(part)
         if left:
             log.warning("%s cannot be taken off: %s stands in its place", part.patch.id, left[0][1].by)
-        if not any(each.leaf == part.leaf and each.decision.state is not State.REVERTED for each in self._all_parts()):
-            FINDER.forget(part.leaf)
 
     def _note(self, part: Part) -> None:
         decision = part.decision
@@ -511,6 +543,14 @@ class _Engine:
         from .conflicts import objects_of
 
         return objects_of(sites)
+
+
+def _start_first() -> None:
+    """Do what ``TRL_HOTFIX=1`` does when TRL is imported, if that is still to come.
+
+    Else it would come after, and undo, what the script asks for here, but only in a script that imports TRL later.
+    """
+    FINDER.do_now("trl")
 
 
 def _not_applied(reasons: Iterable[str]) -> NotAppliedError:

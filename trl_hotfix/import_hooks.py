@@ -1,4 +1,4 @@
-"""Call back when a module is looked up, or has finished importing.
+"""Call back when a module is about to be imported, or has finished importing.
 
 A finder of our own, since the leaf module (``trl.trainer.dpo_trainer``) must be caught after its last line ran and
 before anybody holds a name from it. wrapt's importer is lost on reload, ends the user's import when a hook raises,
@@ -25,14 +25,28 @@ class Finder:
     """A ``sys.meta_path`` finder that finds nothing itself: it lets the others find, and watches what they found."""
 
     def __init__(self) -> None:
-        self._lookups: dict[str, Callable[[], None]] = {}
+        self._before: dict[str, Callable[[], None]] = {}
         self._imports: dict[str, Callable[[ModuleType], None]] = {}
         self._busy: set[tuple[int, str]] = set()
 
-    def when_looked_up(self, name: str, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` the first time that a module ``name`` is looked for, before it is imported."""
-        self._lookups[name] = callback
+    def before_import(self, name: str, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` before the first line of a module ``name`` runs, or when ``do_now(name)`` is called."""
+        self._before[name] = callback
         self._be_first()
+
+    def do_now(self, name: str) -> None:
+        """Do what was to be done before the import of ``name``, if it is still to be done."""
+        callback, busy = self._before.get(name), (get_ident(), name)
+        if callback is None or busy in self._busy:
+            return
+        self._busy.add(busy)
+        try:
+            callback()
+            # Only now: one that raised, as strict mode does, must raise again at the next import.
+            self._before.pop(name, None)
+        finally:
+            self._busy.discard(busy)
+        self._leave_if_idle()
 
     def when_imported(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         """Call ``callback(module)`` each time that ``name`` has been imported, reloads included.
@@ -56,7 +70,7 @@ class Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._lookups and fullname not in self._imports:
+        if fullname not in self._before and fullname not in self._imports:
             return None
         # Other hooks find by asking all of sys.meta_path again, this finder included.
         busy = (get_ident(), fullname)
@@ -64,17 +78,13 @@ class Finder:
             return None
         self._busy.add(busy)
         try:
-            looked_up = self._lookups.get(fullname)
-            if looked_up is not None:
-                looked_up()
-                # Only now: one that raised, as strict mode does, must raise again at the next import.
-                self._lookups.pop(fullname, None)
-            spec = None if fullname not in self._imports else _find_elsewhere(self, fullname, path, target)
+            spec = _find_elsewhere(self, fullname, path, target)
         finally:
             self._busy.discard(busy)
+        # Nothing is called back in here: the import system holds its one global lock while finders are asked, so that
+        # whoever waits in here for another thread, which itself is importing, waits for ever.
         if spec is not None and spec.loader is not None:
-            _after_execution(spec, self._notify)
-        self._leave_if_idle()
+            _around_execution(spec, self.do_now, self._notify)
         return spec
 
     def _notify(self, name: str, module: ModuleType) -> None:
@@ -87,7 +97,7 @@ class Finder:
             sys.meta_path.insert(0, self)
 
     def _leave_if_idle(self) -> None:
-        if not self._lookups and not self._imports and self in sys.meta_path:
+        if not self._before and not self._imports and self in sys.meta_path:
             # A new list: the import system may be walking over the old one, and would skip the finder behind ours.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
@@ -108,7 +118,9 @@ def _find_elsewhere(
     return None
 
 
-def _after_execution(spec: ModuleSpec, notify: Callable[[str, ModuleType], None]) -> None:
+def _around_execution(
+    spec: ModuleSpec, before: Callable[[str], None], notify: Callable[[str, ModuleType], None]
+) -> None:
     """Shadow ``exec_module`` on this loader instance, so that the loader stays what it is for everybody else."""
     loader: Any = spec.loader
     execute = getattr(loader, "exec_module", None)
@@ -127,15 +139,21 @@ def _after_execution(spec: ModuleSpec, notify: Callable[[str, ModuleType], None]
             del loader.exec_module
             if shadowed is not None:
                 loader.exec_module = shadowed
+        before(name)
         execute(module)
         if type(module.__spec__) is not _WatchedSpec:
             notify(name, module)
+
+    def both(name: str, module: ModuleType) -> None:
+        before(name)
+        notify(name, module)
 
     exec_module.watches = name  # type: ignore[attr-defined]
     try:
         loader.exec_module = exec_module
     except AttributeError:
-        _watch(spec, notify)
+        # Afterwards is better than not at all.
+        _watch(spec, both)
 
 
 class _WatchedSpec(ModuleSpec):

@@ -143,6 +143,21 @@ class Site:
                     return OccupiedError(Reason.REPLACED, f"{surface}.{path} is another class, {describe_owner(found)}")
         return None
 
+    def reloaded(self) -> bool:
+        """Has a reload of the module put its function there anew, over our wrapper? A class has a new site then."""
+        found, original = vars(self.owner).get(self.name), self.original
+        if not self.layers or found in (self.installed, original) or not isinstance(self.owner, ModuleType):
+            return False
+        if not (type(found) is type(original) is FunctionType):
+            return False
+        where = found.__module__, found.__qualname__, found.__code__.co_filename
+        return where == (original.__module__, original.__qualname__, original.__code__.co_filename)
+
+    def start_over(self) -> None:
+        """Take the function that a reload has put there for the original; also where the old one is held by value."""
+        held, self.installed, self.layers = self.installed, ABSENT, ()
+        self._rebind(held, vars(self.owner)[self.name])
+
     def occupied(self) -> OccupiedError | None:
         """Who holds the attribute, if it is neither TRL's own nor our wrapper."""
         found = vars(self.owner).get(self.name, ABSENT)
@@ -219,6 +234,8 @@ class Sites:
         if site is None:
             site = self._sites[owner, name] = Site(owner, name, ABSENT, ABSENT, self._restore)
         site.names.add((module.__name__, ".".join(owners)))
+        if site.reloaded():
+            site.start_over()
         if not site.layers:
             # Nothing of ours is on it: whatever stands there now is what it was.
             bases = owner.__mro__[1:] if isinstance(owner, type) else ()

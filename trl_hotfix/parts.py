@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,9 +27,13 @@ class Part:
     decision: Decision = field(default_factory=lambda: Decision(State.PENDING, Reason.NOT_IMPORTED))
     sites: list[Site] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
-    busy: bool = False
+    recalled: bool = False
     compiled: Compiled = ()
     journal: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.patch.id, self.leaf
 
 
 _WORST_FIRST = (
@@ -63,6 +68,17 @@ def status_of(
 
     targets = tuple(TargetStatus(each, patch.range_of(each), state_of(each)) for each in patch.targets)
     return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options)
+
+
+def overtaken(part: Part) -> bool:
+    """Has a reload that nobody saw end put a new class or function of TRL's in the place of the one that is patched?"""
+    module = sys.modules.get(part.leaf)
+    if part.decision.state is not State.APPLIED or module is None:
+        return False
+    held = [site.owner for site in part.sites]
+    classes = [getattr(module, target.attribute.split(".")[0], None) for target in part.targets]
+    new = [each for each in classes if isinstance(each, type) and each.__module__ == part.leaf and each not in held]
+    return bool(new) or any(site.reloaded() for site in part.sites)
 
 
 def _now(part: Part, objects: Sequence[object]) -> Decision:

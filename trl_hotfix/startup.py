@@ -2,7 +2,7 @@
 
 It runs in every Python process of the environment, twice in a virtual environment up to Python 3.14, and while
 ``sys.path`` is incomplete. So it imports the standard library only, is idempotent and never raises: all it does is wait
-for somebody to look ``trl`` up.
+for somebody to import ``trl``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def start() -> None:
         except ImportError as error:
             warn(f"the installation is damaged ({error}); nothing is patched. Install trl_hotfix again")
         else:
-            FINDER.when_looked_up("trl", apply_now)
+            FINDER.before_import("trl", apply_now)
 
 
 def apply_now() -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +79,20 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return {"wheel": wheel, "sdist": sdist}
+
+
+@pytest.fixture(scope="session")
+def make_environment(
+    distributions: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], Environment]:
+    """For a module that shares an environment of its own, with the wheel, which it may change."""
+
+    def make() -> Environment:
+        environment = new_environment(tmp_path_factory.mktemp("made") / "venv")
+        environment.install(str(distributions["wheel"]))
+        return environment
+
+    return make
 
 
 @pytest.fixture(scope="session")

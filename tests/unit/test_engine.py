@@ -353,6 +353,30 @@ def test_a_reloaded_module_is_patched_again() -> None:
     assert done.stdout.splitlines()[-2:] == ["False HotfixWrapper HotfixWrapper", "function function"], done.stderr
 
 
+def test_a_class_whose_reload_nobody_saw_end_is_patched_when_somebody_looks(
+    declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apply() in the middle of a reload patches the class that is there, and the reload then makes another."""
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    new = type("DPOTrainer", (), {"__module__": leaf.__name__, "dpo_loss": DPOTrainer.dpo_loss.__wrapped__})
+    monkeypatch.setattr(leaf, "DPOTrainer", new)
+    assert identity(trl_hotfix.status()) == (State.APPLIED, Reason.PROVEN)
+    assert object.__new__(new).dpo_loss(1, 2, 3, 4) == MARK
+
+
+def test_the_variable_comes_before_what_the_script_asks_for_whenever_trl_is_imported() -> None:
+    one, other = "moe-aux-loss-lost-under-deepspeed", "dpo-eval-reference-from-trained-policy"
+    code = (
+        "import os; os.environ['TRL_HOTFIX'] = '1'\nfrom trl_hotfix import startup, apply, status\n"
+        f"startup.start(); before = status()[{other!r}].state.value\n"
+        f"apply(only=[{one!r}]); import trl.trainer.dpo_trainer\n"
+        f"print(before, status()[{one!r}].state.value, status()[{other!r}].state.value)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["pending applied disabled"], done.stderr
+
+
 def test_the_leaf_is_the_module_that_the_self_test_gets(declare: Any) -> None:
     got: list[ModuleType] = []
 

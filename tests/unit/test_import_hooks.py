@@ -484,7 +484,10 @@ def test_a_loader_whose_attributes_cannot_be_set_still_loads(finder: Finder, mon
 
     monkeypatch.setattr(sys, "meta_path", [Other(), *sys.meta_path])
     finder.when_imported("hook_leaf", Calls())
+    events: list[str] = []
+    finder.before_import("hook_leaf", lambda: events.append("late"))
     assert importlib.import_module("hook_leaf").value == "made up"
+    assert events == ["late"]
 
 
 def test_a_loader_that_several_modules_share_calls_back_for_the_right_one(
@@ -530,7 +533,7 @@ def test_a_module_of_a_package_is_called_back(finder: Finder, tmp_path: Path, mo
 def test_the_finder_stands_first_and_once(finder: Finder) -> None:
     finder.when_imported("hook_leaf", Calls())
     finder.when_imported("hook_other", Calls())
-    finder.when_looked_up("hook_third", lambda: None)
+    finder.before_import("hook_third", lambda: None)
     assert sys.meta_path[0] is finder
     assert sys.meta_path.count(finder) == 1
 
@@ -586,36 +589,38 @@ def test_a_finder_that_leaves_does_not_hide_the_one_behind_it(
             return importlib.util.spec_from_loader(name, Loader()) if name == "hook_leaf" else None
 
     monkeypatch.setattr(sys, "meta_path", [Editable(), *sys.meta_path])
-    finder.when_looked_up("hook_leaf", lambda: None)
+    finder.before_import("hook_leaf", lambda: None)
     assert importlib.import_module("hook_leaf").value == "made up"
 
 
-# when_looked_up
+# before_import
 
 
-def test_a_look_up_is_called_back_before_the_import_and_once(
+def test_what_comes_before_an_import_is_done_before_its_first_line_and_once(
     finder: Finder, write: Callable[..., None], shared: SimpleNamespace
 ) -> None:
     write(hook_leaf="import hook_shared\nhook_shared.events.append('import')")
     shared.events = []
-    finder.when_looked_up("hook_leaf", lambda: shared.events.append("look-up"))
+    finder.before_import("hook_leaf", lambda: shared.events.append("before"))
     importlib.import_module("hook_leaf")
     del sys.modules["hook_leaf"]
     importlib.import_module("hook_leaf")
-    assert shared.events == ["look-up", "import", "import"]
+    assert shared.events == ["before", "import", "import"]
 
 
-def test_the_finder_leaves_after_the_look_up(finder: Finder, write: Callable[..., None]) -> None:
+def test_the_finder_leaves_after_what_comes_before(finder: Finder, write: Callable[..., None]) -> None:
     write(hook_leaf="")
-    finder.when_looked_up("hook_leaf", lambda: None)
+    finder.before_import("hook_leaf", lambda: None)
     importlib.import_module("hook_leaf")
     assert finder not in sys.meta_path
 
 
-def test_a_look_up_that_raises_ends_the_import_and_is_tried_again(finder: Finder, write: Callable[..., None]) -> None:
+def test_what_comes_before_may_raise_ends_the_import_and_is_tried_again(
+    finder: Finder, write: Callable[..., None]
+) -> None:
     write(hook_leaf="")
     callback = Failing()
-    finder.when_looked_up("hook_leaf", callback)
+    finder.before_import("hook_leaf", callback)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="strict"):
             importlib.import_module("hook_leaf")
@@ -626,23 +631,62 @@ def test_a_look_up_that_raises_ends_the_import_and_is_tried_again(finder: Finder
     assert callback.calls == 3
 
 
-def test_a_look_up_may_arm_the_name_that_is_looked_up(finder: Finder, write: Callable[..., None]) -> None:
+def test_what_comes_before_may_arm_the_name(finder: Finder, write: Callable[..., None]) -> None:
     write(hook_leaf="value = 'raw'")
-    finder.when_looked_up("hook_leaf", lambda: finder.when_imported("hook_leaf", patch_value))
+    finder.before_import("hook_leaf", lambda: finder.when_imported("hook_leaf", patch_value))
     assert importlib.import_module("hook_leaf").value == "patched"
 
 
-def test_a_look_up_may_look_the_same_name_up(finder: Finder, write: Callable[..., None]) -> None:
+def test_what_comes_before_may_look_the_same_name_up(finder: Finder, write: Callable[..., None]) -> None:
     write(hook_leaf="")
     found: list[object] = []
-    finder.when_looked_up("hook_leaf", lambda: found.append(importlib.util.find_spec("hook_leaf")))
+    finder.before_import("hook_leaf", lambda: found.append(importlib.util.find_spec("hook_leaf")))
     importlib.import_module("hook_leaf")
     assert len(found) == 1
     assert found[0] is not None
 
 
-def test_a_look_up_of_a_name_that_is_not_there_is_called_back(finder: Finder) -> None:
+def test_a_name_that_is_only_looked_up_is_not_imported(finder: Finder, write: Callable[..., None]) -> None:
+    write(hook_leaf="")
     events: list[str] = []
-    finder.when_looked_up("hook_missing", lambda: events.append("look-up"))
+    finder.before_import("hook_leaf", lambda: events.append("before"))
+    assert importlib.util.find_spec("hook_leaf") is not None
     assert importlib.util.find_spec("hook_missing") is None
-    assert events == ["look-up"]
+    assert events == []
+
+
+def test_what_comes_before_is_done_at_once_when_it_is_asked_for_and_not_again(
+    finder: Finder, write: Callable[..., None]
+) -> None:
+    write(hook_leaf="")
+    events: list[str] = []
+
+    def callback() -> None:
+        events.append("before")
+        finder.do_now("hook_leaf")  # as apply() does, which this calls
+
+    finder.before_import("hook_leaf", callback)
+    finder.do_now("hook_leaf")
+    importlib.import_module("hook_leaf")
+    assert events == ["before"]
+    assert finder not in sys.meta_path
+
+
+def test_the_import_systems_one_lock_is_not_held_while_something_is_called_back(
+    finder: Finder, write: Callable[..., None]
+) -> None:
+    """Whoever waited there for a thread that imports, as apply() waits for another apply(), would wait for ever."""
+    write(hook_leaf="", hook_other="value = 1")
+    done: list[bool] = []
+
+    def waits_for_a_thread_that_imports(*seen: ModuleType) -> None:
+        thread = threading.Thread(target=importlib.import_module, args=("hook_other",), daemon=True)
+        thread.start()
+        thread.join(20)
+        done.append(not thread.is_alive())
+        sys.modules.pop("hook_other", None)
+
+    finder.before_import("hook_leaf", waits_for_a_thread_that_imports)
+    finder.when_imported("hook_leaf", waits_for_a_thread_that_imports)
+    importlib.import_module("hook_leaf")
+    assert done == [True, True]

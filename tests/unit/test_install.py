@@ -485,6 +485,32 @@ def test_a_module_that_took_the_wrapper_by_value_gets_the_original_back(
     assert late.pad is raw
 
 
+def test_a_function_of_a_module_that_was_reloaded_is_wrapped_anew_wherever_it_is_held(
+    utils: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites, user = Sites(restore), new_module(monkeypatch, "trl.hook_user", "from trl.hook_utils import pad")
+    sites.at(utils, target("pad")).put_on(layer())
+    exec(UTILS, vars(utils))  # what a reload does
+    new, site = utils.pad, sites.at(utils, target("pad"))
+    assert not site.layers
+    site.put_on(layer())
+    assert (utils.pad(1), user.pad(1)) == (101, 101)
+    site.take_off("a-patch")
+    assert utils.pad is user.pad is new
+
+
+def test_a_function_that_somebody_else_has_put_there_is_not_taken_for_a_reload(utils: ModuleType) -> None:
+    site = Sites(restore).at(utils, target("pad"))
+    raw = utils.pad
+    site.put_on(layer())
+    ours = utils.pad
+    for theirs in (raw, lambda x: x, add(1)):
+        utils.pad = theirs
+        assert not site.reloaded()
+    utils.pad = ours
+    site.take_off("a-patch")
+
+
 def test_a_function_is_not_followed_from_a_module_that_only_imports_it(
     utils: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ LAYERS = (
 )
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 UPWARD_WHEN_CALLED = {("startup", "import_hooks"), ("startup", "engine"), ("startup", "callback")}
-"""The interpreter starts at the bottom: startup reaches up, but only once somebody looks TRL up."""
+"""The interpreter starts at the bottom: startup reaches up, but only once somebody imports TRL."""
 
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
 PATCHES = sorted(path for path in (PACKAGE / "patches").glob("*.py") if path.stem != "__init__")

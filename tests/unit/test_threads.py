@@ -114,6 +114,41 @@ def test_threads_that_apply_revert_and_look_at_once_end_and_leave_what_was(decla
     assert vars(DPOTrainer)["dpo_loss"] is before
 
 
+def test_a_patch_that_is_taken_off_while_another_thread_imports_its_trainer_is_off(
+    declare: Any, target: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is asked for again in that moment is on, as soon as that import is through."""
+    import trl.trainer.dpo_trainer as leaf
+
+    for again in (False, True):
+        at_work, go_on = threading.Event(), threading.Event()
+
+        def waits(module: ModuleType, at_work: threading.Event = at_work, go_on: threading.Event = go_on) -> Outcome:
+            at_work.set()
+            assert go_on.wait(60)
+            return is_on(module)
+
+        patch = declare(waits, outer, id=f"made-up-{again}".lower())
+        monkeypatch.delitem(sys.modules, leaf.__name__)
+        assert trl_hotfix.apply(only=[patch.id])[patch.id].state is State.PENDING
+        monkeypatch.setitem(sys.modules, leaf.__name__, leaf)
+        importing = threading.Thread(target=FINDER._notify, args=(leaf.__name__, leaf), daemon=True)
+        importing.start()
+        assert at_work.wait(60)
+        assert trl_hotfix.revert()[patch.id].state is State.REVERTED
+        if again:
+            assert trl_hotfix.apply(only=[patch.id])[patch.id].state is State.PENDING
+        go_on.set()
+        importing.join(60)
+        assert not importing.is_alive()
+        found = object.__new__(DPOTrainer).dpo_loss("x")[0]
+        assert (found, trl_hotfix.status()[patch.id].state) == (
+            ("new", State.APPLIED) if again else ("old", State.REVERTED)
+        )
+        trl_hotfix.revert()
+        assert object.__new__(DPOTrainer).dpo_loss("x")[0] == "old"
+
+
 def test_modules_imported_in_threads_while_patches_are_armed_are_all_there(tmp_path: Any) -> None:
     sys.path.insert(0, str(tmp_path))
     package = tmp_path / "trl_threads"
