@@ -38,7 +38,7 @@ from .model import (
     Verdict,
 )
 from .parts import Part, overtaken, status_of
-from .references import Reference
+from .references import Named, Reference
 from .startup import STRICT, switch
 
 SELF_TEST_SECONDS = 60.0
@@ -106,7 +106,7 @@ def patched(*ids: str, options: Mapping[str, Options] | None = None, strict: boo
 def restore(reference: Reference, instance: Any) -> Any:
     """Unpickle a patched function: have its patches on in this process too, then take it from its place."""
     module, attribute, patches = reference
-    ENGINE.ensure({patch_id: dict(options) for patch_id, _, options in patches})
+    ENGINE.ensure(patches)
     owner = functools.reduce(getattr, attribute.split(".")[:-1], import_module(module))
     return getattr(owner if instance is None else instance, attribute.split(".")[-1])
 
@@ -243,18 +243,29 @@ class _Engine:
                 else:
                     self._select(before, before_strict)
 
-    def ensure(self, wanted: Mapping[str, Options]) -> None:
+    def ensure(self, named: Iterable[Named]) -> None:
         """Have these patches on with these options, besides what is. One that no catalogue here has is left out."""
+        speak()
+        if switch(os.environ.get("TRL_HOTFIX", "") or "unset") == "off":
+            log.warning("TRL_HOTFIX=%s: the patches of a pickled function stay off", os.environ["TRL_HOTFIX"])
+            return
         packs = self._packs()
-        known = {patch.id for patch in catalogue.known(packs)}
-        if strangers := sorted(wanted.keys() - known):
-            log.warning("a pickle asks for patches that this trl_hotfix does not know: %s", ", ".join(strangers))
-            if unnamed := sorted({third_party.pack_of(each) for each in strangers} - {"", *packs}):
-                log.warning("name their packs in TRL_HOTFIX_PACKS if you trust them: %s", ", ".join(unnamed))
-        wanted = {patch_id: options for patch_id, options in wanted.items() if patch_id in known}
+        known = {patch.id: patch.revision for patch in catalogue.known(packs)}
+        wanted: dict[str, Options] = {}
+        for patch_id, revision, options in named:
+            here = known.get(patch_id)
+            if here != revision:
+                here_it_is = f"revision {here}" if here is not None else "not known"
+                log.warning("a pickle asks for %s, revision %d; here it is %s", patch_id, revision, here_it_is)
+            if here is not None:
+                wanted[patch_id] = dict(options)
+            elif third_party.pack_of(patch_id) not in ("", *packs):
+                pack = third_party.pack_of(patch_id)
+                log.warning("name its pack in TRL_HOTFIX_PACKS if you trust it: %s", plain(pack))
         _start_first()
         with self._one_at_a_time:
-            on = {part.patch.id: part.options for part in self._all_parts()}
+            parts = [part for part in self._all_parts() if part.decision.state is not State.REVERTED]
+            on = {part.patch.id: part.options for part in parts}
             if not on.items() >= wanted.items():
                 both = {**on, **wanted}
                 self._select(Selection(only=frozenset(both), options=both, packs=packs), self._strict)

@@ -70,6 +70,9 @@ class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
         return self._self_parent.__get__(instance, type(instance))
 
 
+_bind = wrapt.FunctionWrapper.__get__  # ``super()`` would cost 0.1 us a call
+
+
 class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapt wrapper that can be pickled, and that ``torch.compile`` does not look through.
 
@@ -80,10 +83,19 @@ class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     _torchdynamo_disable = True
     __bound_function_wrapper__ = _BoundHotfixWrapper
 
-    def __init__(self, wrapped: Any, wrapper: Wrapper, restore: Callable[..., Any], reference: Reference) -> None:
+    def __init__(
+        self, wrapped: Any, wrapper: Wrapper, restore: Callable[..., Any], reference: Reference, owner: Any
+    ) -> None:
         super().__init__(wrapped, wrapper)
         self._self_restore = restore
         self._self_reference = reference
+        # Always the same object, as with a function: cloudpickle writes down the code of the original otherwise.
+        self._self_unbound: Any = _bind(self, None, owner) if isinstance(owner, type) else None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None and self._self_unbound is not None:
+            return self._self_unbound
+        return _bind(self, instance, owner)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return self._self_restore, (self._self_reference, None)
@@ -208,7 +220,7 @@ class Site:
         for layer in inner:
             function = _plain(function, layer.wrapper, bound=bound)
         if isinstance(raw, FunctionType) and not any(layer.traced for layer in layers):
-            return HotfixWrapper(function, outer.wrapper, self.restore, reference)
+            return HotfixWrapper(function, outer.wrapper, self.restore, reference, self.owner)
         # Static and class methods too: Dynamo looks through a wrapt wrapper of theirs whatever it is marked with.
         plain = _plain(function, outer.wrapper, bound=bound)
         plain.__module__, plain.__qualname__ = references.__name__, references.name_of(reference)

@@ -36,7 +36,9 @@ def __getattr__(name: str) -> Any:
 
     # Above this layer: what unpickles a function must be able to apply its patches.
     restore = import_module(f"{__package__}.engine").restore
-    return restore((module, attribute, tuple(map(_named, patches))), None)
+    found = restore((module, attribute, tuple(map(_named, patches))), None)
+    # A class method is given bound to its class; what goes by this name is the function.
+    return getattr(found, "__func__", found)
 
 
 def _named(text: str) -> Named:

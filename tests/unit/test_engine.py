@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import trl.trainer.dpo_trainer as leaf
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
+from trl_hotfix import engine
 from trl_hotfix.model import Option, Outcome, Reason, Report, State, Verdict
 
 MARK = "patched"
@@ -472,6 +474,41 @@ def test_a_worker_restores_a_patched_function_with_its_options(declare: Any) -> 
     trl_hotfix.apply(only=[])
     pickle.loads(pickled)
     assert said() == "no"
+
+
+def test_a_pickled_function_puts_its_own_patch_on_again_and_no_other_that_was_reverted(declare: Any) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    verdicts = itertools.cycle([Verdict.REPRODUCED, Verdict.FIXED])
+    declare(lambda module: Outcome(next(verdicts)), goes_through, id="another", attribute="DPOTrainer.compute_loss")
+    assert trl_hotfix.apply()["another"].state is State.APPLIED
+    pickled = pickle.dumps(DPOTrainer.dpo_loss)
+    trl_hotfix.revert()
+    assert pickle.loads(pickled) is DPOTrainer.dpo_loss
+    assert said() == "yes"
+    assert trl_hotfix.status()["another"].state is not State.APPLIED
+
+
+def test_the_variable_that_turns_all_off_is_stronger_than_a_pickle(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    trl_hotfix.apply()
+    pickled = pickle.dumps(DPOTrainer.dpo_loss)
+    trl_hotfix.revert()
+    monkeypatch.setenv("TRL_HOTFIX", "0")
+    assert type(pickle.loads(pickled)) is FunctionType
+    assert "TRL_HOTFIX=0: the patches of a pickled function stay off" in caplog.text
+
+
+def test_a_pickle_of_another_revision_or_of_a_patch_that_is_not_here_says_so(
+    declare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(says_its_word, goes_by, options=WORDS)
+    patches = (("made-up", 7, (("word", "no"),)), ("gone", 1, ()))
+    engine.restore(("trl.trainer.dpo_trainer", "DPOTrainer.dpo_loss", patches), None)
+    assert said() == "no"
+    assert "a pickle asks for made-up, revision 7; here it is revision 1" in caplog.text
+    assert "a pickle asks for gone, revision 1; here it is not known" in caplog.text
 
 
 def test_patched_within_patched_has_both_on_also_before_the_module_is_imported(fresh_engine: Any) -> None:

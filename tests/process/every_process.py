@@ -1,0 +1,119 @@
+"""What is on in this process, and in those that it starts in every way that Python and torch have.
+
+python every_process.py here               # one line of JSON; what launchers run
+python every_process.py all [apply]        # {way: [what is on in each]}; with apply() in here only
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+
+def here(_: Any = None) -> dict[str, Any]:
+    from trl import DPOTrainer
+
+    import trl_hotfix
+
+    on = type(vars(DPOTrainer)["get_batch_loss_metrics"]).__name__ == "HotfixWrapper"
+    return {"digest": trl_hotfix.status().digest, "on": on, "process": os.getpid()}
+
+
+class Rows(Dataset):  # type: ignore[misc, type-arg]
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return here()
+
+
+def pool(method: str) -> list[Any]:
+    with multiprocessing.get_context(method).Pool(1) as workers:
+        return workers.map(here, [0])
+
+
+def executor(method: str) -> list[Any]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as workers:
+        return list(workers.map(here, [0]))
+
+
+def loader(method: str) -> list[Any]:
+    return list(DataLoader(Rows(), batch_size=None, num_workers=1, multiprocessing_context=method))
+
+
+def torch_spawn() -> list[Any]:
+    import torch.multiprocessing as torch_multiprocessing
+
+    answers = multiprocessing.get_context("spawn").SimpleQueue()
+    torch_multiprocessing.spawn(into, (answers,), nprocs=1)
+    return [answers.get()]
+
+
+def into(rank: int, answers: Any) -> None:
+    answers.put(here())
+
+
+def loky() -> list[Any]:
+    from joblib import Parallel, delayed
+
+    return list(Parallel(n_jobs=2)(delayed(here)(index) for index in range(2)))
+
+
+def command(**environment: str) -> list[Any]:
+    done = subprocess.run([sys.executable, __file__, "here"], env=environment, capture_output=True, check=True)
+    # DeepSpeed says before it which accelerator it found, unless the environment tells it.
+    return [json.loads(done.stdout.splitlines()[-1])]
+
+
+WAYS: dict[str, Callable[[], list[Any]]] = {
+    "here": lambda: [here()],
+    "fork": lambda: pool("fork"),
+    "spawn": lambda: pool("spawn"),
+    "forkserver": lambda: pool("forkserver"),
+    "torch.multiprocessing.spawn": torch_spawn,
+    "DataLoader by fork": lambda: loader("fork"),
+    "DataLoader by spawn": lambda: loader("spawn"),
+    "ProcessPoolExecutor by fork": lambda: executor("fork"),
+    "ProcessPoolExecutor by spawn": lambda: executor("spawn"),
+    "joblib": loky,
+    "a command": lambda: command(**os.environ),
+    "a command with a clean environment": lambda: command(PATH=os.environ["PATH"]),
+}
+
+
+def given(method: Any) -> dict[str, Any]:
+    return here()
+
+
+def spawned_with_a_patched_method() -> list[Any]:
+    from trl import DPOTrainer
+
+    with multiprocessing.get_context("spawn").Pool(1) as workers:
+        return workers.map(given, [object.__new__(DPOTrainer).get_batch_loss_metrics])
+
+
+def main(what: str, apply: str = "") -> None:
+    if what == "here":
+        # In one write: two ranks have one standard output.
+        os.write(1, f"{json.dumps(here())}\n".encode())
+        return
+    ways = WAYS
+    if apply:
+        import trl_hotfix
+
+        trl_hotfix.apply()
+        ways = {way: WAYS[way] for way in ("here", "fork", "DataLoader by fork", "spawn", "forkserver", "a command")}
+        ways["spawn, given a patched method"] = spawned_with_a_patched_method
+    print(json.dumps({way: start() for way, start in ways.items()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
