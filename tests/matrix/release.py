@@ -14,10 +14,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trl_hotfix import catalogue, verify
 from trl_hotfix.model import Patch
+
+T = TypeVar("T")
 
 
 def versions() -> dict[str, str]:
@@ -35,11 +37,11 @@ def warm(patches: Sequence[Patch]) -> None:
             verify.imported(leaf)
 
 
-def in_a_fork(work: Callable[[Patch], Any], patch: Patch, seconds: float) -> dict[str, Any] | str:
+def in_a_fork(work: Callable[[T], Any], what: T, seconds: float) -> dict[str, Any] | str:
     """What ``work`` answers in a process of its own, or why there is no answer."""
 
     def one() -> None:
-        out.write_text(json.dumps(work(patch)), encoding="utf-8")
+        out.write_text(json.dumps(work(what)), encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
