@@ -306,7 +306,7 @@ def of(trainer: Any, said: Said) -> dict[str, Any]:
         "history": [each[KEY] for each in trainer.state.log_history if KEY in each],
         "files": files,
         "checkpoints": sorted(each.name for each in out.glob("checkpoint-*")),
-        "said": said.lines,
+        "said": list(said.lines),
         "sections": card.read_text().count(SECTION) if card.is_file() else None,
         "callbacks": sum(isinstance(each, HotfixCallback) for each in trainer.callback_handler.callbacks),
     }
