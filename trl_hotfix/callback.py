@@ -6,23 +6,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from . import engine, freeze, ranks
 from .errors import NotAppliedError
 from .install import Layer
 from .log import log, speak
-from .model import State, Target
+from .model import Report, State, Target
 from .startup import STRICT, switch
 
 FILE = "trl_hotfix.json"
@@ -35,27 +36,44 @@ KEY = "trl_hotfix"
 """The key in ``trainer.state.log_history``, in the config of trackers, and the title in the model card."""
 
 
-def _does_not_end_the_run(event: Callable[..., None]) -> Callable[..., None]:
+@contextlib.contextmanager
+def _training_goes_on(without: str) -> Iterator[None]:
     """Whatever goes wrong with a record, training goes on; a record is one warning less, not one job less."""
+    try:
+        yield
+    except NotAppliedError:
+        raise
+    # The same border as in a wrapper: what goes wrong here must not end a run that goes on without it.
+    except Exception as error:  # noqa: BLE001
+        log.warning("the record of the run is not complete, %s (%s: %s)", without, type(error).__name__, error)
+
+
+def _of_trl(event: Callable[..., None]) -> Callable[..., None]:
+    """Not for a trainer of transformers itself, which nothing of ours concerns."""
 
     @functools.wraps(event)
     def guarded(self: HotfixCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Not for a trainer of transformers itself, which nothing of ours concerns.
-        ours = any(base.__module__.startswith("trl.") for base in type(args).__mro__)
-        # With the callback given by hand and by TRL_HOTFIX=1, the first of the two speaks.
-        first = vars(state).setdefault("_trl_hotfix", self) is self
-        if not ours or not first or self._broken:
-            return
-        try:
-            event(self, args, state, control=control, **kwargs)
-        except NotAppliedError:
-            raise
-        # The same border as in a wrapper: what goes wrong here must not end a run that goes on without it.
-        except Exception as error:  # noqa: BLE001
-            self._broken = True
-            log.warning("the record of the run is not complete (%s: %s)", type(error).__name__, error)
+        with _training_goes_on(f"{event.__name__} failed"):
+            # Either alone is not enough: the reward trainer of old releases takes plain TrainingArguments, and a
+            # trainer that was generated from TRL's source is no class of TRL.
+            trainer = _trainer()
+            if any(each.__module__.startswith("trl.") for its in (trainer, args) for each in type(its).__mro__):
+                # With the callback given by hand and by TRL_HOTFIX=1, the first of the two speaks.
+                first = vars(state).setdefault("_trl_hotfix", self)
+                event(self, args, state, trainer, first)
 
     return guarded
+
+
+def _trainer() -> Trainer | None:
+    """The trainer whose event this is. transformers tells a callback neither that nor who the other callbacks are."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, Trainer):
+            return found
+        frame = frame.f_back
+    return None
 
 
 class HotfixCallback(TrainerCallback):  # type: ignore[misc]
@@ -65,24 +83,85 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     should be on and is not is a WARNING, as are ranks that differ from rank 0 and a checkpoint that was trained with
     other patches. Under ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise ``NotAppliedError``, on every
     rank, before the first step. Then ``trl_hotfix.json`` beside every checkpoint, the config of wandb, trackio, mlflow
-    and TensorBoard where they are active, and a section in the model card.
+    and TensorBoard where they are active, and a section in the model card. An evaluation without training has the log,
+    the history and the trackers.
     """
 
     def __init__(self, strict: bool | None = None) -> None:
         self._strict = switch(os.environ.get("TRL_HOTFIX", "")) == STRICT if strict is None else strict
-        self._broken = False
-        self._in_trackers = False
+        self._problems: list[str] = []
+        self._waiting: list[Any] = []
         self._record: dict[str, Any] | None = None
 
-    @_does_not_end_the_run
-    def on_train_begin(self, args: Any, state: Any, **kwargs: Any) -> None:
+    @_of_trl
+    def on_train_begin(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
+        if first is self:
+            _into_model_cards(trainer)
+            report = self._begin("training", state, trainer)
+            self._problems = [f"{each.id}: {each.state.value} ({each.reason.value})" for each in report.degraded]
+            self._problems += ranks.compare(report.freeze())
+            for problem in self._problems:
+                log.warning("%s", problem)
+            self._into_trackers(state)
+        # The other one may be the strict one.
+        if first._problems and self._strict:
+            said = "".join(f"\n  {problem}" for problem in first._problems)
+            raise NotAppliedError(f"strict mode: training does not begin:{said}")
+
+    @_of_trl
+    def on_step_begin(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
+        # The trackers' own callbacks start their runs at train begin, and do so after this one if TRL_HOTFIX=1 gave it.
+        if first is self:
+            self._into_trackers(state)
+
+    @_of_trl
+    def on_log(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
+        # PPO's own loop knows no beginning of a step; mlflow's run of a second `train()` starts with what it logs.
+        if first is self:
+            self._into_trackers(state)
+            self._into_history(state)
+
+    @_of_trl
+    def on_step_end(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
+        # A checkpoint from before the first entry has the record all the same, for the run that goes on from it.
+        if first is self and self._record is not None and trainer is not None:
+            control = trainer.control
+            if control.should_save and not (control.should_log or control.should_evaluate):
+                state.log_history.append({"step": state.global_step})
+                self._into_history(state)
+
+    on_epoch_end = on_step_end
+
+    @_of_trl
+    def on_evaluate(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
+        if first is self:
+            # Else it is an evaluation of a run that is trained, or the next one.
+            if not any(KEY in each for each in state.log_history):
+                self._begin("evaluating", state, trainer)
+                self._into_history(state)
+            self._into_trackers(state)
+
+    on_predict = on_evaluate
+
+    @_of_trl
+    def on_save(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
+        folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        if first is self and state.is_world_process_zero:
+            _write(folder if folder.is_dir() else Path(args.output_dir))
+
+    @_of_trl
+    def on_train_end(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
+        if first is self and state.is_world_process_zero and Path(args.output_dir).is_dir():
+            _write(Path(args.output_dir))
+
+    def _begin(self, what: str, state: Any, trainer: Any) -> Report:
+        """Into the log and the history, and from now on into the trackers."""
         speak()
         report = engine.status()
         record = report.freeze()
-        _into_model_cards()
         on = ", ".join(f"{each['id']} (r{each['revision']})" for each in record["patches"]) or "nothing"
         if state.is_world_process_zero:
-            log.info("training with TRL %s, digest %s: %s", report.trl, report.digest, on)
+            log.info("%s with TRL %s, digest %s: %s", what, report.trl, report.digest, on)
         before = [each[KEY] for each in state.log_history if isinstance(each, dict) and KEY in each]
         if before:
             then = freeze.record(before[-1])
@@ -91,46 +170,27 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             for said in ranks.differences(then, record, "in the checkpoint", "now") if then is not None else ():
                 log.warning("this run goes on from a checkpoint of other repairs: %s", said)
         self._record = None if before and before[-1] == record else record
-        problems = [f"{each.id}: {each.state.value} ({each.reason.value})" for each in report.degraded]
-        problems += ranks.compare(record)
-        for problem in problems:
-            log.warning("%s", problem)
-        if problems and self._strict:
-            raise NotAppliedError("strict mode: training does not begin:" + "".join(f"\n  {x}" for x in problems))
+        self._waiting = [each for each in trainer.callback_handler.callbacks if _put_of(each)] if trainer else []
+        return report
 
-    @_does_not_end_the_run
-    def on_step_begin(self, args: Any, state: Any, **kwargs: Any) -> None:
-        # Not at train begin: the trackers' own callbacks start their runs there, after this one.
-        if not self._in_trackers and state.is_world_process_zero:
-            self._in_trackers = True
-            _into_trackers(engine.status().freeze(), args)
-
-    @_does_not_end_the_run
-    def on_log(self, args: Any, state: Any, **kwargs: Any) -> None:
+    def _into_history(self, state: Any) -> None:
         # In the entry that was just made: with one of our own, `log_history[0]["loss"]` would be an error in a script.
         if self._record is not None and state.log_history:
             state.log_history[-1][KEY] = self._record
             self._record = None
 
-    @_does_not_end_the_run
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # A checkpoint from before the first entry has the record all the same, for the run that goes on from it.
-        if self._record is not None and control.should_save and not control.should_log and not control.should_evaluate:
-            state.log_history.append({KEY: self._record, "step": state.global_step})
-            self._record = None
-
-    on_epoch_end = on_step_end
-
-    @_does_not_end_the_run
-    def on_save(self, args: Any, state: Any, **kwargs: Any) -> None:
-        folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-        if state.is_world_process_zero:
-            _write(folder if folder.is_dir() else Path(args.output_dir))
-
-    @_does_not_end_the_run
-    def on_train_end(self, args: Any, state: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and Path(args.output_dir).is_dir():
-            _write(Path(args.output_dir))
+    def _into_trackers(self, state: Any) -> None:
+        """Into each tracker of this trainer that has a run by now and does not have it yet."""
+        if not self._waiting or not state.is_world_process_zero:
+            return
+        waiting, self._waiting = self._waiting, []
+        record = engine.status().freeze()
+        for tracker in waiting:
+            name = type(tracker).__name__
+            with _training_goes_on(f"{name} does not have it"):
+                put = _put_of(tracker)
+                if put is not None and not put(tracker, record):
+                    self._waiting.append(tracker)
 
 
 def _write(folder: Path) -> None:
@@ -138,44 +198,101 @@ def _write(folder: Path) -> None:
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
-def _into_trackers(record: Mapping[str, Any], args: Any) -> None:
-    """Into the config of every tracker that has a run. Only what the run has imported is looked at."""
-    for name in ("wandb", "trackio"):
-        tracker: Any = sys.modules.get(name)
-        # A folder named wandb, which wandb itself makes, can be imported too: as an empty package.
-        config: Any = getattr(tracker, "config", None)
-        if hasattr(config, "update") and name in args.report_to:
-            config.update({KEY: record}, allow_val_change=True)
-    mlflow: Any = sys.modules.get("mlflow")
-    if "mlflow" in args.report_to and mlflow is not None and mlflow.active_run() is not None:
-        mlflow.set_tag(KEY, record["digest"])
-        mlflow.log_dict(record, FILE)
-    if "tensorboard" in args.report_to:
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = os.environ.get("TENSORBOARD_LOGGING_DIR") or getattr(args, "logging_dir", None) or args.output_dir
-        with SummaryWriter(log_dir=folder) as writer:
-            writer.add_text(KEY, f"```json\n{json.dumps(record, indent=1)}\n```")
+# Each is given the tracker's own callback, which has imported its package, and says whether there was a run.
 
 
-def _into_model_cards() -> None:
-    """Have a section in every model card that TRL writes from now on. Up to 0.11 it writes none of its own."""
-    utils = sys.modules.get("trl.trainer.utils")
-    target = Target("trl.trainer.utils", "generate_model_card", "in_model_card")
-    if utils is not None and hasattr(utils, target.attribute):
-        site = engine.every_site().at(utils, target)
-        if site.occupied() is None and not site.has(CARD):
-            site.put_on(Layer(CARD, 1, _in_model_card, traced=False))
+def _into_wandb(tracker: Any, record: Mapping[str, Any]) -> bool:
+    wandb: Any = sys.modules["wandb"]
+    if wandb.run is None:
+        return False
+    wandb.config.update({KEY: record}, allow_val_change=True)
+    return True
 
 
-def _in_model_card(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def _into_trackio(tracker: Any, record: Mapping[str, Any]) -> bool:
+    trackio: Any = sys.modules["trackio"]
+    if trackio.context_vars.current_run.get() is None:
+        return False
+    trackio.config.update({KEY: record})
+    return True
+
+
+def _into_mlflow(tracker: Any, record: Mapping[str, Any]) -> bool:
+    mlflow: Any = sys.modules["mlflow"]
+    # Without this look, a tag would start a run.
+    if mlflow.active_run() is None:
+        return False
+    # A parameter cannot be changed by a run that goes on, and has no room for more than a few hundred characters.
+    mlflow.set_tag(KEY, record["digest"])
+    mlflow.log_dict(record, FILE)
+    return True
+
+
+def _into_tensorboard(tracker: Any, record: Mapping[str, Any]) -> bool:
+    if tracker.tb_writer is None:
+        return False
+    tracker.tb_writer.add_text(KEY, f"```json\n{json.dumps(record, indent=1)}\n```")
+    tracker.tb_writer.flush()
+    return True
+
+
+_TRACKERS = {
+    "WandbCallback": _into_wandb,
+    "TrackioCallback": _into_trackio,
+    "MLflowCallback": _into_mlflow,
+    "TensorBoardCallback": _into_tensorboard,
+}
+
+
+def _put_of(callback: Any) -> Callable[[Any, Mapping[str, Any]], bool] | None:
+    """How to tell the tracker that this callback is of; None for every other callback."""
+    for each in type(callback).__mro__:
+        if each.__name__ in _TRACKERS and each.__module__.startswith("transformers."):
+            return _TRACKERS[each.__name__]
+    return None
+
+
+def _into_model_cards(trainer: Any) -> None:
+    """Have a section in every model card that this trainer writes from now on."""
+    module: Any = sys.modules.get("trl.trainer.utils")
+    target = Target("trl.trainer.utils", "generate_model_card", "in_generated_card")
+    wrapper = _in_generated_card
+    if not hasattr(module, target.attribute):
+        # Up to 0.11 the cards are those of transformers, by a method that the trainers inherit.
+        of_trl = [each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")]
+        if not of_trl:
+            return
+        module = sys.modules[of_trl[-1].__module__]
+        target = Target(module.__name__, f"{of_trl[-1].__qualname__}.create_model_card", "in_written_card")
+        wrapper = _in_written_card
+    site = engine.every_site().at(module, target)
+    if site.occupied() is None and not site.has(CARD):
+        site.put_on(Layer(CARD, 1, wrapper, traced=False))
+
+
+def _in_generated_card(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     card = wrapped(*args, **kwargs)
+    with _training_goes_on("nothing is in the model card"):
+        card.text = card.text.rstrip() + _section()
+    return card
+
+
+def _in_written_card(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    with _training_goes_on("nothing is in the model card"):
+        if instance.is_world_process_zero():
+            card = Path(instance.args.output_dir, "README.md")
+            card.write_text(card.read_text(encoding="utf-8").rstrip() + _section(), encoding="utf-8")
+    return result
+
+
+def _section() -> str:
     report = engine.status()
     lines = [f"- `{each.id}` (revision {each.patch.revision})" for each in report if each.state is State.APPLIED]
-    if lines:
-        what = f"TRL {report.trl}, trl_hotfix {report.trl_hotfix}, digest `{report.digest}`:"
-        card.text = "\n".join([card.text.rstrip(), "", "### TRL repaired at run time", "", what, "", *lines, ""])
-    return card
+    if not lines:
+        return "\n"
+    what = f"TRL {report.trl}, trl_hotfix {report.trl_hotfix}, digest `{report.digest}`:"
+    return "\n".join(["", "", "### TRL repaired at run time", "", what, "", *lines, ""])
 
 
 def add_to_every_trainer(module: ModuleType) -> None:

@@ -100,7 +100,8 @@ def build(wanted: Iterable[Place], said: Callable[[str], None] = print) -> None:
         _build_stack(stack, said)
     overlays = {place.release: (f"trl=={place.release}",) for place in wanted}
     special = {settings()["special"].get(place.release, {}).get("overlay") for place in wanted}
-    overlays |= {name: tuple(settings()["overlays"][name]) for name in {"deepspeed", "scikit-learn", *special} - {None}}
+    special |= {"deepspeed", "scikit-learn", "trackers", "trackio"}
+    overlays |= {name: tuple(settings()["overlays"][name]) for name in special - {None}}
     python = wanted[0].python
     with ThreadPoolExecutor(4) as pool:
         for _ in pool.map(lambda item: build_overlay(*item, python=python, said=said), overlays.items()):
