@@ -344,7 +344,9 @@ class _Engine:
         """Work on every part that waits for this leaf. Under strict, all of them go on, or none and it raises."""
         worked_on, recalled = [], False
         for part in self._all_parts():
-            if part.leaf == module.__name__ and self._claim(part):
+            with ExitStack() as undo:
+                if part.leaf != module.__name__ or not self._claim(part, undo):
+                    continue
                 try:
                     decision = self._enter(part, module)
                 # The first border, the import hook: nothing that goes wrong in here may end the user's import.
@@ -354,6 +356,7 @@ class _Engine:
                     worked_on.append(part)
                 else:
                     recalled = True
+                undo.pop_all()
         if recalled:
             self._imported(module)  # whoever took the part off may have put another in its place, which had to wait
         problems = [part for part in worked_on if part.decision.degraded]
@@ -364,13 +367,22 @@ class _Engine:
                 part.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
             raise _not_applied(part.journal[-1] for part in problems)
 
-    def _claim(self, part: Part) -> bool:
+    def _claim(self, part: Part, undo: ExitStack) -> bool:
         """Take a part to work on, unless another thread has it. An applied one too: its module may be new."""
         with self._lock:
             if part.key in self._busy or part.decision.state not in (State.PENDING, State.APPLIED):
                 return False
+            undo.callback(self._interrupted, part)
             self._busy.add(part.key)
             return True
+
+    def _interrupted(self, part: Part) -> None:
+        """Something came between, such as a keyboard interrupt: off, and to be worked on at the next import."""
+        self._off_its_sites(part)
+        with self._lock:
+            if part.decision.state is State.REVERTED and not part.recalled:
+                part.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
+            self._busy.discard(part.key)
 
     def _enter(self, part: Part, module: ModuleType) -> Decision:
         """Red, install, green; or leave everything as it was."""
@@ -427,14 +439,15 @@ class _Engine:
             seen = {"red": red.to_dict(), "green": green.to_dict()}
             if green.verdict is not Verdict.FIXED:
                 return Decision(State.FAILED, Reason.SELF_TEST, seen)
+            if not getattr(module.__spec__, "_initializing", False):  # else nobody can have called it yet
+                part.compiled = compiled_code(any(target.traced for target in part.targets))
+            applied = Decision(State.APPLIED, Reason.PROVEN, seen)
+            for guard in guards:
+                guard.armed = True
+            part.guards = guards
+            part.sites += [site for site in sites if site not in part.sites]
             roll_back.pop_all()
-        for guard in guards:
-            guard.armed = True
-        if not getattr(module.__spec__, "_initializing", False):  # else nobody can have called it yet
-            part.compiled = compiled_code(any(target.traced for target in part.targets))
-        part.guards = guards
-        part.sites += [site for site in sites if site not in part.sites]
-        return Decision(State.APPLIED, Reason.PROVEN, seen)
+        return applied
 
     def _body(self, patch: Patch, target: Target, site: Site) -> Decision | None:
         """Why the body of this target is none to put the wrapper on, or None if it is known to have the bug."""

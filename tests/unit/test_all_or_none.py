@@ -21,6 +21,8 @@ from trl_hotfix.install import HotfixWrapper
 from trl_hotfix.model import Outcome, State, Verdict
 
 OURS = str(Path(trl_hotfix.__file__).parent)
+METHODS = ("dpo_loss", "compute_loss", "training_step")
+"""Two that the class defines, and one that it inherits."""
 
 
 def goes_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -28,10 +30,8 @@ def goes_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def is_wrapped(module: ModuleType) -> Outcome:
-    on = [
-        isinstance(vars(DPOTrainer).get(name), HotfixWrapper) for name in ("dpo_loss", "compute_loss", "training_step")
-    ]
-    return Outcome(Verdict.FIXED if all(on) else Verdict.REPRODUCED)
+    on = all(isinstance(vars(DPOTrainer).get(name), HotfixWrapper) for name in METHODS)
+    return Outcome(Verdict.FIXED if on else Verdict.REPRODUCED)
 
 
 def seen() -> dict[str, dict[str, Any]]:
@@ -49,16 +49,20 @@ def same(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bo
 
 @contextmanager
 def failing_at(step: int) -> Iterator[list[str]]:
-    """The call number ``step`` that our code makes raises instead; what was called until then is listed."""
+    """The call number ``step`` that our code makes raises instead; what was called until then is listed.
+
+    Not where a lock is released, nor where a timer is stopped: nothing could come after a failure there.
+    """
     calls: list[str] = []
 
     def watch(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and frame.f_code.co_filename.startswith(OURS):
-            calls.append(f"{frame.f_code.co_qualname if sys.version_info >= (3, 11) else ''}: {argument.__qualname__}")
-        elif event == "call" and frame.f_code.co_filename.startswith(OURS):
-            calls.append(frame.f_code.co_name)
-        else:
+        path = frame.f_code.co_filename
+        if event not in ("call", "c_call") or not path.startswith(OURS) or path.endswith("limits.py"):
             return
+        called = argument.__name__ if event == "c_call" else frame.f_code.co_name
+        if called in ("__exit__", "<genexpr>"):  # nor where a generator is closed
+            return
+        calls.append(f"{called} ({Path(path).name}:{frame.f_lineno})")
         if len(calls) == step:
             raise MemoryError("in the middle")  # which also ends the watching
 
@@ -87,10 +91,9 @@ def every_step(act: Callable[[], Any], prepare: Callable[[], Any]) -> Iterator[s
 
 @pytest.fixture
 def three_targets(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two methods of the class, and one that it inherits."""
     # The bodies are read once: reading takes ten thousand steps, and all of them before anything is put on.
     monkeypatch.setattr(fingerprint, "loaded", functools.cache(fingerprint.loaded))
-    declare(is_wrapped, goes_through, attribute="DPOTrainer.dpo_loss DPOTrainer.compute_loss DPOTrainer.training_step")
+    declare(is_wrapped, goes_through, attribute=" ".join(f"DPOTrainer.{name}" for name in METHODS))
 
 
 def test_a_failure_at_any_step_of_apply_leaves_all_or_nothing(three_targets: None) -> None:
