@@ -115,6 +115,7 @@ class Oracle:
     leaf: int = 0
     utils: int = 0
     held: int = 0
+    handed: int = 0
     other: bool = False
     starting: str | None = None
     start: str | None = None
@@ -175,6 +176,8 @@ class Oracle:
             self.starting = self.start = selection
         elif name in ("leaf", "from_trl"):
             self._import()
+            if name == "from_trl":
+                self.handed = self.handed or self.leaf
         elif name in ("trl", "status"):
             self._started()
         elif name == "threads":
@@ -226,6 +229,12 @@ class Oracle:
         # One while something waits: a leaf that may come, or come again; TRL; the trainer that is given a callback.
         return {"on": on, "finders": int(bool(self.live or self.start))}
 
+    @property
+    def past(self) -> set[str]:
+        """``trl`` goes on to hand out the class from before a reload; what is on the new one only, is past that."""
+        stale = self.handed not in (0, self.leaf)
+        return (self.live & ON_THE_CLASS) - self.on[self.handed] if stale else set()
+
     def states(self) -> dict[str, str]:
         """Of the patches of this release."""
         there = {FUNCTION: self.utils, METHODS: self.leaf, EVAL: self.leaf, MOE: self.leaf or self.other, COLLATOR: 0}
@@ -239,13 +248,15 @@ class Oracle:
                 found[patch] = "disabled not-selected"
             elif patch in self.reverted:
                 found[patch] = "reverted by-request"
+            elif patch in self.past:
+                found[patch] = "displaced replaced"
             else:
                 found[patch] = "applied proven" if there[patch] else "pending not-imported"
         return found
 
     def digest(self) -> tuple[str, ...]:
         """Whatever has this has the same digest, and nothing else has."""
-        return (*sorted(self.live), *filter(None, [self.voice]))
+        return (*sorted(self.live - self.past), *filter(None, [self.voice]))
 
     def allows(self, event: str) -> bool:
         name = event.partition(":")[0]

@@ -141,5 +141,5 @@ def test_a_pack_from_a_wheel_is_used_where_it_is_named_and_nowhere_else(with_pac
     done = with_pack.run(str(script), "acme")
     here, there = json.loads(done.stdout)
     assert (here[1:], there[1:]) == ([True, True], [False, False]), done.stderr
-    assert f"a pickle asks for patches that this trl_hotfix does not know: {ID}" in done.stderr
-    assert "name their packs in TRL_HOTFIX_PACKS if you trust them: acme" in done.stderr
+    assert f"a pickle asks for {ID}, revision 3; here it is not known" in done.stderr
+    assert "name its pack in TRL_HOTFIX_PACKS if you trust it: acme" in done.stderr
