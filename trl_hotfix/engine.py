@@ -13,7 +13,7 @@ import platform
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import ModuleType
@@ -186,16 +186,18 @@ class _Engine:
             for part in self._all_parts():
                 if part.patch.id in chosen:
                     self._take_off(part)
-            return self.status()
+            return self.status(look=False)
 
-    def status(self) -> Report:
+    def status(self, *, look: bool = True) -> Report:
+        """``look`` also through all objects for a trainer with a method of its own, which takes a while."""
         _start_first()
         # The import of a leaf that another thread had begun, but that was not in sys.modules yet, when it was to be
         # waited for; or a reload that was under way when its class was patched: nobody has seen it end.
         waiting = {part.leaf for part in self._all_parts() if part.decision.state is State.PENDING or overtaken(part)}
         for leaf in sorted(waiting & sys.modules.keys()):
             FINDER.when_imported(leaf, self._imported)
-        return self._report(self._decisions, self._selection or Selection(packs=self._packs()), live=True)
+        selection = self._selection or Selection(packs=self._packs())
+        return self._report(self._decisions, selection, live=True, objects=self._objects() if look else ())
 
     def journal(self, patch_id: str) -> list[str]:
         """How a patch came to stand where it does: one line a step, for each of its leaf modules."""
@@ -298,7 +300,7 @@ class _Engine:
                     self._arm(self._entering())
                 raise
             self._drop([part for part in self._all_parts() if part.patch.id not in wanted])
-            return self.status()
+            return self.status(look=not strict)
 
     def _wanted(self) -> set[str]:
         return {patch_id for patch_id, decision in self._decisions.items() if decision.state is State.PENDING}
@@ -549,9 +551,10 @@ class _Engine:
 
     # Reports.
 
-    def _report(self, decisions: Mapping[str, Decision], selection: Selection, *, live: bool) -> Report:
+    def _report(
+        self, decisions: Mapping[str, Decision], selection: Selection, *, live: bool, objects: Sequence[object] = ()
+    ) -> Report:
         statuses = []
-        objects = self._objects() if live else []
         for patch in self._patches() if live else catalogue.known(selection.packs):
             parts = [part for part in self._all_parts() if part.patch.id == patch.id] if live else []
             decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))

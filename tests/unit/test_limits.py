@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from trl_hotfix import limits
 from trl_hotfix.limits import TimeIsUp, within
 
 
@@ -46,6 +50,41 @@ def test_another_thread_is_stopped_in_python_code() -> None:
     thread.start()
     thread.join(30)
     assert seen == ["stopped"]
+
+
+def in_a_thread(run: Callable[[], None]) -> list[BaseException]:
+    raised: list[BaseException] = []
+
+    def noting() -> None:
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001
+            raised.append(error)
+
+    thread = threading.Thread(target=noting)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    return raised
+
+
+def test_in_another_thread_too_what_is_quick_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To send an exception, or to take one back, marks the interpreter; a mark that stays slows all code down."""
+    monkeypatch.setattr(limits, "ctypes", SimpleNamespace(c_ulong=ctypes.c_ulong))
+
+    def quick() -> None:
+        with within(60):
+            pass
+
+    assert in_a_thread(quick) == []
+
+
+def test_in_another_thread_code_that_swallows_it_goes_on() -> None:
+    def stubborn() -> None:
+        with within(0.05), contextlib.suppress(BaseException):
+            forever()
+
+    assert in_a_thread(stubborn) == []
 
 
 def test_a_timer_of_the_programs_own_goes_on_and_its_handler_stays() -> None:
