@@ -317,7 +317,7 @@ def test_unpickling_does_not_load_a_pack_that_is_not_named(
     install(files={"__init__.py": "raise RuntimeError('imported')"})
     reference = ("trl.trainer.dpo_trainer", "DPOTrainer.dpo_loss", ((ID, 3, ()),))
     assert engine.restore(reference, None) is leaf.DPOTrainer.dpo_loss
-    assert f"patches that this trl_hotfix does not know: {ID}" in caplog.text
+    assert f"a pickle asks for {ID}, revision 3; here it is not known" in caplog.text
     assert "TRL_HOTFIX_PACKS" in caplog.text
     assert "acme_fixes" not in sys.modules
 

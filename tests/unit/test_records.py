@@ -39,9 +39,12 @@ like_a_function = settings(max_examples=150, suppress_health_check=[HealthCheck.
 
 
 def begin(folder: Path, record: Any, *, strict: bool = False) -> Any:
-    """The beginning of a training run that goes on from a checkpoint with this record."""
+    """A training run that goes on from a checkpoint with this record, up to its first entry in the history."""
     state = TrainerState(log_history=[3, {"loss": 1.0}, {KEY: record, "step": 1}], is_world_process_zero=True)
-    HotfixCallback(strict).on_train_begin(DPOConfig(output_dir=str(folder), report_to="none"), state, TrainerControl())
+    callback, args = HotfixCallback(strict), DPOConfig(output_dir=str(folder), report_to="none")
+    callback.on_train_begin(args, state, TrainerControl())
+    state.log_history.append({"loss": 2.0, "step": 2})
+    callback.on_log(args, state, TrainerControl())
     return state
 
 
@@ -56,7 +59,7 @@ def test_whatever_a_checkpoint_has_on_record_the_run_goes_on_with_what_is_on_now
 ) -> None:
     caplog.clear()
     state = begin(tmp_path, record)
-    assert state.log_history[-1] == {KEY: engine.status().freeze(), "step": 0}
+    assert state.log_history[-1] == {"loss": 2.0, "step": 2, KEY: engine.status().freeze()}
     assert all(each.isprintable() for each in said(caplog))
     assert not any("not complete" in each for each in said(caplog))
 
