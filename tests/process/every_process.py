@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -67,6 +68,14 @@ def loky() -> list[Any]:
     return list(Parallel(n_jobs=2)(delayed(here)(index) for index in range(2)))
 
 
+def ray_task_and_actor() -> list[Any]:
+    import ray
+
+    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100_000_000)
+    task, actor = ray.remote(here), ray.remote(type("Actor", (), {"look": here}))
+    return [ray.get(task.remote()), ray.get(actor.remote().look.remote())]
+
+
 def command(**environment: str) -> list[Any]:
     done = subprocess.run([sys.executable, __file__, "here"], env=environment, capture_output=True, check=True)
     # DeepSpeed says before it which accelerator it found, unless the environment tells it.
@@ -84,6 +93,7 @@ WAYS: dict[str, Callable[[], list[Any]]] = {
     "ProcessPoolExecutor by fork": lambda: executor("fork"),
     "ProcessPoolExecutor by spawn": lambda: executor("spawn"),
     "joblib": loky,
+    **({"Ray": ray_task_and_actor} if find_spec("ray") else {}),
     "a command": lambda: command(**os.environ),
     "a command with a clean environment": lambda: command(PATH=os.environ["PATH"]),
 }

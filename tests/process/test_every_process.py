@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ WAYS = (
     "ProcessPoolExecutor by fork",
     "ProcessPoolExecutor by spawn",
     "joblib",
+    pytest.param("Ray", marks=pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")),
     "a command",
 )
 CLEAN = "a command with a clean environment"
