@@ -25,7 +25,8 @@ DISPLACED, GONE, UNREACHED, APPLIED = (
 # What the intruder does; where the patch stands if it came before; where it stands if it came after.
 TABLE = [
     ("regenerated in a cache", FOREIGN, DISPLACED),
-    ("regenerated in its module", REPLACED, DISPLACED),
+    # It looks like the class of a reload, which would be patched, and is found out by its code.
+    ("regenerated in its module", REPLACED, REPLACED),
     ("deleted", DELETED, GONE),
     ("deleted and put anew", FOREIGN, DISPLACED),
     ("replaced", FOREIGN, DISPLACED),
