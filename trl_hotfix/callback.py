@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -56,7 +57,7 @@ def _of_trl(event: Callable[..., None]) -> Callable[..., None]:
         with _training_goes_on(f"{event.__name__} failed"):
             # Either alone is not enough: the reward trainer of old releases takes plain TrainingArguments, and a
             # trainer that was generated from TRL's source is no class of TRL.
-            trainer = _trainer()
+            trainer = self._trainer_of(state)
             if any(each.__module__.startswith("trl.") for its in (trainer, args) for each in type(its).__mro__):
                 # With the callback given by hand and by TRL_HOTFIX=1, the first of the two speaks.
                 first = vars(state).setdefault("_trl_hotfix", self)
@@ -92,6 +93,21 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         self._problems: list[str] = []
         self._waiting: list[Any] = []
         self._record: dict[str, Any] | None = None
+        self._of: tuple[weakref.ref[Any], weakref.ref[Any] | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_of": None}  # weak references cannot be pickled
+
+    def _trainer_of(self, state: Any) -> Trainer | None:
+        """The trainer whose state this is: looked for once, at its first event.
+
+        To look at the variables of a function keeps what they hold, a batch for instance, until it returns.
+        """
+        if self._of is None or self._of[0]() is not state:
+            trainer = _trainer()
+            self._of = weakref.ref(state), weakref.ref(trainer) if trainer is not None else None
+        its = self._of[1]
+        return its() if its is not None else None
 
     @_of_trl
     def on_train_begin(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:

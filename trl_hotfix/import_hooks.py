@@ -84,7 +84,13 @@ class Finder:
         # Nothing is called back in here: the import system holds its one global lock while finders are asked, so that
         # whoever waits in here for another thread, which itself is importing, waits for ever.
         if spec is not None and spec.loader is not None:
-            _around_execution(spec, self.do_now, self._notify)
+            try:
+                _around_execution(spec, self.do_now, self._notify)
+            # The first border, the import hook: a loader of a kind that nobody has thought of must not end the import.
+            except Exception as error:
+                from .startup import warn
+
+                warn(f"the import of {fullname} cannot be watched ({type(error).__name__}: {error})")
         return spec
 
     def _notify(self, name: str, module: ModuleType) -> None:

@@ -490,6 +490,31 @@ def test_a_loader_whose_attributes_cannot_be_set_still_loads(finder: Finder, mon
     assert events == ["late"]
 
 
+def test_a_loader_that_cannot_be_watched_at_all_still_loads_with_one_warning(
+    finder: Finder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Odd:
+        def create_module(self, spec: object) -> None:
+            return None
+
+        def exec_module(self, module: ModuleType) -> None:
+            vars(module)["value"] = "made up"
+
+        def __setattr__(self, name: str, value: object) -> None:
+            raise NotImplementedError(name)
+
+    class Other(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+            return importlib.util.spec_from_loader(name, Odd()) if name == "hook_leaf" else None
+
+    monkeypatch.setattr(sys, "meta_path", [Other(), *sys.meta_path])
+    finder.when_imported("hook_leaf", Calls())
+    assert importlib.import_module("hook_leaf").value == "made up"
+    said = capsys.readouterr().err
+    assert said.count("WARNING") == 1
+    assert "the import of hook_leaf cannot be watched (NotImplementedError: exec_module)" in said
+
+
 def test_a_loader_that_several_modules_share_calls_back_for_the_right_one(
     finder: Finder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
