@@ -118,7 +118,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             self._problems += ranks.compare(report.freeze())
             for problem in self._problems:
                 log.warning("%s", problem)
-            self._into_trackers(state)
+            self._into_trackers(state, trainer)
         # The other one may be the strict one.
         if first._problems and self._strict:
             said = "".join(f"\n  {problem}" for problem in first._problems)
@@ -128,13 +128,13 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
         # The trackers' own callbacks start their runs at train begin, and do so after this one if TRL_HOTFIX=1 gave it.
         if first is self:
-            self._into_trackers(state)
+            self._into_trackers(state, trainer)
 
     @_of_trl
     def on_log(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
         # PPO's own loop knows no beginning of a step; mlflow's run of a second `train()` starts with what it logs.
         if first is self:
-            self._into_trackers(state)
+            self._into_trackers(state, trainer)
             self._into_history(state)
 
     @_of_trl
@@ -155,7 +155,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             if not any(KEY in each for each in state.log_history):
                 self._begin("evaluating", state, trainer)
                 self._into_history(state)
-            self._into_trackers(state)
+            self._into_trackers(state, trainer)
 
     on_predict = on_evaluate
 
@@ -163,17 +163,17 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
         folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         if first is self and state.is_world_process_zero:
-            _write(folder if folder.is_dir() else Path(args.output_dir))
+            _write(folder if folder.is_dir() else Path(args.output_dir), trainer)
 
     @_of_trl
     def on_train_end(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
         if first is self and state.is_world_process_zero and Path(args.output_dir).is_dir():
-            _write(Path(args.output_dir))
+            _write(Path(args.output_dir), trainer)
 
     def _begin(self, what: str, state: Any, trainer: Any) -> Report:
         """Into the log and the history, and from now on into the trackers."""
         speak()
-        report = engine.status()
+        report = _report(trainer)
         record = report.freeze()
         on = ", ".join(f"{each['id']} (r{each['revision']})" for each in record["patches"]) or "nothing"
         if state.is_world_process_zero:
@@ -195,12 +195,12 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             state.log_history[-1][KEY] = self._record
             self._record = None
 
-    def _into_trackers(self, state: Any) -> None:
+    def _into_trackers(self, state: Any, trainer: Any) -> None:
         """Into each tracker of this trainer that has a run by now and does not have it yet."""
         if not self._waiting or not state.is_world_process_zero:
             return
         waiting, self._waiting = self._waiting, []
-        record = engine.status().freeze()
+        record = _report(trainer).freeze()
         for tracker in waiting:
             name = type(tracker).__name__
             with _training_goes_on(f"{name} does not have it"):
@@ -209,8 +209,13 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
                     self._waiting.append(tracker)
 
 
-def _write(folder: Path) -> None:
-    text = json.dumps(engine.status().freeze(), indent=1) + "\n"
+def _report(trainer: Trainer | None) -> Report:
+    """Where every patch stands for this trainer: not a look through all objects of the process at every checkpoint."""
+    return engine.ENGINE.status([trainer] if trainer is not None else None)
+
+
+def _write(folder: Path, trainer: Trainer | None) -> None:
+    text = json.dumps(_report(trainer).freeze(), indent=1) + "\n"
     (folder / FILE).write_text(text, encoding="utf-8")
 
 

@@ -186,10 +186,10 @@ class _Engine:
             for part in self._all_parts():
                 if part.patch.id in chosen:
                     self._take_off(part)
-            return self.status(look=False)
+            return self.status(())
 
-    def status(self, *, look: bool = True) -> Report:
-        """``look`` also through all objects for a trainer with a method of its own, which takes a while."""
+    def status(self, objects: Sequence[object] | None = None) -> Report:
+        """``objects`` are where to look for a trainer with a method of its own: among all, which takes a while."""
         _start_first()
         # The import of a leaf that another thread had begun, but that was not in sys.modules yet, when it was to be
         # waited for; or a reload that was under way when its class was patched: nobody has seen it end.
@@ -197,7 +197,9 @@ class _Engine:
         for leaf in sorted(waiting & sys.modules.keys()):
             FINDER.when_imported(leaf, self._imported)
         selection = self._selection or Selection(packs=self._packs())
-        return self._report(self._decisions, selection, live=True, objects=self._objects() if look else ())
+        return self._report(
+            self._decisions, selection, live=True, objects=self._objects() if objects is None else objects
+        )
 
     def journal(self, patch_id: str) -> list[str]:
         """How a patch came to stand where it does: one line a step, for each of its leaf modules."""
@@ -300,7 +302,7 @@ class _Engine:
                     self._arm(self._entering())
                 raise
             self._drop([part for part in self._all_parts() if part.patch.id not in wanted])
-            return self.status(look=not strict)
+            return self.status(() if strict else None)
 
     def _wanted(self) -> set[str]:
         return {patch_id for patch_id, decision in self._decisions.items() if decision.state is State.PENDING}
