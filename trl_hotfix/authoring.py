@@ -245,7 +245,8 @@ def undisturbed() -> Iterator[None]:
     """Run a self-test without a trace in the process, and without the process in the self-test.
 
     Random states, default dtype and device, grad mode, autocast, warning filters and the environment are the same
-    afterwards; inside, tensors are float32 on the CPU, gradients are on and warnings are quiet.
+    afterwards; inside, tensors are float32 on the CPU, gradients are on, warnings are quiet, and there is no ZeRO-3,
+    under which models are made in pieces and trainers load their references from the hub.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
@@ -255,6 +256,9 @@ def undisturbed() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        deepspeed, config = sys.modules.get("transformers.integrations.deepspeed"), "_hf_deepspeed_config_weak_ref"
+        if getattr(deepspeed, config, None) is not None:
+            stack.enter_context(shadowed(deepspeed, config, None))
         if torch is not None:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.inference_mode(False))
