@@ -135,7 +135,11 @@ def _is_ours(found: Any, site: Site) -> bool:
     if isinstance(found, _HOLDERS):
         installed = site.installed
         function = getattr(installed, "__func__", installed)
-        return found is installed or found is function or getattr(found, "_self_parent", None) is installed
+        if found is installed or found is function:
+            return True
+        # A bound one that somebody kept, from before the same patches went off and on again, is as good.
+        reference = getattr(getattr(found, "_self_parent", found), "_self_reference", None)
+        return reference is not None and reference == getattr(installed, "_self_reference", None)
     return False
 
 

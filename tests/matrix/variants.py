@@ -92,6 +92,8 @@ def _train(proof: Any, variant: str) -> tuple[Any, set[str], int]:
         return seen, set(tiny.trained), torch._dynamo.utils.counters["stats"]["unique_graphs"]
     finally:
         tiny.variant = ""
+        # What is compiled when a patch goes on may hold the method as it was.
+        torch._dynamo.reset()
         # accelerate is told by the environment to compile, and would go on doing so.
         for name in set(os.environ) - set(before):
             if name.startswith("ACCELERATE_"):
