@@ -91,7 +91,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, strict: bool | None = None) -> None:
         self._strict = switch(os.environ.get("TRL_HOTFIX", "")) == STRICT if strict is None else strict
         self._problems: list[str] = []
-        self._waiting: list[Any] = []
+        self._waiting: list[tuple[str, Callable[[], bool]]] = []
         self._record: dict[str, Any] | None = None
         self._of: tuple[weakref.ref[Any], weakref.ref[Any] | None] | None = None
 
@@ -118,7 +118,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             self._problems += ranks.compare(report.freeze())
             for problem in self._problems:
                 log.warning("%s", problem)
-            self._into_trackers(state, trainer)
+            self._into_trackers(state)
         # The other one may be the strict one.
         if first._problems and self._strict:
             said = "".join(f"\n  {problem}" for problem in first._problems)
@@ -128,13 +128,13 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
         # The trackers' own callbacks start their runs at train begin, and do so after this one if TRL_HOTFIX=1 gave it.
         if first is self:
-            self._into_trackers(state, trainer)
+            self._into_trackers(state)
 
     @_of_trl
     def on_log(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
         # PPO's own loop knows no beginning of a step; mlflow's run of a second `train()` starts with what it logs.
         if first is self:
-            self._into_trackers(state, trainer)
+            self._into_trackers(state)
             self._into_history(state)
 
     @_of_trl
@@ -152,10 +152,10 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, trainer: Any, first: HotfixCallback) -> None:
         if first is self:
             # Else it is an evaluation of a run that is trained, or the next one.
-            if not any(KEY in each for each in state.log_history):
+            if not _records(state):
                 self._begin("evaluating", state, trainer)
                 self._into_history(state)
-            self._into_trackers(state, trainer)
+            self._into_trackers(state)
 
     on_predict = on_evaluate
 
@@ -178,7 +178,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         on = ", ".join(f"{each['id']} (r{each['revision']})" for each in record["patches"]) or "nothing"
         if state.is_world_process_zero:
             log.info("%s with TRL %s, digest %s: %s", what, report.trl, report.digest, on)
-        before = [each[KEY] for each in state.log_history if isinstance(each, dict) and KEY in each]
+        before = _records(state)
         if before:
             then = freeze.record(before[-1])
             if then is None:
@@ -186,7 +186,9 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             for said in ranks.differences(then, record, "in the checkpoint", "now") if then is not None else ():
                 log.warning("this run goes on from a checkpoint of other repairs: %s", said)
         self._record = None if before and before[-1] == record else record
-        self._waiting = [each for each in trainer.callback_handler.callbacks if _put_of(each)] if trainer else []
+        callbacks = trainer.callback_handler.callbacks if trainer is not None else []
+        puts = [(each, _put_of(each)) for each in callbacks]
+        self._waiting = [(type(each).__name__, functools.partial(put, each, record)) for each, put in puts if put]
         return report
 
     def _into_history(self, state: Any) -> None:
@@ -195,18 +197,20 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             state.log_history[-1][KEY] = self._record
             self._record = None
 
-    def _into_trackers(self, state: Any, trainer: Any) -> None:
+    def _into_trackers(self, state: Any) -> None:
         """Into each tracker of this trainer that has a run by now and does not have it yet."""
         if not self._waiting or not state.is_world_process_zero:
             return
         waiting, self._waiting = self._waiting, []
-        record = _report(trainer).freeze()
-        for tracker in waiting:
-            name = type(tracker).__name__
+        for name, put in waiting:
             with _training_goes_on(f"{name} does not have it"):
-                put = _put_of(tracker)
-                if put is not None and not put(tracker, record):
-                    self._waiting.append(tracker)
+                if not put():
+                    self._waiting.append((name, put))
+
+
+def _records(state: Any) -> list[Any]:
+    """The records in the log history, oldest first. A checkpoint's history may hold anything."""
+    return [each[KEY] for each in state.log_history if isinstance(each, dict) and KEY in each]
 
 
 def _report(trainer: Trainer | None) -> Report:
