@@ -262,6 +262,7 @@ def _check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mis
     if patch.revision < 1:
         yield Mistake(line_of("revision"), f"revision {patch.revision} is less than 1")
     yield from _check_range(patch.trl, "trl", line_of("trl"))
+    yield from _check_review(patch, line_of)
     for distribution, wanted in patch.requires.items():
         yield from _check_range(wanted, f"requires {distribution}", line_of("requires", distribution))
     if patch.upstream.fixed_in is not None:
@@ -310,6 +311,21 @@ def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:
         SpecifierSet(specifiers)
     except InvalidSpecifier:
         yield Mistake(line, f"{name}: {specifiers!r} is not a PEP 440 range such as '>=0.11.0,<0.12.0'")
+
+
+def _check_review(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    """A range without an end claims releases that nobody has seen, so it says when somebody looks again."""
+    try:
+        open_ended = SpecifierSet(patch.trl).contains("999999")
+    except InvalidSpecifier:
+        return
+    if open_ended and patch.review_by is None:
+        remedy = 'review_by: "2027-05-21", say, is the day by which to look whether newer releases still have the bug'
+        yield Mistake(line_of("trl"), f"trl: {patch.trl!r} has no end and the patch no review_by; {remedy}")
+    if not open_ended and patch.review_by is not None:
+        yield Mistake(
+            line_of("review_by"), f"review_by: the range {patch.trl!r} has an end, so nothing is to be reviewed"
+        )
 
 
 def _check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:

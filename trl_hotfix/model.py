@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -160,7 +161,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One upstream bug and its repair, as declared in ``patches.yaml``."""
+    """One upstream bug and its repair, as declared in ``patches.yaml``.
+
+    ``review_by`` is for a bug that is open in the newest release: the day by which somebody looks whether it still is.
+    """
 
     id: str
     revision: int
@@ -175,6 +179,7 @@ class Patch:
     requires: Mapping[str, str] = field(default_factory=dict)
     default: bool = True
     options: Mapping[str, Option] = field(default_factory=dict)
+    review_by: date | None = None
 
     def chosen(self, options: Options) -> dict[str, str]:
         """Every option of this patch, with the choice in ``options`` or else the default."""
@@ -240,6 +245,7 @@ class PatchStatus:
             "severity": self.patch.severity.value,
             "trl": self.patch.trl,
             "upstream": self.patch.upstream.to_dict(),
+            "review_by": self.patch.review_by.isoformat() if self.patch.review_by is not None else None,
             "state": self.state.value,
             "reason": self.reason.value,
             "options": dict(self.options),

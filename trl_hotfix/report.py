@@ -37,6 +37,11 @@ def explain(patch_id: str) -> str:
         f"{patch.id} (revision {patch.revision}): {patch.title}",
         f"severity   {patch.severity.value}",
         f"TRL        {patch.trl}{fixed_in}",
+        *(
+            [f"open       in the newest release that was looked at; to be reviewed by {patch.review_by}"]
+            if patch.review_by
+            else []
+        ),
         *(f"requires   {name} {wanted}" for name, wanted in patch.requires.items()),
         f"evidence   {evidence.in_words(patch)}",
         *(f"upstream   {link}" for link in links(patch.upstream)),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,21 @@ def test_a_fixed_version_without_quotes_is_a_number_and_the_remedy_is_said() -> 
 
 def test_a_fixed_version_that_is_none_is_a_mistake() -> None:
     assert the_mistake(with_lines({6: "  upstream: {fixed_in: soon}"})) == (6, "fixed_in: 'soon' is not a version")
+
+
+def test_a_range_without_an_end_says_when_it_is_reviewed() -> None:
+    open_ended = {5: '  trl: ">=0.11.0"'}
+    line, message = the_mistake(with_lines(open_ended))
+    assert line == 5
+    assert message.startswith("trl: '>=0.11.0' has no end and the patch no review_by; ")
+    for written in ('"2027-05-21"', "2027-05-21"):
+        (patch,) = catalogue.parse(with_lines(open_ended) + f"  review_by: {written}\n", "patches.yaml")
+        assert patch.review_by == date(2027, 5, 21)
+    assert the_mistake(with_lines(open_ended) + "  review_by: soon\n")[0] == 14
+    assert the_mistake(ENTRY + "  review_by: 2027-05-21\n") == (
+        14,
+        "review_by: the range '>=0.11.0,<0.12.0' has an end, so nothing is to be reviewed",
+    )
 
 
 def test_a_bad_severity_is_named_with_the_choices() -> None:

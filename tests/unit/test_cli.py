@@ -45,8 +45,8 @@ def test_the_json_list_has_the_shape_of_a_report() -> None:
         assert list(report) == ["trl_hotfix", "trl", "python", "digest", "patches"]
         (patch,) = (each for each in report["patches"] if each["id"] == ID)
         assert list(patch) == [
-            *("id", "revision", "title", "severity", "trl", "upstream", "state", "reason", "options", "evidence"),
-            "targets",
+            *("id", "revision", "title", "severity", "trl", "upstream", "review_by", "state", "reason", "options"),
+            *("evidence", "targets"),
         ]
         assert (patch["state"], patch["reason"]) == ("pending", "applies")
         assert list(patch["targets"][0]) == ["module", "attribute", "trl", "state"]
