@@ -56,7 +56,7 @@ def _variant(patch: Patch, proof: Any, variant: str, eager: Any) -> dict[str, An
             raise AssertionError(f"{graphs} graphs were compiled")
         return seen
 
-    verdict, runs = prove.red_green_red(patch, train)
+    verdict, runs = prove.red_green_red(patch, train, data=getattr(proof, "DATA", False))
     if verdict is CellVerdict.NOT_REPRODUCED:
         with prove.patched(patch):
             runs["green"] = train()

@@ -263,6 +263,7 @@ def trainer(trainer_class: type, **wanted: Any) -> Any:
         wanted.pop("ref_model", None)  # the model without its adapter is the reference
     made = trainer_class(**wanted)
     trained.add("lora" if hasattr(made.model, "peft_config") else "full")
+    fingerprints.append(getattr(made.train_dataset, "_fingerprint", ""))
     return made
 
 
@@ -341,6 +342,9 @@ compiler = "aot_eager"
 
 trained: set[str] = set()
 """What has been trained: models in ``full``, adapters (``lora``)."""
+
+fingerprints: list[str] = []
+"""Of the datasets that the trainers made by ``trainer`` have prepared: their keys in the cache of ``datasets``."""
 
 
 def _in_variant(model: Any) -> Any:
