@@ -254,7 +254,7 @@ def config(config_class: type, **wanted: Any) -> Any:
 
 def trainer(trainer_class: type, **wanted: Any) -> Any:
     """A trainer; the tokenizer goes by the name that it has in this release."""
-    known = inspect.signature(trainer_class.__init__).parameters
+    known = parameters(trainer_class)
     if "tokenizer" in wanted and "processing_class" in known:
         wanted["processing_class"] = wanted.pop("tokenizer")
     if variant in ("lora", "full"):
@@ -265,6 +265,12 @@ def trainer(trainer_class: type, **wanted: Any) -> Any:
     trained.add("lora" if hasattr(made.model, "peft_config") else "full")
     fingerprints.append(getattr(made.train_dataset, "_fingerprint", ""))
     return made
+
+
+def parameters(trainer_class: type) -> set[str]:
+    """What the trainer takes; a class that was moved or renamed hands all on to the one that it is now."""
+    every = (set(inspect.signature(each.__init__).parameters) for each in trainer_class.__mro__)
+    return next(its for its in every if its != {"self", "args", "kwargs"})
 
 
 def one_process() -> None:
