@@ -534,7 +534,7 @@ def alone(leaf: ModuleType) -> Iterator[None]:
 def stream(rows: list[dict[str, Any]]) -> Any:
     """``rows`` as an ``IterableDataset``: mapped without a hash, a cache or a progress bar.
 
-    It always knows its columns and its first row, which 0.15 asks for after a map.
+    It always knows its columns and its first row, which 0.15 asks for after a map, and is mapped as a ``Dataset`` is.
     """
     from datasets import Dataset, IterableDataset
 
@@ -545,7 +545,9 @@ def stream(rows: list[dict[str, Any]]) -> Any:
             return list(self)[index]
 
         def map(self, *args: Any, **kwargs: Any) -> Any:
-            mapped = super().map(*args, **kwargs)
+            only_for_a_dataset = {"num_proc", "desc", "writer_batch_size"}
+            how = {name: value for name, value in kwargs.items() if name not in only_for_a_dataset}
+            mapped = super().map(*args, **how)
             mapped.__class__ = Rows
             return mapped
 
