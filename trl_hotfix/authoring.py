@@ -477,3 +477,88 @@ def _mask_separates() -> bool:
         return False
     # transformers 5 needs a newer torch anyway, and has no such constant.
     return getattr(masking_utils, "_is_torch_greater_or_equal_than_2_6", True)
+
+
+def micro_batches(trainer: Any) -> int:
+    """How many micro-batches the optimizer step accumulates that is under way.
+
+    Later transformers count them, since the last step of an epoch may have fewer than ``gradient_accumulation_steps``;
+    earlier ones divide by that number there too.
+    """
+    counted: int | None = getattr(trainer, "current_gradient_accumulation_steps", None)
+    return counted or int(trainer.args.gradient_accumulation_steps)
+
+
+def online_dpo_stub(leaf: ModuleType, completions: Any = None, completion_mask: Any = None, **settings: Any) -> Any:
+    """A stub of this leaf's trainer, OnlineDPO's, XPO's or NashMD's, whose ``training_step`` runs from 0.12.0 on.
+
+    ``trainer.training_step(trainer.model, {"prompt": [...]})`` samples nothing. OnlineDPO's ``completions`` are given
+    with their mask, each of shape ``(2 * prompts, length)``, and the log-probs are those of a ``tiny_causal_lm``. Of the
+    other two trainers only what follows the loss is the real one, and the loss is 2. The judge prefers the first
+    completion; the reference is the model at half its weights. What ``accelerator.backward`` is given is appended to
+    ``trainer.went_backward``. ``settings`` are of the trainer's arguments.
+    """
+    import torch
+
+    kind = {"xpo_trainer": "XPO", "nash_md_trainer": "NashMD"}.get(leaf.__name__.rpartition(".")[2], "OnlineDPO")
+    usual = {"n_gpu": 1, "use_vllm": True, "missing_eos_penalty": None}
+    args = default_arguments(getattr(leaf, f"{kind}Config"), **{**usual, **settings})
+    config = SimpleNamespace(is_encoder_decoder=False)
+    model, reference = tiny_causal_lm(config), tiny_causal_lm(config)
+    with torch.no_grad():
+        reference.weight.mul_(0.5)
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 6]]) if completions is None else completions
+    mask = torch.ones_like(tokens) if completion_mask is None else completion_mask
+    prompts = torch.tensor([[7, 8]]).repeat(len(tokens) // 2, 1)
+    both = prompts.repeat(2, 1)
+    model.generate = lambda *args, **kwargs: torch.cat([both, tokens], dim=1)
+    words = SimpleNamespace(eos_token_id=0, pad_token_id=9, batch_decode=lambda ids, **kwargs: ["w"] * len(ids))
+    judged = SimpleNamespace(judge=lambda prompts, completions, **kwargs: [0] * len(prompts))
+    trainer = stub_trainer(
+        getattr(leaf, f"{kind}Trainer"),
+        args,
+        model=model,
+        ref_model=reference,
+        judge=judged,
+        reward_model=None,
+        # From 0.22.0 on they come before the judge, and from 1.1.0 on there is no judge.
+        reward_funcs=[len] if hasattr(getattr(leaf, f"{kind}Trainer"), "_calculate_rewards_from_functions") else None,
+        _calculate_rewards_from_functions=lambda **kwargs: torch.arange(len(tokens), 0.0, -1),
+        _beta=0.1,
+        _alpha=0.1,
+        _mixture_coef=0.5,
+        stats=defaultdict(list),
+        state=SimpleNamespace(global_step=0, epoch=0.0),
+        processing_class=words,
+        _tokenizer=words,
+        eos_token_id=0,
+        eos_token_ids=[0],
+        pad_token_id=9,
+        max_length=64,
+        is_vision_model=False,
+        generation_config=None,
+        use_apex=False,
+        went_backward=[],
+        tokenize_row=lambda *args: None,
+        data_collator=lambda rows: {"prompt_input_ids": prompts, "prompt_attention_mask": torch.ones_like(prompts)},
+        _prepare_inputs=lambda inputs: inputs,
+    )
+    alone = {
+        "state": SimpleNamespace(deepspeed_plugin=None),
+        "distributed_type": "NO",
+        "gradient_accumulation_steps": 1,
+    }
+    vars(trainer.accelerator).update(alone, backward=lambda loss, **kwargs: trainer.went_backward.append(loss))
+    if kind == "OnlineDPO":
+        # What generate gives are four values, in 1.16.0 five; what vLLM gives are four.
+        trainer._generate_vllm = lambda *args: (both, torch.ones_like(both), tokens, mask)
+        return trainer
+    one = torch.ones(len(prompts))
+    of_tokens = torch.zeros(len(prompts), 3)
+    trainer._generate_completions = trainer._process_completions = lambda *args: ({}, {})
+    trainer._compute_rewards = lambda *args: (one, one)
+    trainer._compute_judge = lambda *args: one > 0
+    trainer._compute_logprobs = lambda *args: (of_tokens,) * (4 if kind == "XPO" else 2)
+    trainer._compute_losses = lambda *args: (2.0 * model.weight.sum() / model.weight.sum(), one, one)
+    trainer._log_statistics = lambda *args: None
+    return trainer
