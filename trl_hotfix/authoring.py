@@ -597,3 +597,175 @@ def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any],
             dataset = dataset.with_transform(leaf.remove_none_values)
     with first():
         return dataset.map(function, **how)
+def micro_batches(trainer: Any) -> int:
+    """How many micro-batches the optimizer step accumulates that is under way.
+
+    Later transformers count them, since the last step of an epoch may have fewer than ``gradient_accumulation_steps``;
+    earlier ones divide by that number there too.
+    """
+    counted: int | None = getattr(trainer, "current_gradient_accumulation_steps", None)
+    return counted or int(trainer.args.gradient_accumulation_steps)
+
+
+def online_dpo_stub(leaf: ModuleType, completions: Any = None, completion_mask: Any = None, **settings: Any) -> Any:
+    """A stub of this leaf's trainer, OnlineDPO's, XPO's or NashMD's, whose ``training_step`` runs from 0.12.0 on.
+
+    ``trainer.training_step(trainer.model, {"prompt": [...]})`` samples nothing. OnlineDPO's ``completions`` are given
+    with their mask, each of shape ``(2 * prompts, length)``, and the log-probs are those of a ``tiny_causal_lm``. Of
+    the other two trainers only what follows the loss is the real one, and the loss is 2. The judge prefers the first
+    completion; the reference is the model at half its weights. What ``accelerator.backward`` is given is appended to
+    ``trainer.went_backward``. ``settings`` are of the trainer's arguments.
+    """
+    import torch
+
+    kind = {"xpo_trainer": "XPO", "nash_md_trainer": "NashMD"}.get(leaf.__name__.rpartition(".")[2], "OnlineDPO")
+    usual = {"n_gpu": 1, "use_vllm": True, "missing_eos_penalty": None}
+    args = default_arguments(getattr(leaf, f"{kind}Config"), **{**usual, **settings})
+    config = SimpleNamespace(is_encoder_decoder=False)
+    model, reference = tiny_causal_lm(config), tiny_causal_lm(config)
+    with torch.no_grad():
+        reference.weight.mul_(0.5)
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 6]]) if completions is None else completions
+    mask = torch.ones_like(tokens) if completion_mask is None else completion_mask
+    prompts = torch.tensor([[7, 8]]).repeat(len(tokens) // 2, 1)
+    both = prompts.repeat(2, 1)
+    model.generate = lambda *args, **kwargs: torch.cat([both, tokens], dim=1)
+    words = SimpleNamespace(eos_token_id=0, pad_token_id=9, batch_decode=lambda ids, **kwargs: ["w"] * len(ids))
+    judged = SimpleNamespace(judge=lambda prompts, completions, **kwargs: [0] * len(prompts))
+    trainer = stub_trainer(
+        getattr(leaf, f"{kind}Trainer"),
+        args,
+        model=model,
+        ref_model=reference,
+        judge=judged,
+        reward_model=None,
+        # From 0.22.0 on they come before the judge, and from 1.1.0 on there is no judge.
+        reward_funcs=[len] if hasattr(getattr(leaf, f"{kind}Trainer"), "_calculate_rewards_from_functions") else None,
+        _calculate_rewards_from_functions=lambda **kwargs: torch.arange(len(tokens), 0.0, -1),
+        _beta=0.1,
+        _alpha=0.1,
+        _mixture_coef=0.5,
+        stats=defaultdict(list),
+        state=SimpleNamespace(global_step=0, epoch=0.0),
+        processing_class=words,
+        _tokenizer=words,
+        eos_token_id=0,
+        eos_token_ids=[0],
+        pad_token_id=9,
+        max_length=64,
+        is_vision_model=False,
+        generation_config=None,
+        use_apex=False,
+        went_backward=[],
+        tokenize_row=lambda *args: None,
+        data_collator=lambda rows: {"prompt_input_ids": prompts, "prompt_attention_mask": torch.ones_like(prompts)},
+        _prepare_inputs=lambda inputs: inputs,
+    )
+    alone = {
+        "state": SimpleNamespace(deepspeed_plugin=None),
+        "distributed_type": "NO",
+        "gradient_accumulation_steps": 1,
+    }
+    vars(trainer.accelerator).update(alone, backward=lambda loss, **kwargs: trainer.went_backward.append(loss))
+    if kind == "OnlineDPO":
+        # What generate gives are four values, in 1.16.0 five; what vLLM gives are four.
+        trainer._generate_vllm = lambda *args: (both, torch.ones_like(both), tokens, mask)
+        return trainer
+    one = torch.ones(len(prompts))
+    of_tokens = torch.zeros(len(prompts), 3)
+    trainer._generate_completions = trainer._process_completions = lambda *args: ({}, {})
+    trainer._compute_rewards = lambda *args: (one, one)
+    trainer._compute_judge = lambda *args: one > 0
+    trainer._compute_logprobs = lambda *args: (of_tokens,) * (4 if kind == "XPO" else 2)
+    trainer._compute_losses = lambda *args: (2.0 * model.weight.sum() / model.weight.sum(), one, one)
+    trainer._log_statistics = lambda *args: None
+    return trainer
+
+
+def copies_of_the_loss(trainer: Any) -> int:
+    """By how much ``Trainer.compute_loss`` multiplies a loss that is divided by the items of all ranks.
+
+    The gradient is the mean over the ranks, and so becomes the sum. It is 1 on one device, and where each rank counts
+    its own items (``average_tokens_across_devices=False``).
+    """
+    from transformers import Trainer
+
+    if not getattr(trainer.args, "average_tokens_across_devices", False):
+        return 1
+    # Releases differ in what they look at.
+    reads = Trainer.compute_loss.__code__.co_names
+    if "n_gpu" in reads and trainer.args.n_gpu > 1:
+        return int(trainer.args.n_gpu)
+    return int(trainer.accelerator.num_processes // (trainer.get_tp_size() if "get_tp_size" in reads else 1))
+
+
+def sft_moe_loss(
+    leaf: ModuleType,
+    coefficient: float,
+    *,
+    cross_entropy: float = 3.0,
+    aux_loss: float = 2.0,
+    num_items_in_batch: int | None = None,
+    **attributes: Any,
+) -> float:
+    """What ``compute_loss`` of this leaf's ``SFTTrainer`` makes of a mixture-of-experts model.
+
+    Given labels, the model returns ``cross_entropy + router_aux_loss_coef * aux_loss``; so it does for a batch of three
+    tokens. ``attributes`` are the trainer's.
+    """
+    import torch
+
+    class Log(dict):  # type: ignore[type-arg]
+        """``[mode][name].append`` and, before 0.18.0, ``[name].append``."""
+
+        def __missing__(self, key: str) -> Any:
+            return Log()
+
+        def append(self, value: float) -> None: ...
+
+    class Outputs(dict):  # type: ignore[type-arg]
+        __getattr__ = dict.__getitem__
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.router_aux_loss_coef = coefficient
+
+        def forward(self, input_ids: Any, labels: Any, **kwargs: Any) -> Any:
+            here = labels[:, 1:]
+            return Outputs(
+                loss=torch.tensor(cross_entropy + self.router_aux_loss_coef * aux_loss),
+                aux_loss=torch.tensor(aux_loss),
+                logits=torch.zeros(*input_ids.shape, 11),
+                # What TRL's own heads answer besides: its chunked loss, and from 1.15.0 on the fused head.
+                num_valid_tokens=torch.tensor(here.numel()),
+                num_correct_tokens=torch.tensor(0),
+                entropy_sum=torch.tensor(0.0),
+                log_probs=torch.full(here.shape, -cross_entropy),
+                label_mask=torch.ones_like(here, dtype=torch.bool),
+                entropy=torch.zeros(here.shape),
+                is_top1=torch.zeros_like(here, dtype=torch.bool),
+            )
+
+    model = Model()
+    usual: dict[str, Any] = {
+        "model": model,
+        "aux_loss_enabled": True,
+        "aux_loss_coef": coefficient,
+        "router_aux_loss_coef": coefficient,
+        "label_smoother": None,
+        "compute_loss_func": None,
+        "model_accepts_loss_kwargs": False,
+        "current_gradient_accumulation_steps": 1,
+        "num_virtual_tokens": 0,
+        "control": SimpleNamespace(should_evaluate=False),
+        "_metrics": Log(),
+        "_total_train_tokens": 0,
+        "_tp_size": 1,
+    }
+    arguments = default_arguments(leaf.SFTConfig, n_gpu=1)
+    trainer = stub_trainer(leaf.SFTTrainer, arguments, **{**usual, "get_tp_size": lambda: 1, **attributes})
+    trainer.accelerator.parallelism_config = None
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
+    return float(trainer.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch))

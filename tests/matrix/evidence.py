@@ -19,7 +19,7 @@ from packaging.version import Version
 from trl_hotfix import __version__, catalogue
 from trl_hotfix import evidence as shipped
 from trl_hotfix.gates import in_range
-from trl_hotfix.model import Patch
+from trl_hotfix.model import Patch, Target
 from trl_hotfix.report import links
 from trl_hotfix.wheels import Release
 
@@ -102,12 +102,22 @@ def fingerprints() -> dict[str, Any]:
     """
     said: dict[tuple[str, str, str], set[str]] = {}
     ranges = {(patch.id, each.name): patch.range_of(each) for patch in catalogue.load() for each in patch.targets}
+    handed_on = {
+        (patch.id, target.name, release)
+        for patch in catalogue.load()
+        for target in patch.targets
+        for release in layout.releases()
+        if _hands_on(patch, target, release)
+    }
     for cell in load()["cells"]:
         for name, body in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
             if red is not None and body is not None:
                 # The self-test speaks of the leaf: in this release the bug is in another target of the patch.
                 if red["verdict"] == "reproduced" and not in_range(cell["release"], ranges[cell["patch"], name]):
+                    continue
+                # Of a method that a module only hands on, it speaks in the module where the method is.
+                if (cell["patch"], name, cell["release"]) in handed_on:
                     continue
                 said.setdefault((name, body, cell["patch"]), set()).add(WHAT[red["verdict"]])
     both = [key for key, what in said.items() if "buggy" in what and len(what) > 1]
@@ -119,7 +129,7 @@ def fingerprints() -> dict[str, Any]:
             bodies = targets.setdefault(target.name, {})
             for release in layout.releases():
                 body = wheel(release).body(target.module, target.attribute)
-                if body is None:
+                if body is None or (patch.id, target.name, release) in handed_on:
                     continue
                 known = bodies.setdefault(body, {"releases": [], "is": {}})
                 if release not in known["releases"]:
@@ -129,6 +139,22 @@ def fingerprints() -> dict[str, Any]:
                 if what:
                     known["is"][patch.id] = "fixed" if "fixed" in what else what.copy().pop()
     return {"releases": list(layout.releases()), "targets": dict(sorted(targets.items()))}
+
+
+def _hands_on(patch: Patch, target: Target, release: str) -> bool:
+    """Is this the old name of a class that has moved, while the patch is on the method where it is now?
+
+    The body there is the one with the bug, and the range of the target ends with the move all the same.
+    """
+    if in_range(release, patch.range_of(target)):
+        return False
+    moved = [
+        each
+        for each in patch.targets
+        if each.attribute == target.attribute and each is not target and in_range(release, patch.range_of(each))
+    ]
+    there = wheel(release).body(target.module, target.attribute) if moved else None
+    return there is not None and any(wheel(release).body(each.module, each.attribute) == there for each in moved)
 
 
 def proposed_range(patch: Patch, cells: Sequence[Any]) -> str:

@@ -732,3 +732,89 @@ def several(runs: dict[str, SftRun]) -> tuple[float, dict[str, Any]]:
     """The sum of the losses, and all gradients, each named after its run."""
     gradients = {f"{name} {each}": its for name, run in runs.items() for each, its in run.gradients.items()}
     return sum(run.loss for run in runs.values()), gradients
+def classes(name: str) -> tuple[Any, Any]:
+    """The trainer and its config, or twice None; some have moved to ``trl.experimental``, others are gone."""
+    import contextlib
+    from importlib import import_module
+
+    folder = {"OnlineDPO": "online_dpo", "NashMD": "nash_md"}.get(name, name.lower())
+    for module in (f"trl.experimental.{folder}", "trl"):
+        with contextlib.suppress(AttributeError, ImportError):
+            found = import_module(module)
+            return getattr(found, f"{name}Trainer"), getattr(found, f"{name}Config")
+    return None, None
+
+
+ONLINE_LENGTHS = (5, 3, 4, 2)
+"""Tokens of the completions in ``online_dpo``, the end of sequence among them; they are padded to the longest."""
+
+
+def online_completions(rows: int) -> Any:
+    """What ``online_dpo`` generates, ``(rows, 5)``: always the same, and padded with 0 after the end of sequence."""
+    import torch
+
+    made = []
+    for row in range(rows):
+        length = ONLINE_LENGTHS[row % len(ONLINE_LENGTHS)]
+        words = [10 + (11 * row + 3 * place) % 50 for place in range(length - 1)]
+        made.append([*words, 1, *[0] * (max(ONLINE_LENGTHS) - length)])
+    return torch.tensor(made)
+
+
+def online_dpo(trainer_class: type, config_class: type, model: Any, **settings: Any) -> Any:
+    """A trainer of OnlineDPO, XPO or NashMD, whose reference is the model as it begins, on one prompt.
+
+    Of the two completions of a prompt the first is the better one, if there is a judge or it is OnlineDPO. OnlineDPO's
+    completions are those of ``online_completions``; the other two sample.
+    """
+    import torch
+    from datasets import Dataset
+
+    def generate(input_ids: Any, **kwargs: Any) -> Any:
+        return torch.cat([input_ids, online_completions(len(input_ids))], dim=1)
+
+    class Judge:
+        def judge(self, prompts: Any, completions: Any, return_scores: bool = False, **kwargs: Any) -> Any:
+            return [0.75 if return_scores else 0] * len(prompts)
+
+    def reward(completions: Any, **kwargs: Any) -> list[float]:
+        return [float(len(completions) - row) for row in range(len(completions))]
+
+    def scoring(model: Any) -> Any:
+        from transformers import LlamaForSequenceClassification
+
+        torch.manual_seed(2)
+        return LlamaForSequenceClassification(model.config)
+
+    words = tokenizer()
+    words.padding_side = "left"
+    samples = hasattr(trainer_class, "_compute_losses")
+    if not samples:
+        model.generate = generate
+    known = inspect.signature(trainer_class.__init__).parameters
+    judged: dict[str, Any] = {"judge": Judge()}
+    if "judge" not in known:
+        judged = {"reward_funcs": scoring(model) if samples else reward}
+        judged |= {name: words for name in known if samples and name.startswith("reward_processing_class")}
+    return trainer(
+        trainer_class,
+        model=model,
+        **judged,
+        args=config(config_class, **{"max_new_tokens": 5, "max_length": 16, "beta": 0.5, **settings}),
+        train_dataset=Dataset.from_list([{"prompt": "w1 w2 w3"}] * 16),
+        tokenizer=words,
+    )
+
+
+def online_log_probs(model: Any, rows: int) -> Any:
+    """Log-probs of the tokens of ``online_completions`` after the prompt, 0 where padded, without TRL's code."""
+    import torch
+
+    completions = online_completions(rows)
+    prompt = torch.tensor([tokenizer()("w1 w2 w3")["input_ids"]] * rows)
+    lengths = torch.tensor([ONLINE_LENGTHS[row % len(ONLINE_LENGTHS)] for row in range(rows)])
+    counted = torch.arange(completions.shape[1]) < lengths[:, None]
+    ids = torch.cat([prompt, completions], dim=1)
+    seen = torch.cat([torch.ones_like(prompt), counted.long()], dim=1)
+    logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, prompt.shape[1] - 1 : -1]
+    return logits.log_softmax(-1).gather(2, completions[..., None])[..., 0] * counted

@@ -13,10 +13,10 @@ TRL's term is the only one then, and stays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, default_arguments, judge, replaced_argument, stub_trainer
+from ..authoring import argument, judge, replaced_argument, sft_moe_loss
 from ..model import Outcome, Verdict
 
 
@@ -43,63 +43,10 @@ def count_aux_loss_once(
 
 def aux_loss_is_counted_once(leaf: ModuleType) -> Outcome:
     """The loss of a model that adds coefficient * aux_loss itself is the loss that the model returned."""
-    import torch
-
     cross_entropy, aux_loss = 3.0, 2.0
 
-    class Log(dict):  # type: ignore[type-arg]
-        """``[mode][name].append`` and, before 0.18.0, ``[name].append``."""
-
-        def __missing__(self, key: str) -> Any:
-            return Log()
-
-        def append(self, value: float) -> None: ...
-
-    class Outputs(dict):  # type: ignore[type-arg]
-        __getattr__ = dict.__getitem__
-
-    class Model(torch.nn.Module):  # type: ignore[misc]
-        coefficient = 0.0
-
-        def forward(self, input_ids: Any, labels: Any, **kwargs: Any) -> Any:
-            here = labels[:, 1:]
-            return Outputs(
-                loss=torch.tensor(cross_entropy + self.coefficient * aux_loss),
-                aux_loss=torch.tensor(aux_loss),
-                logits=torch.zeros(*input_ids.shape, 11),
-                # What TRL's own heads answer besides: its chunked loss, and from 1.15.0 on the fused head.
-                num_valid_tokens=torch.tensor(here.numel()),
-                num_correct_tokens=torch.tensor(0),
-                entropy_sum=torch.tensor(0.0),
-                log_probs=torch.full(here.shape, -cross_entropy),
-                label_mask=torch.ones_like(here, dtype=torch.bool),
-                entropy=torch.zeros(here.shape),
-                is_top1=torch.zeros_like(here, dtype=torch.bool),
-            )
-
     def loss_with(coefficient: float) -> float:
-        model = Model()
-        model.coefficient = coefficient
-        trainer = stub_trainer(
-            leaf.SFTTrainer,
-            default_arguments(leaf.SFTConfig),
-            model=model,
-            aux_loss_enabled=True,
-            aux_loss_coef=coefficient,
-            router_aux_loss_coef=coefficient,
-            label_smoother=None,
-            compute_loss_func=None,
-            model_accepts_loss_kwargs=False,
-            num_virtual_tokens=0,
-            control=SimpleNamespace(should_evaluate=False),
-            _metrics=Log(),
-            _total_train_tokens=0,
-            _tp_size=1,
-        )
-        trainer.accelerator.parallelism_config = None
-        tokens = torch.tensor([[1, 2, 3, 4]])
-        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
-        return float(trainer.compute_loss(model, inputs))
+        return sft_moe_loss(leaf, coefficient, cross_entropy=cross_entropy, aux_loss=aux_loss)
 
     coefficient = 0.5
     once = cross_entropy + coefficient * aux_loss
