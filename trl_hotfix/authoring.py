@@ -597,6 +597,8 @@ def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any],
             dataset = dataset.with_transform(leaf.remove_none_values)
     with first():
         return dataset.map(function, **how)
+
+
 def micro_batches(trainer: Any) -> int:
     """How many micro-batches the optimizer step accumulates that is under way.
 

@@ -5,44 +5,35 @@ Models are written to the folder ``models`` of the working directory. ``settings
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "patches"))
 
+import tiny
+from tiny import classes
+
 
 def dpo(**settings: Any) -> Any:
-    import tiny
-
     return _preference("DPO", tiny.preferences(), ref_model=tiny.llama("models", seed=1), **settings)
 
 
 def kto(**settings: Any) -> Any:
-    import tiny
-
     return _preference("KTO", tiny.labelled(), ref_model=tiny.llama("models", seed=1), **settings)
 
 
 def orpo(**settings: Any) -> Any:
-    import tiny
-
     return _preference("ORPO", tiny.preferences(), **settings)
 
 
 def cpo(**settings: Any) -> Any:
-    import tiny
-
     return _preference("CPO", tiny.preferences(), **settings)
 
 
 def _preference(name: str, data: Any, ref_model: Any = None, **settings: Any) -> Any:
-    import tiny
-
     words = tiny.tokenizer()
     # 0.9.6 needs one, and puts it before every prompt.
     words.bos_token = words.eos_token
@@ -61,8 +52,6 @@ def _preference(name: str, data: Any, ref_model: Any = None, **settings: Any) ->
 def sft(**settings: Any) -> Any:
     from datasets import Dataset
 
-    import tiny
-
     trainer_class, config_class = classes("SFT")
     data = Dataset.from_list([{"text": f"w{row} w{row + 1} w{row + 2}"} for row in range(8)])
     return tiny.trainer(
@@ -76,8 +65,6 @@ def sft(**settings: Any) -> Any:
 
 def gkd(**settings: Any) -> Any:
     from datasets import Dataset
-
-    import tiny
 
     words = tiny.tokenizer()
     words.chat_template = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
@@ -97,16 +84,12 @@ def scoring(seed: int) -> Any:
     """A classifier with one output."""
     from transformers import AutoModelForSequenceClassification
 
-    import tiny
-
     tiny.llama("models", seed=seed)
     return AutoModelForSequenceClassification.from_pretrained(f"models/llama-{seed}", num_labels=1)
 
 
 def reward(config_class: type | None = None, **settings: Any) -> Any:
     from datasets import Dataset
-
-    import tiny
 
     words = tiny.tokenizer()
     rows = tiny.preferences()
@@ -131,31 +114,15 @@ def reward_with_plain_arguments(**settings: Any) -> Any:
 
 
 def release_parameters(name: str) -> set[str]:
-    import tiny
-
     return tiny.parameters(classes(name)[0])
 
 
-def classes(name: str) -> tuple[Any, Any]:
-    """The trainer and its config; in later releases some have moved to ``trl.experimental``."""
-    import trl
-
-    with contextlib.suppress(AttributeError, ImportError):
-        return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
-    module = import_module(f"trl.experimental.{'online_dpo' if name == 'OnlineDPO' else name.lower()}")
-    return getattr(module, f"{name}Trainer"), getattr(module, f"{name}Config")
-
-
 def grpo(**settings: Any) -> Any:
-    import tiny
-
     trainer_class, config_class = classes("GRPO")
     return tiny.grpo(trainer_class, tiny.llama("models", seed=0), config_class, **settings)
 
 
 def rloo(**settings: Any) -> Any:
-    import tiny
-
     trainer_class, config_class = classes("RLOO")
     if "reward_funcs" in release_parameters("RLOO"):
         return tiny.grpo(trainer_class, tiny.llama("models", seed=0), config_class, **settings)
@@ -171,8 +138,6 @@ def ppo(**settings: Any) -> Any:
 def of_own_loop(name: str, **settings: Any) -> Any:
     """PPO, and RLOO up to 0.21, which have a training loop of their own."""
     from datasets import Dataset
-
-    import tiny
 
     trainer_class, config_class = classes(name)
     known = release_parameters(name)
@@ -208,8 +173,6 @@ def of_own_loop(name: str, **settings: Any) -> Any:
 
 def online_dpo(**settings: Any) -> Any:
     from datasets import Dataset
-
-    import tiny
 
     words = tiny.tokenizer()
     words.padding_side = "left"
@@ -256,13 +219,10 @@ def there(name: str) -> bool:
     # Later releases take them too, and fail at the first step.
     if name.endswith("TrainingArguments") and trl.__version__ != "0.9.6":
         return False
-    try:
-        trainer_class, _ = classes(name.partition(" ")[0])
-    except (AttributeError, ImportError):
-        return False
+    trainer_class, _ = classes(name.partition(" ")[0])
     from transformers import Trainer
 
-    return issubclass(trainer_class, Trainer)
+    return trainer_class is not None and issubclass(trainer_class, Trainer)
 
 
 class Said(logging.Handler):

@@ -732,6 +732,8 @@ def several(runs: dict[str, SftRun]) -> tuple[float, dict[str, Any]]:
     """The sum of the losses, and all gradients, each named after its run."""
     gradients = {f"{name} {each}": its for name, run in runs.items() for each, its in run.gradients.items()}
     return sum(run.loss for run in runs.values()), gradients
+
+
 def classes(name: str) -> tuple[Any, Any]:
     """The trainer and its config, or twice None; some have moved to ``trl.experimental``, others are gone."""
     import contextlib
