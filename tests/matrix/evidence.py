@@ -6,6 +6,7 @@ python tests/matrix/evidence.py     # make the two again from the evidence and t
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -57,6 +58,8 @@ def write(cells: Iterable[Any], proofs: Iterable[Any], parity: Iterable[Any]) ->
 def make() -> None:
     """Write ``fingerprints.json`` and the picture from the evidence and the wheels."""
     FINGERPRINTS.write_text(json.dumps(fingerprints(), indent=1) + "\n")
+    _bodies_file().parent.mkdir(exist_ok=True)
+    _bodies_file().write_text(json.dumps(_bodies()))
     data = load()
     for cell in data["cells"]:
         cell["stale"] = is_stale(cell)
@@ -87,12 +90,31 @@ def wheel(release: str) -> Release:
     return Release(BENCH / "overlay" / release)
 
 
+def body(release: str, target: Target) -> str | None:
+    """The body of ``target`` in a release: read from its wheel once, since that does not change."""
+    known, key = _bodies(), f"{release} {target.name}"
+    if key not in known:
+        known[key] = wheel(release).body(target.module, target.attribute)
+    return known[key]
+
+
+@functools.cache
+def _bodies() -> dict[str, str | None]:
+    file = _bodies_file()
+    return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+
+@functools.cache
+def _bodies_file() -> Path:
+    """What was read, as it is read now."""
+    reads = (CHECKOUT / "trl_hotfix" / name for name in ("fingerprint.py", "wheels.py"))
+    digest = hashlib.sha256(b"".join(each.read_bytes() for each in reads)).hexdigest()[:16]
+    return BENCH / "bodies" / f"{digest}.json"
+
+
 def bodies_by_release(patch: Patch) -> dict[str, tuple[str | None, ...]]:
-    """For every release, the bodies of the patch's targets, read from the wheels."""
-    return {
-        release: tuple(wheel(release).body(target.module, target.attribute) for target in patch.targets)
-        for release in layout.releases()
-    }
+    """For every release, the bodies of the patch's targets."""
+    return {release: tuple(body(release, target) for target in patch.targets) for release in layout.releases()}
 
 
 def fingerprints() -> dict[str, Any]:
@@ -110,16 +132,16 @@ def fingerprints() -> dict[str, Any]:
         if _hands_on(patch, target, release)
     }
     for cell in load()["cells"]:
-        for name, body in cell["bodies"].items():
+        for name, its in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
-            if red is not None and body is not None:
+            if red is not None and its is not None:
                 # The self-test speaks of the leaf: in this release the bug is in another target of the patch.
                 if red["verdict"] == "reproduced" and not in_range(cell["release"], ranges[cell["patch"], name]):
                     continue
                 # Of a method that a module only hands on, it speaks in the module where the method is.
                 if (cell["patch"], name, cell["release"]) in handed_on:
                     continue
-                said.setdefault((name, body, cell["patch"]), set()).add(WHAT[red["verdict"]])
+                said.setdefault((name, its, cell["patch"]), set()).add(WHAT[red["verdict"]])
     both = [key for key, what in said.items() if "buggy" in what and len(what) > 1]
     if both:
         raise ValueError(f"these bodies were seen with the bug and without: {both}")
@@ -128,14 +150,14 @@ def fingerprints() -> dict[str, Any]:
         for target in patch.targets:
             bodies = targets.setdefault(target.name, {})
             for release in layout.releases():
-                body = wheel(release).body(target.module, target.attribute)
-                if body is None or (patch.id, target.name, release) in handed_on:
+                its = body(release, target)
+                if its is None or (patch.id, target.name, release) in handed_on:
                     continue
-                known = bodies.setdefault(body, {"releases": [], "is": {}})
+                known = bodies.setdefault(its, {"releases": [], "is": {}})
                 if release not in known["releases"]:
                     known["releases"].append(release)
                 # Fixed where it can be seen, absent where the module only hands it on: it is fixed.
-                what = said.get((target.name, body, patch.id))
+                what = said.get((target.name, its, patch.id))
                 if what:
                     known["is"][patch.id] = "fixed" if "fixed" in what else what.copy().pop()
     return {"releases": list(layout.releases()), "targets": dict(sorted(targets.items()))}
@@ -153,8 +175,8 @@ def _hands_on(patch: Patch, target: Target, release: str) -> bool:
         for each in patch.targets
         if each.attribute == target.attribute and each is not target and in_range(release, patch.range_of(each))
     ]
-    there = wheel(release).body(target.module, target.attribute) if moved else None
-    return there is not None and any(wheel(release).body(each.module, each.attribute) == there for each in moved)
+    there = body(release, target) if moved else None
+    return there is not None and any(body(release, each) == there for each in moved)
 
 
 def proposed_range(patch: Patch, cells: Sequence[Any]) -> str:
