@@ -195,14 +195,19 @@ def _digest(text: str, files: tuple[Path, ...]) -> str:
 
 
 def proof_of(patch: Patch) -> Mapping[str, Any]:
-    """The settings at the top of a patch's proof (``OVERLAYS``, ``PARITY``); nothing of it is imported here."""
+    """The settings of a patch's proof (``OVERLAYS``, ``PARITY``), and whether it trains what is ``unaffected``.
+
+    Nothing of it is imported here.
+    """
     import ast
 
     file = CHECKOUT / "tests" / "patches" / f"{patch.id.replace('-', '_')}.py"
     if not file.is_file():
         raise click.ClickException(f"{patch.id} has no proof: expected {file.relative_to(CHECKOUT)}")
-    found = {}
+    found = {"unaffected": False}
     for statement in ast.parse(file.read_text()).body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "unaffected":
+            found["unaffected"] = True
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
             if name in ("OVERLAYS", "PARITY"):

@@ -13,7 +13,7 @@ from trl_hotfix import catalogue
 
 import evidence
 import layout
-from bench import GOOD, Bench, gates
+from bench import GOOD, Bench, gates, proof_of
 
 PATCHES = catalogue.load()
 PLACES = layout.places()
@@ -71,6 +71,8 @@ def test_proofs_and_parity_are_on_record(patch: Any) -> None:
     assert {each["verdict"] for each in proofs} <= set(GOOD)
     assert any(each["verdict"] == "proven" for each in proofs)
     assert all(each["revision"] == patch.revision for each in proofs)
+    if proof_of(patch)["unaffected"]:
+        assert all("unaffected" in each["runs"] for each in proofs if each["verdict"] == "proven")
     for each in (each for each in data["parity"] if each["patch"] == patch.id):
         assert each["loss_difference"] <= 1e-6
         assert each["gradient_difference"] <= 1e-6
