@@ -23,9 +23,9 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready lint types
 	for wrapt in $(WRAPTS); do \
-	  PYTHONPATH=$(CURDIR)/$(VENV)/wrapt-$$wrapt $(BIN)/python -m pytest -q $(BY_WRAPT) || exit 1; \
+	  PYTHONPATH=$(CURDIR)/$(VENV)/wrapt-$$wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) || exit 1; \
 	done
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Every patch on every TRL release, proofs and parity included:
 # `make matrix`, or `make matrix RELEASES=0.11.4,1.16.0 PATCHES=some-id`.

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock
 from packaging.version import Version
 
 HERE = Path(__file__).parent
@@ -94,8 +95,13 @@ def places(chosen: Iterable[str] | None = None) -> tuple[Place, ...]:
 
 
 def build(wanted: Iterable[Place], said: Callable[[str], None] = print) -> None:
-    """Lay out what is not there yet."""
-    wanted = tuple(wanted)
+    """Lay out what is not there yet. Who comes while somebody does, waits."""
+    BENCH.mkdir(exist_ok=True)
+    with FileLock(BENCH / ".lock"):
+        _build(tuple(wanted), said)
+
+
+def _build(wanted: tuple[Place, ...], said: Callable[[str], None]) -> None:
     for stack in dict.fromkeys(place.stack for place in wanted):
         _build_stack(stack, said)
     overlays = {place.release: (f"trl=={place.release}",) for place in wanted}
