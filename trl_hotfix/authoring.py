@@ -512,6 +512,17 @@ class CharacterTokenizer:
     def decode(self, ids: list[int], **kwargs: Any) -> str:
         return "".join(map(chr, ids))
 
+    def pad(self, examples: list[dict[str, list[int]]], **kwargs: Any) -> dict[str, Any]:
+        """Padded on the right, as tensors ``(batch, longest)``."""
+        import torch
+
+        longest = max(len(each["input_ids"]) for each in examples)
+        fillers = {"input_ids": self.pad_token_id, "attention_mask": 0}
+        return {
+            name: torch.tensor([each[name] + [filler] * (longest - len(each[name])) for each in examples])
+            for name, filler in fillers.items()
+        }
+
 
 @contextmanager
 def alone(leaf: ModuleType) -> Iterator[None]:
@@ -597,3 +608,22 @@ def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any],
             dataset = dataset.with_transform(leaf.remove_none_values)
     with first():
         return dataset.map(function, **how)
+
+
+def constructed(trainer_class: type, **given: Any) -> Any:
+    """A trainer whose own constructor has run on ``given``, and transformers' beneath it has not."""
+    from transformers import Trainer
+
+    class Given(Trainer):  # type: ignore[misc]
+        """In the order of the bases in the place of transformers' own."""
+
+        is_deepspeed_enabled = False
+
+        def __init__(self, **given: Any) -> None:
+            self.__dict__.update(given)
+            self.callback_handler = SimpleNamespace(callbacks=[])
+            self.accelerator = SimpleNamespace(prepare_model=lambda model, **kwargs: model)
+
+    trainer: Any = object.__new__(type(trainer_class.__name__, (trainer_class, Given), {}))
+    trainer_class.__init__(trainer, **given)  # type: ignore[misc]
+    return trainer
