@@ -488,8 +488,10 @@ class CharacterTokenizer:
     padding_side = "right"
     model_max_length = 1024
 
-    def __call__(self, text: str, **kwargs: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(each) for each in text], "attention_mask": [1] * len(text)}
+    def __call__(self, text: str, **kwargs: Any) -> Any:
+        from transformers import BatchEncoding
+
+        return BatchEncoding({"input_ids": [ord(each) for each in text], "attention_mask": [1] * len(text)})
 
     def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         """The chat template: the first letter of the role, the content and an end of sequence for each message."""
@@ -526,7 +528,10 @@ class CharacterTokenizer:
 
 @contextmanager
 def alone(leaf: ModuleType) -> Iterator[None]:
-    """In here and in this thread, this leaf knows of one process: a self-test does not wait for the ranks of a run."""
+    """In here this leaf says nothing, and in this thread it knows of one process.
+
+    A self-test does not wait for the ranks of a run, and accelerate's loggers would want to know them.
+    """
     here = threading.get_ident()
 
     def instead_of(real: Callable[..., Any], alone: Callable[[], Any]) -> Callable[..., Any]:
@@ -539,6 +544,9 @@ def alone(leaf: ModuleType) -> Iterator[None]:
         for name, its in (("PartialState", state), ("global_then_local_main_first", nullcontext)):
             if hasattr(leaf, name):
                 stack.enter_context(shadowed(leaf, name, instead_of(getattr(leaf, name), its)))
+        if hasattr(leaf, "logger"):
+            quiet = dict.fromkeys(("info", "warning", "warning_once"), lambda *args, **kwargs: None)
+            stack.enter_context(shadowed(leaf, "logger", SimpleNamespace(**quiet)))
         yield
 
 
@@ -586,8 +594,7 @@ def sft_prepared(
         _tokenizer=tokenizer,
     )
     with alone(leaf):
-        prepared = trainer._prepare_dataset(stream(rows), tokenizer, args, False, formatting_func, "train")
-    return list(prepared)
+        return list(trainer._prepare_dataset(stream(rows), tokenizer, args, False, formatting_func, "train"))
 
 
 def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any], settings: Any, doing: str) -> Any:
