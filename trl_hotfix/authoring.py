@@ -488,8 +488,10 @@ class CharacterTokenizer:
     padding_side = "right"
     model_max_length = 1024
 
-    def __call__(self, text: str, **kwargs: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(each) for each in text], "attention_mask": [1] * len(text)}
+    def __call__(self, text: str, **kwargs: Any) -> Any:
+        from transformers import BatchEncoding
+
+        return BatchEncoding({"input_ids": [ord(each) for each in text], "attention_mask": [1] * len(text)})
 
     def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         """The chat template: the first letter of the role, the content and an end of sequence for each message."""
@@ -512,10 +514,24 @@ class CharacterTokenizer:
     def decode(self, ids: list[int], **kwargs: Any) -> str:
         return "".join(map(chr, ids))
 
+    def pad(self, examples: list[dict[str, list[int]]], **kwargs: Any) -> dict[str, Any]:
+        """Padded on the right, as tensors ``(batch, longest)``."""
+        import torch
+
+        longest = max(len(each["input_ids"]) for each in examples)
+        fillers = {"input_ids": self.pad_token_id, "attention_mask": 0}
+        return {
+            name: torch.tensor([each[name] + [filler] * (longest - len(each[name])) for each in examples])
+            for name, filler in fillers.items()
+        }
+
 
 @contextmanager
 def alone(leaf: ModuleType) -> Iterator[None]:
-    """In here and in this thread, this leaf knows of one process: a self-test does not wait for the ranks of a run."""
+    """In here this leaf says nothing, and in this thread it knows of one process.
+
+    A self-test does not wait for the ranks of a run, and accelerate's loggers would want to know them.
+    """
     here = threading.get_ident()
 
     def instead_of(real: Callable[..., Any], alone: Callable[[], Any]) -> Callable[..., Any]:
@@ -528,6 +544,9 @@ def alone(leaf: ModuleType) -> Iterator[None]:
         for name, its in (("PartialState", state), ("global_then_local_main_first", nullcontext)):
             if hasattr(leaf, name):
                 stack.enter_context(shadowed(leaf, name, instead_of(getattr(leaf, name), its)))
+        if hasattr(leaf, "logger"):
+            quiet = dict.fromkeys(("info", "warning", "warning_once"), lambda *args, **kwargs: None)
+            stack.enter_context(shadowed(leaf, "logger", SimpleNamespace(**quiet)))
         yield
 
 
@@ -575,8 +594,7 @@ def sft_prepared(
         _tokenizer=tokenizer,
     )
     with alone(leaf):
-        prepared = trainer._prepare_dataset(stream(rows), tokenizer, args, False, formatting_func, "train")
-    return list(prepared)
+        return list(trainer._prepare_dataset(stream(rows), tokenizer, args, False, formatting_func, "train"))
 
 
 def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any], settings: Any, doing: str) -> Any:
@@ -771,3 +789,20 @@ def sft_moe_loss(
     tokens = torch.tensor([[1, 2, 3, 4]])
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
     return float(trainer.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch))
+def constructed(trainer_class: type, **given: Any) -> Any:
+    """A trainer whose own constructor has run on ``given``, and transformers' beneath it has not."""
+    from transformers import Trainer
+
+    class Given(Trainer):  # type: ignore[misc]
+        """In the order of the bases in the place of transformers' own."""
+
+        is_deepspeed_enabled = False
+
+        def __init__(self, **given: Any) -> None:
+            self.__dict__.update(given)
+            self.callback_handler = SimpleNamespace(callbacks=[])
+            self.accelerator = SimpleNamespace(prepare_model=lambda model, **kwargs: model)
+
+    trainer: Any = object.__new__(type(trainer_class.__name__, (trainer_class, Given), {}))
+    trainer_class.__init__(trainer, **given)  # type: ignore[misc]
+    return trainer

@@ -25,6 +25,7 @@ from ..authoring import (
     absent,
     alone,
     argument,
+    constructed,
     default_arguments,
     judge,
     shadowed,
@@ -120,25 +121,14 @@ def conversations_end_once(leaf: ModuleType) -> Outcome:
 
 
 def _prepared_by_the_constructor(leaf: ModuleType, settings: Any, rows: Any, words: Any) -> Any:
-    """What the constructor of 0.12 and 0.13 hands to transformers' own, which is not called."""
-    from transformers import Trainer
-
-    class Given(Trainer):  # type: ignore[misc]
-        """Beneath DPOTrainer in the order of its bases, in the place of transformers' own."""
-
-        is_deepspeed_enabled = False
-
-        def __init__(self, **given: Any) -> None:
-            self.__dict__.update(given)
-            self.accelerator = SimpleNamespace(prepare_model=lambda model, **kwargs: model)
+    """What the constructor of 0.12 and 0.13 hands to transformers' own."""
 
     def model() -> Any:
         made = tiny_causal_lm(SimpleNamespace(is_encoder_decoder=False, model_type="tiny"))
         made.warnings_issued = {}
         return made
 
-    trainer: Any = object.__new__(type("DPOTrainer", (leaf.DPOTrainer, Given), {}))
-    leaf.DPOTrainer.__init__(
-        trainer, model=model(), ref_model=model(), args=settings, train_dataset=rows, processing_class=words
+    trainer = constructed(
+        leaf.DPOTrainer, model=model(), ref_model=model(), args=settings, train_dataset=rows, processing_class=words
     )
     return trainer.train_dataset

@@ -1,0 +1,91 @@
+"""Run inside one release: the patches of ``SFTTrainer._prepare_dataset``, wrapped around it in every order.
+
+    python prepare_sft.py OUT.json
+
+For each order, and for a ``Dataset`` and an ``IterableDataset``, what the method makes of datasets that need one or
+more of them. Written out: the distinct results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import completion_start_prefix_mismatch
+import trl.trainer.sft_trainer as leaf
+import wrapt
+from datasets import Dataset
+
+from trl_hotfix.authoring import alone, default_arguments, stream, stub_trainer
+from trl_hotfix.patches.completion_start_prefix_mismatch import start_the_completion_of_sft
+from trl_hotfix.patches.sft_eos_custom_text_field import end_the_texts
+from trl_hotfix.patches.sft_formatting_func_ignored import tokenise_what_the_function_returns
+
+import tiny
+
+WRAPPERS = (tokenise_what_the_function_returns, end_the_texts, start_the_completion_of_sft)
+
+
+def of_messages(example: Any) -> str:
+    return f"w2 {example['messages'][0]['content']}"
+
+
+def of_content(example: Any) -> str:
+    return f"w2 {example['content']}"
+
+
+def of_prompt(example: Any) -> str:
+    return f"w2 {example['prompt']}"
+
+
+MESSAGES = [{"messages": [{"role": "user", "content": "w1"}]}]
+CONTENT = [{"content": "w1 w4"}]
+PAIR = [{"prompt": "w1", "completion": " w4 w5"}]
+# The second text goes on where the first ends, as a completion does.
+TEXTS = [{"text": "w1"}, {"text": "w1 w2"}]
+CASES: tuple[tuple[str, list[dict[str, Any]], Any, str, bool], ...] = (
+    ("messages, formatted", MESSAGES, of_messages, "text", False),
+    ("another field, formatted", CONTENT, of_content, "content", False),
+    ("another field", CONTENT, None, "content", False),
+    ("a pair, formatted", PAIR, of_prompt, "content", False),
+    ("a pair, whose tokenizer ends texts", PAIR, None, "text", True),
+    ("texts, whose tokenizer ends them", TEXTS, None, "text", True),
+)
+
+
+def prepared(rows: Any, function: Any, field: str, *, ends: bool) -> list[Any]:
+    words = completion_start_prefix_mismatch.ending_words() if ends else tiny.chat_tokenizer()
+    args = default_arguments(leaf.SFTConfig, max_length=None, dataset_text_field=field, completion_only_loss=False)
+    known: dict[str, Any] = {"chat_template": None, "completion_only_loss": ends, "_is_vlm": False, "_tokenizer": words}
+    trainer = stub_trainer(leaf.SFTTrainer, args, **known)
+    with alone(leaf):
+        found = trainer._prepare_dataset(rows, words, args, False, function, "train")
+        return [[row["input_ids"], counted(row)] for row in found]
+
+
+def counted(row: Any) -> int:
+    """How many of its tokens are trained."""
+    if "completion_mask" in row:
+        return sum(row["completion_mask"])
+    return sum(label != -100 for label in row.get("labels", row["input_ids"]))
+
+
+def main(out: str) -> None:
+    unpatched = leaf.SFTTrainer._prepare_dataset
+    results: list[Any] = []
+    for order in itertools.permutations(WRAPPERS):
+        leaf.SFTTrainer._prepare_dataset = unpatched
+        for wrapper in order:
+            wrapt.wrap_function_wrapper(leaf, "SFTTrainer._prepare_dataset", wrapper)
+        for make in (Dataset.from_list, stream):
+            result = {name: prepared(make(rows), *how, ends=ends) for name, rows, *how, ends in CASES}
+            if result not in results:
+                results.append(result)
+    Path(out).write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,178 @@
+"""SFT, DPO and KTO: the first tokens of a completion are taken for the end of the prompt.
+
+``_prepare_dataset`` tokenises the prompt, and the prompt with its completion, and lets the completion start at
+``len(prompt_ids)``. That is right if the first is a prefix of the second. It is not where the chat template renders the
+prompt alone in another way (a generation prompt with an empty ``<think>`` block, say), where a tokenizer ends each text
+by itself, or where tokens merge across the border. Then as many tokens of the completion as the prompt is too long are
+not trained (SFT: masked; DPO and KTO: lost, and the prompt ends with tokens that the sequence has not). A warning says
+that there is a mismatch, and not what becomes of it.
+
+Since 1.14.2 the completion starts where the two diverge, in DPO where the first of the two completions does:
+``prompt_len = max{k : prompt_ids[:k] == prompt_completion_ids[:k]}``. Here the method is given a view of the tokenizer
+that remembers the list that it has returned for a prompt. As soon as that prompt is tokenised with a completion, what
+they do not share is deleted from this very list, which TRL has not looked at yet. The rest is TRL's: templates, tools,
+masks, truncation, packing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..authoring import (
+    CharacterTokenizer,
+    absent,
+    alone,
+    argument,
+    default_arguments,
+    judge,
+    replaced_argument,
+    sft_prepared,
+    stream,
+    stub_trainer,
+)
+from ..model import Outcome
+
+
+def start_the_completion_of_sft(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A prompt and a completion in each row, or neither; with a formatting function a text."""
+    if argument(wrapped, args, kwargs, "formatting_func") is not None:
+        return wrapped(*args, **kwargs)
+    return _with_view(wrapped, args, kwargs, completions=1)
+
+
+def start_the_completion_of_kto(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A prompt and a completion in each row, as TRL unpairs them."""
+    return _with_view(wrapped, args, kwargs, completions=1, always=True)
+
+
+def start_the_completions_of_dpo(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A prompt and two completions in each row."""
+    return _with_view(wrapped, args, kwargs, completions=2, always=True)
+
+
+def _with_view(
+    wrapped: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    completions: int,
+    always: bool = False,
+) -> Any:
+    """Call the method with a view of its tokenizer, if the dataset has prompts (``always``: TRL extracts them)."""
+    if not always and "prompt" not in next(iter(argument(wrapped, args, kwargs, "dataset"))):
+        return wrapped(*args, **kwargs)
+    view = _view(argument(wrapped, args, kwargs, "processing_class"), completions)
+    args, kwargs = replaced_argument(wrapped, args, kwargs, "processing_class", view)
+    return wrapped(*args, **kwargs)
+
+
+def _view(processing_class: Any, completions: int, code: str | None = None) -> Any:
+    """``processing_class``, which gives ids of prompts that are a prefix of the ids with the completions after them.
+
+    It is pickled as a call of this function: into worker processes, and for the key in the cache of ``datasets``.
+    ``code`` is there for that key, which changes with this file.
+    """
+    import wrapt
+
+    class View(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+        def __init__(self, wrapped: Any) -> None:
+            super().__init__(wrapped)
+            self._self_prompt: Any = None
+            self._self_prompt_ids: list[int] = []
+            self._self_to_come = 0
+            self._self_said = False
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return _view, (self.__wrapped__, completions, hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self._seen(kwargs["text"] if "text" in kwargs else args[0], self.__wrapped__(*args, **kwargs))
+
+        def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._seen(conversation, self.__wrapped__.apply_chat_template(conversation, *args, **kwargs))
+
+        def _seen(self, text: Any, result: Any) -> Any:
+            """Note what has been tokenised: a prompt, or the prompt before with one of its completions."""
+            ids = result["input_ids"] if hasattr(result, "keys") else result
+            if isinstance(ids, list) and ids and isinstance(ids[0], list):
+                ids = ids[0]  # a processor gives batches of one
+            if not isinstance(ids, list):
+                return result  # a text: the template was only rendered
+            if self._self_to_come == 0:
+                self._self_prompt, self._self_prompt_ids, self._self_to_come = text, ids, completions
+                return result
+            self._self_to_come -= 1
+            if text[: len(self._self_prompt)] == self._self_prompt:
+                self._shorten(ids)
+            return result
+
+        def _shorten(self, ids: list[int]) -> None:
+            prompt_ids = self._self_prompt_ids
+            pairs = zip(prompt_ids, ids, strict=False)
+            shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            # TRL looks at the first id of each prompt, so that there has to be one.
+            if not 0 < shared < len(prompt_ids):
+                return
+            if not self._self_said and not isinstance(self.__wrapped__, _Merging):
+                self._self_said = True
+                logging.getLogger("trl_hotfix").warning(
+                    "The prompt is tokenised in another way with its completion than without: it then goes on without "
+                    "%r. The completion is trained from there on, as TRL 1.14.2 does. A chat template that renders "
+                    "both alike, or a prompt that ends where a token ends, would train the prompt that is used at "
+                    "inference. Said once for each dataset",
+                    self.__wrapped__.decode(prompt_ids[shared:]),
+                )
+            del prompt_ids[shared:]
+
+    return View(processing_class)
+
+
+def completion_is_whole(leaf: ModuleType) -> Outcome:
+    """How many tokens of a completion are trained, if its first letter and the prompt's last are one token.
+
+    Of ``ab`` and ``cd``, and an end of sequence, the tokens are ``a``, ``bc``, ``d`` and the end: three are trained.
+    """
+    method = next(name for name in ("SFT", "DPO", "KTO") if name.lower() in leaf.__name__)
+    trainer_class = getattr(leaf, f"{method}Trainer")
+    code = getattr(getattr(trainer_class, "_prepare_dataset", None), "__code__", None)
+    if code is None or "args" not in code.co_varnames or hasattr(trainer_class, "tokenize_row"):
+        return absent("completions are tokenised by themselves")
+    words = _Merging()
+    pair = {"prompt": "ab", "completion": "cd"}
+    if method == "SFT":
+        (row,) = sft_prepared(leaf, [pair], words, completion_only_loss=True)
+        if "completion_mask" not in row and "labels" not in row:
+            return absent("there is no loss of the completion alone")
+    else:
+        if method == "DPO":
+            pair = {"prompt": "ab", "chosen": "cd", "rejected": "cd"}
+        settings = default_arguments(getattr(leaf, f"{method}Config"), max_length=None)
+        trainer = stub_trainer(trainer_class, settings, _tokenizer=words, _is_vlm=False, calculate_KL=False)
+        with alone(leaf):
+            rows = stream([{**pair, "label": True}])
+            (row,) = trainer._prepare_dataset(rows, words, settings, "eval")
+    trained = row.get("chosen_ids", row.get("completion_ids", row.get("completion_mask")))
+    if trained is None:
+        trained = [label for label in row["labels"] if label != -100]
+    elif "completion_mask" in row:
+        trained = [1] * sum(trained)
+    return judge(float(len(trained)), right=3.0, wrong=2.0)
+
+
+class _Merging(CharacterTokenizer):
+    """``bc`` is one token."""
+
+    def __call__(self, text: str, **kwargs: Any) -> Any:
+        return super().__call__(text.replace("bc", "\2"), **kwargs)
