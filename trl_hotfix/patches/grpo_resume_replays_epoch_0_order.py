@@ -6,8 +6,8 @@ draw 0: it skips as many batches as epoch ``n`` had trained on, but in the order
 are trained on twice and others never, and all later epochs have the order of an earlier one.
 
 transformers and accelerate would tell a sampler of its epoch by ``set_epoch``, which this one does not have. To give it
-one would not do: accelerate (1.0, 1.1 and 1.12, for three) sets the epoch of the loader that skips batches to 0 again, and
-transformers 5 sets it on that loader only, from which, on several ranks, it does not reach the sampler. So the
+one would not do: accelerate (1.0, 1.1 and 1.12, for three) sets the epoch of the loader that skips batches to 0 again,
+and transformers 5 sets it on that loader only, from which, on several ranks, it does not reach the sampler. So the
 training's sampler asks the trainer instead, whose state is read from the checkpoint before the first batch: at its
 first pass it makes the draws of the epochs that lie behind, the way it makes them itself. Its generator is then where
 that of the uninterrupted run was, on every rank.
