@@ -789,6 +789,8 @@ def sft_moe_loss(
     tokens = torch.tensor([[1, 2, 3, 4]])
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
     return float(trainer.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch))
+
+
 def constructed(trainer_class: type, **given: Any) -> Any:
     """A trainer whose own constructor has run on ``given``, and transformers' beneath it has not."""
     from transformers import Trainer
@@ -806,3 +808,84 @@ def constructed(trainer_class: type, **given: Any) -> Any:
     trainer: Any = object.__new__(type(trainer_class.__name__, (trainer_class, Given), {}))
     trainer_class.__init__(trainer, **given)  # type: ignore[misc]
     return trainer
+
+
+def called_with(model: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A view of ``model``, wrapped as it may be, whose calls are given ``change(keyword arguments)``.
+
+    The call is that of the whole model with all that wraps it (DDP, a DeepSpeed engine, FSDP, PEFT). A forward hook
+    would do as well, but Dynamo does not look again whether it is still the same.
+    """
+    import wrapt
+
+    class ChangedView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.__wrapped__(*args, **change(kwargs))
+
+    return ChangedView(model)
+
+
+def stub_that_generates(trainer_class: type, args: SimpleNamespace, model: Any, **attributes: Any) -> Any:
+    """A GRPO or RLOO stub whose ``completions_of`` gets as far as ``model.generate`` or ``model.generate_batch``.
+
+    Of a text model, without vLLM. The one prompt has tokens 3 and 4; 0 is padding and 1 the end of a sequence.
+    """
+    from contextlib import nullcontext
+
+    import torch
+
+    class Words:
+        """What is asked of a tokenizer."""
+
+        pad_token, pad_token_id, eos_token, eos_token_id, bos_token_id = "<pad>", 0, "<eos>", 1, None
+        chat_template = None
+
+        def __call__(self, *texts: Any, return_tensors: str | None = None, **kwargs: Any) -> Any:
+            ids = [[3, 4]]
+            if return_tensors is None:
+                return type("Encoding", (dict,), {"input_ids": ids})(input_ids=ids, attention_mask=[[1, 1]])
+            return {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
+
+        def batch_decode(self, ids: Any, **kwargs: Any) -> list[str]:
+            return ["" for _ in ids]
+
+    words = Words()
+    usual: dict[str, Any] = {
+        "model": model,
+        "model_wrapped": model,
+        "processing_class": words,
+        "_tokenizer": words,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "is_fsdp_enabled": False,
+        "is_deepspeed_enabled": False,
+        "_dist": SimpleNamespace(summon_full_params=lambda *args, **kwargs: nullcontext()),
+        "state": SimpleNamespace(global_step=0, num_input_tokens_seen=0),
+        "tools": None,
+        "rollout_func": None,
+        "chat_template": None,
+        "chat_template_kwargs": {},
+        "max_prompt_length": None,
+        "control": SimpleNamespace(should_evaluate=False),
+    }
+    args.report_to, args.device, args.past_index = [], torch.device("cpu"), -1
+    trainer = stub_trainer(trainer_class, args, **{**usual, **attributes})
+    trainer.accelerator.state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None)
+    trainer.accelerator.process_index = 0
+    return trainer
+
+
+def completions_of(trainer: Any) -> Any:
+    """What the method answers in which this release's GRPO or RLOO ``trainer`` calls ``generate``."""
+    names = ("_generate_single_turn", "_generate_and_score_completions", "_prepare_inputs")
+    method = getattr(trainer, next(name for name in names if name in vars(type(trainer).__mro__[1])))
+    known: dict[str, Any] = {
+        "inputs": [{"prompt": "a"}],
+        "prompts": ["a"],
+        "prompt_ids": [[3, 4]],
+        "images": None,
+        "multimodal_fields": {},
+        "num_generations": 1,
+    }
+    wanted = inspect.signature(method).parameters
+    return method(**{name: value for name, value in known.items() if name in wanted})

@@ -98,16 +98,15 @@ def _one_leaf(patch: Patch, leaf: str, *, inside: bool, cell: Cell) -> tuple[Cel
     seen = cell.leaves.setdefault(leaf, {})
     module = imported(leaf)
     targets = [target for target in patch.targets if target.module == leaf]
-    # A target that is for other releases only need not be in this one.
-    wanted = [each for each in targets if each in gates.targets_for(patch, cell.trl)] if inside else targets
-    missing = [each.attribute for each in wanted if module is None or _found(module, each.attribute) is None]
-    if module is None or missing:
-        why = f"{leaf} has no {', '.join(missing)}"
+    missing = [each for each in targets if module is None or _found(module, each.attribute) is None]
+    # A method that has another name in other releases is a target under each of them, with a range of its own.
+    wanted = gates.targets_for(patch, cell.trl) if inside else targets
+    if module is None or any(each in wanted for each in missing):
+        why = f"{leaf} has no {', '.join(each.attribute for each in missing if each in wanted)}"
         return (CellVerdict.ERROR if inside else CellVerdict.ABSENT), why
+    targets = [each for each in targets if each not in missing]
 
     for target in targets:
-        if _found(module, target.attribute) is None:
-            continue
         body = cell.bodies[target.name] = fingerprint.loaded(_found(module, target.attribute)).digest
         on_record = fingerprint.bodies_for(patch.id).at(target.name, cell.trl)
         if on_record not in (None, body):

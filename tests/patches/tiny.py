@@ -553,11 +553,13 @@ def dpo_run(model: Any, reference: Any, **settings: Any) -> DpoRun:
     return DpoRun(made, losses[0], step.gradients, metrics, batches[0])
 
 
-def grpo_of_one_length(trainer_class: type, model: Any, peft_config: Any = None, **settings: Any) -> Any:
+def grpo_of_one_length(
+    trainer_class: type, model: Any, peft_config: Any = None, config_class: type | None = None, **settings: Any
+) -> Any:
     """A GRPO trainer whose completions all have eight tokens, on one prompt, with an adapter if one is given.
 
     The mean over sequences is then the mean over tokens, and which prompt comes first is no part of what is compared:
-    every release has the same loss.
+    every release has the same loss. The trainer is GRPO's, unless ``config_class`` is another's.
     """
     import statistics
 
@@ -585,7 +587,7 @@ def grpo_of_one_length(trainer_class: type, model: Any, peft_config: Any = None,
         trainer_class,
         model=model,
         reward_funcs=reward,
-        args=config(GRPOConfig, **{**usual, "beta": 1.0, **settings}),
+        args=config(config_class or GRPOConfig, **{**usual, "beta": 1.0, **settings}),
         train_dataset=Dataset.from_list([{"prompt": "w1 w2 w3"}] * 8),
         tokenizer=words,
         peft_config=peft_config,
@@ -820,3 +822,8 @@ def online_log_probs(model: Any, rows: int) -> Any:
     seen = torch.cat([torch.ones_like(prompt), counted.long()], dim=1)
     logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, prompt.shape[1] - 1 : -1]
     return logits.log_softmax(-1).gather(2, completions[..., None])[..., 0] * counted
+
+
+def gpt_neo(folder: str, *, seed: int) -> Any:
+    """A GPT-Neo of two layers: it looks its positions up in a table, and its attention has the names of Llama's."""
+    return _from_disk(folder, "GPTNeo", seed, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]])

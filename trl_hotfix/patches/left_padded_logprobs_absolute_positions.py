@@ -1,0 +1,107 @@
+"""GRPO and RLOO score left-padded prompts at the wrong positions in models with learned absolute positions.
+
+Prompts of a batch are padded on the left. ``generate`` counts positions from the first real token; the forward pass
+that computes the log-probs of the policy and of its reference gives no ``position_ids``, and GPT-2, GPT-Neo,
+GPT-BigCode (StarCoder, SantaCoder) and XGLM then count the padding too. With rotary or ALiBi positions that shifts
+nothing, since only distances matter; a learned or sinusoidal table gives every token of a padded row another embedding.
+The completion was sampled from another distribution than the one that is trained, and ratio, KL and gradient are those
+of a text that nobody wrote.
+
+Here the model's call is given ``position_ids = cumsum(attention_mask) - 1``, of shape ``(batch, length)``: what
+``generate`` gives it, and TRL's own ``forward`` in ``trl/trainer/utils.py``. Only these models are touched, and their
+unpadded rows have the positions that they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from ..authoring import (
+    absent,
+    argument,
+    called_with,
+    default_arguments,
+    judge,
+    replaced_argument,
+    stub_trainer,
+    tiny_causal_lm,
+)
+from ..model import Outcome
+
+_COUNT_THE_PADDING = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "xglm"})
+"""The ``model_type`` of decoders that look positions up in a table, take ``position_ids`` and count from 0 without.
+
+Seen in transformers 4.46.3, 4.57.6 and 5.23.0. OPT and BioGPT (up to transformers 4) count by the attention mask.
+"""
+
+
+def count_positions_from_the_first_token(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Give the model, the policy or its reference, the positions that ``generate`` gave it."""
+    model = argument(wrapped, args, kwargs, "model")
+    plain = instance.accelerator.unwrap_model(model)
+    # A virtual prompt stands before the padding, and PEFT takes no position_ids with it.
+    prompt_learning = getattr(getattr(plain, "active_peft_config", None), "is_prompt_learning", False)
+    if prompt_learning or getattr(getattr(plain, "config", None), "model_type", None) not in _COUNT_THE_PADDING:
+        return wrapped(*args, **kwargs)
+    args, kwargs = replaced_argument(wrapped, args, kwargs, "model", called_with(model, _with_positions))
+    return wrapped(*args, **kwargs)
+
+
+def _with_positions(arguments: dict[str, Any]) -> dict[str, Any]:
+    if arguments.get("position_ids") is not None or arguments.get("attention_mask") is None:
+        return arguments
+    return {**arguments, "position_ids": (arguments["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)}
+
+
+def padding_on_the_left_changes_no_log_prob(leaf: ModuleType) -> Outcome:
+    """Three tokens after a prompt of two: their log-probs alone, and with two tokens of padding before the prompt."""
+    import torch
+
+    method = "GRPO" if hasattr(leaf, "GRPOTrainer") else "RLOO"
+    trainer_class = getattr(leaf, f"{method}Trainer")
+    names = ("_get_per_token_logps", "_get_per_token_logps_and_entropies")
+    name = next((each for each in names if each in vars(trainer_class)), None)
+    if name is None:
+        return absent("this release computes the log-probs elsewhere")
+    model = tiny_causal_lm(SimpleNamespace(model_type="gpt2"))
+
+    def learned_positions(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a token puts out depends on where it stands, and that is counted from the first column by default."""
+        kwargs = dict(kwargs)
+        positions = kwargs.pop("position_ids", None)
+        if positions is None:
+            positions = torch.arange(kwargs["input_ids"].shape[1])
+        return args, {**kwargs, "input_ids": (kwargs["input_ids"] + positions) % 11}
+
+    def kept(module: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
+        # 0.19 relies on it.
+        outputs.logits = outputs.logits[:, -kwargs.get("logits_to_keep", 0) :]
+
+    model.register_forward_pre_hook(learned_positions, with_kwargs=True)
+    model.register_forward_hook(kept, with_kwargs=True)
+    settings = default_arguments(getattr(leaf, f"{method}Config"), report_to=[], temperature=1.0)
+    trainer = stub_trainer(trainer_class, settings)
+    trainer.model_kwarg_keys = {"logits_to_keep"}
+    trainer.accelerator.autocast = torch.no_grad
+
+    def log_probs(padding: int, **said: Any) -> float:
+        tokens = torch.tensor([[0] * padding + [3, 5, 2, 7, 4]])
+        mask = torch.tensor([[0] * padding + [1] * 5])
+        with torch.no_grad():
+            found = getattr(trainer, name)(model, tokens, mask, 3)
+        return float((found[0] if isinstance(found, tuple) else found).sum())
+
+    def at(begin: int) -> float:
+        """The formula: each token's log-prob after what stands one place before it, with the prompt at ``begin``."""
+        tokens = torch.tensor([3, 5, 2, 7, 4])
+        seen = model.weight[(tokens + begin + torch.arange(5)) % 11].log_softmax(-1)
+        return float(sum(seen[place - 1, tokens[place]] for place in (2, 3, 4)))
+
+    unpadded = log_probs(0)
+    if abs(unpadded - at(0)) > 1e-5:
+        raise AssertionError(f"without padding the log-probs are {unpadded}, by the formula {at(0)}")
+    return judge(log_probs(2), right=at(0), wrong=at(2), unpadded=unpadded)
