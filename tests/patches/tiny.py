@@ -722,8 +722,11 @@ def online_dpo(trainer_class: type, config_class: type, model: Any, **settings: 
     )
 
 
-def online_log_probs(model: Any, rows: int) -> Any:
-    """Log-probs of the tokens of ``online_completions`` after the prompt, 0 where padded, without TRL's code."""
+def online_log_probs(model: Any, rows: int, *, padding: bool = False) -> Any:
+    """Log-probs of the tokens of ``online_completions`` after the prompt, without TRL's code.
+
+    They are 0 for what is padding, unless ``padding`` is asked for.
+    """
     import torch
 
     completions = online_completions(rows)
@@ -733,4 +736,4 @@ def online_log_probs(model: Any, rows: int) -> Any:
     ids = torch.cat([prompt, completions], dim=1)
     seen = torch.cat([torch.ones_like(prompt), counted.long()], dim=1)
     logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, prompt.shape[1] - 1 : -1]
-    return logits.log_softmax(-1).gather(2, completions[..., None])[..., 0] * counted
+    return logits.log_softmax(-1).gather(2, completions[..., None])[..., 0] * (counted | padding)
