@@ -7,10 +7,11 @@ import math
 import os
 import random
 import sys
+import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import MISSING, fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -477,6 +478,125 @@ def _mask_separates() -> bool:
         return False
     # transformers 5 needs a newer torch anyway, and has no such constant.
     return getattr(masking_utils, "_is_torch_greater_or_equal_than_2_6", True)
+
+
+class CharacterTokenizer:
+    """A tokenizer whose ids are the characters' code points, and whose end-of-sequence token is the character 1."""
+
+    eos_token, eos_token_id, pad_token, pad_token_id = "\1", 1, "\0", 0
+    bos_token = bos_token_id = chat_template = None
+    padding_side = "right"
+    model_max_length = 1024
+
+    def __call__(self, text: str, **kwargs: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(each) for each in text], "attention_mask": [1] * len(text)}
+
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        """The chat template: the first letter of the role, the content and an end of sequence for each message."""
+        turns = (f"{each['role'][0]}{each['content']}{self.eos_token}" for each in messages)
+        return "".join(turns) + ("a" if add_generation_prompt else "")
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, str]],
+        tokenize: bool = True,
+        return_dict: bool = False,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        text = self.render(messages, add_generation_prompt=add_generation_prompt)
+        if not tokenize:
+            return text
+        return self(text) if return_dict else self(text)["input_ids"]
+
+    def decode(self, ids: list[int], **kwargs: Any) -> str:
+        return "".join(map(chr, ids))
+
+
+@contextmanager
+def alone(leaf: ModuleType) -> Iterator[None]:
+    """In here and in this thread, this leaf knows of one process: a self-test does not wait for the ranks of a run."""
+    here = threading.get_ident()
+
+    def instead_of(real: Callable[..., Any], alone: Callable[[], Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: alone() if threading.get_ident() == here else real(*args, **kwargs)
+
+    def state() -> SimpleNamespace:
+        return SimpleNamespace(main_process_first=nullcontext, local_main_process_first=nullcontext)
+
+    with ExitStack() as stack:
+        for name, its in (("PartialState", state), ("global_then_local_main_first", nullcontext)):
+            if hasattr(leaf, name):
+                stack.enter_context(shadowed(leaf, name, instead_of(getattr(leaf, name), its)))
+        yield
+
+
+def stream(rows: list[dict[str, Any]]) -> Any:
+    """``rows`` as an ``IterableDataset``: mapped without a hash, a cache or a progress bar.
+
+    It always knows its columns and its first row, which 0.15 asks for after a map, and is mapped as a ``Dataset`` is.
+    """
+    from datasets import Dataset, IterableDataset
+
+    class Rows(IterableDataset):  # type: ignore[misc]
+        column_names = property(lambda self: list(next(iter(self))))
+
+        def __getitem__(self, index: int) -> Any:
+            return list(self)[index]
+
+        def map(self, *args: Any, **kwargs: Any) -> Any:
+            only_for_a_dataset = {"num_proc", "desc", "writer_batch_size"}
+            how = {name: value for name, value in kwargs.items() if name not in only_for_a_dataset}
+            mapped = super().map(*args, **how)
+            mapped.__class__ = Rows
+            return mapped
+
+    made = Dataset.from_list(rows).to_iterable_dataset()
+    made.__class__ = Rows
+    return made
+
+
+def sft_prepared(
+    leaf: ModuleType, rows: list[dict[str, Any]], tokenizer: Any, formatting_func: Any = None, **settings: Any
+) -> list[dict[str, Any]]:
+    """What ``SFTTrainer._prepare_dataset`` makes of ``rows``, neither truncated nor packed. From 0.15.0 on.
+
+    ``settings`` are fields of ``SFTConfig``; a release that has no such field never looks at it.
+    """
+    args = default_arguments(
+        leaf.SFTConfig, **{"max_length": None, "max_seq_length": None, "shuffle_dataset": False, **settings}
+    )
+    trainer = stub_trainer(
+        leaf.SFTTrainer,
+        args,
+        chat_template=None,
+        completion_only_loss=bool(args.completion_only_loss) if hasattr(args, "completion_only_loss") else False,
+        _is_vlm=False,
+        _tokenizer=tokenizer,
+    )
+    with alone(leaf):
+        prepared = trainer._prepare_dataset(stream(rows), tokenizer, args, False, formatting_func, "train")
+    return list(prepared)
+
+
+def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any], settings: Any, doing: str) -> Any:
+    """``dataset.map(function)`` as this leaf's own ``_prepare_dataset`` would call it, before it is called.
+
+    The main process goes first, so that the others find the result in the cache: every rank must come here.
+    ``settings`` is the trainer's config, and ``doing`` the progress bar's name. ``function`` should be a nested one:
+    ``datasets`` knows a function of a module by its name, and would take what an older release of the patch has made.
+    """
+    from datasets import Dataset
+
+    first = getattr(leaf, "global_then_local_main_first", None) or leaf.PartialState().main_process_first
+    how: dict[str, Any] = {}
+    if isinstance(dataset, Dataset):  # an IterableDataset is mapped when it is read
+        how = {"num_proc": settings.dataset_num_proc, "desc": doing}
+        # From 0.19 to 1.0.0rc1 this is what the dataset is read through, instead of a transform of its own.
+        if hasattr(leaf, "remove_none_values"):
+            dataset = dataset.with_transform(leaf.remove_none_values)
+    with first():
+        return dataset.map(function, **how)
 
 
 def micro_batches(trainer: Any) -> int:

@@ -141,7 +141,7 @@ class _Engine:
         if unknown_body not in ("skip", "try"):
             raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
         if dry_run:
-            decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
+            decisions = gates.decisions(patches, selection)
             return self._report(decisions, selection, live=False)
         _start_first()
         setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
@@ -166,7 +166,7 @@ class _Engine:
 
     def _speak_of_frozen(self, selection: Selection, strict: bool) -> None:
         """Say which of the patches in the freeze file cannot be on here; under strict, that is the end."""
-        decisions = {patch.id: gates.decide(patch, selection) for patch in catalogue.known(selection.packs)}
+        decisions = gates.decisions(catalogue.known(selection.packs), selection)
         off = {each: decisions[each] for each in selection.only or () if decisions[each].state is not State.PENDING}
         said = [f"{each}: {why.state.value} ({why.reason.value})" for each, why in sorted(off.items())]
         if said and strict:
@@ -280,7 +280,7 @@ class _Engine:
         with self._one_at_a_time:
             speak()
             patches = catalogue.known(selection.packs)
-            decisions = {patch.id: gates.decide(patch, selection) for patch in patches}
+            decisions = gates.decisions(patches, selection)
             if off:
                 decisions = {patch.id: Decision(State.DISABLED, Reason.SWITCHED_OFF) for patch in patches}
             undo = (self._decisions, self._selection, self._strict)
@@ -557,12 +557,13 @@ class _Engine:
         self, decisions: Mapping[str, Decision], selection: Selection, *, live: bool, objects: Sequence[object] = ()
     ) -> Report:
         statuses = []
+        trl = gates.installed("trl")
         for patch in self._patches() if live else catalogue.known(selection.packs):
             parts = [part for part in self._all_parts() if part.patch.id == patch.id] if live else []
             decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))
-            statuses.append(status_of(patch, parts, decision, selection.options_of(patch), objects))
+            statuses.append(status_of(patch, trl, parts, decision, selection.options_of(patch), objects))
         packs = {name: third_party.find(name).release for name in selection.packs}
-        return Report(__version__, gates.installed("trl"), platform.python_version(), tuple(statuses), packs)
+        return Report(__version__, trl, platform.python_version(), tuple(statuses), packs)
 
     def _objects(self) -> list[object]:
         """What there is of the classes that patches are on: one of them may have a method of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -29,6 +30,7 @@ def installed(distribution: str) -> str | None:
         return None
 
 
+@functools.cache
 def in_range(version: str, specifiers: str) -> bool:
     """``version`` is in the PEP 440 range; a pre-release such as 1.0.0rc1 counts as what it is."""
     return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
@@ -131,6 +133,12 @@ def _options(
                 there = ", ".join(its[option].choices)
                 raise SettingError(f"{where}: {patch_id}.{option} is {choice!r}, expected one of {there}{said}")
     return {patch_id: dict(choices) for patch_id, choices in wanted.items()}
+
+
+def decisions(patches: Iterable[Patch], selection: Selection) -> dict[str, Decision]:
+    """Where the gates leave each patch. What is installed is looked up once."""
+    version_of = functools.cache(installed)
+    return {patch.id: decide(patch, selection, version_of) for patch in patches}
 
 
 def decide(patch: Patch, selection: Selection, version_of: VersionOf = installed) -> Decision:

@@ -49,10 +49,14 @@ _WORST_FIRST = (
 
 
 def status_of(
-    patch: Patch, parts: list[Part], decision: Decision, options: Options, objects: Sequence[object] = ()
+    patch: Patch,
+    trl: str | None,
+    parts: list[Part],
+    decision: Decision,
+    options: Options,
+    objects: Sequence[object] = (),
 ) -> PatchStatus:
     """A patch stands where the worst of its parts does. ``objects`` are those of the classes that patches are on."""
-    trl = gates.installed("trl")
     here = gates.targets_for(patch, trl) if trl is not None else ()
     now = {part.leaf: _now(part, objects) for part in parts}
     if now:

@@ -98,12 +98,16 @@ def _one_leaf(patch: Patch, leaf: str, *, inside: bool, cell: Cell) -> tuple[Cel
     seen = cell.leaves.setdefault(leaf, {})
     module = imported(leaf)
     targets = [target for target in patch.targets if target.module == leaf]
-    missing = [each.attribute for each in targets if module is None or _found(module, each.attribute) is None]
+    # A target that is for other releases only need not be in this one.
+    wanted = [each for each in targets if each in gates.targets_for(patch, cell.trl)] if inside else targets
+    missing = [each.attribute for each in wanted if module is None or _found(module, each.attribute) is None]
     if module is None or missing:
         why = f"{leaf} has no {', '.join(missing)}"
         return (CellVerdict.ERROR if inside else CellVerdict.ABSENT), why
 
     for target in targets:
+        if _found(module, target.attribute) is None:
+            continue
         body = cell.bodies[target.name] = fingerprint.loaded(_found(module, target.attribute)).digest
         on_record = fingerprint.bodies_for(patch.id).at(target.name, cell.trl)
         if on_record not in (None, body):

@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -28,8 +26,8 @@ os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_DIR": "
 from trl_hotfix import HotfixCallback, startup
 
 import release
+from trainers import TRAINERS, Said, dpo, ppo, there
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "patches"))
 startup.start()
 
 MODULES = {
@@ -40,261 +38,6 @@ MODULES = {
 }
 KEY, FILE = "trl_hotfix", "trl_hotfix.json"
 SECTION = "### TRL repaired at run time"
-
-
-def dpo(**settings: Any) -> Any:
-    from trl import DPOConfig, DPOTrainer
-
-    import tiny
-
-    words = tiny.tokenizer()
-    # 0.9.6 needs one, and puts it before every prompt.
-    words.bos_token = words.eos_token
-    return tiny.trainer(
-        DPOTrainer,
-        model=tiny.llama("models", seed=0),
-        ref_model=tiny.llama("models", seed=1),
-        args=tiny.config(DPOConfig, **{"max_length": 16, "max_prompt_length": 8, **settings}),
-        train_dataset=tiny.preferences(),
-        eval_dataset=tiny.preferences(),
-        tokenizer=words,
-    )
-
-
-def kto(**settings: Any) -> Any:
-    import tiny
-
-    words = tiny.tokenizer()
-    words.bos_token = words.eos_token
-    trainer_class, config_class = classes("KTO")
-    return tiny.trainer(
-        trainer_class,
-        model=tiny.llama("models", seed=0),
-        ref_model=tiny.llama("models", seed=1),
-        args=tiny.config(config_class, **{"max_length": 16, "max_prompt_length": 8, **settings}),
-        train_dataset=tiny.labelled(),
-        tokenizer=words,
-    )
-
-
-def sft(**settings: Any) -> Any:
-    from datasets import Dataset
-
-    import tiny
-
-    trainer_class, config_class = classes("SFT")
-    data = Dataset.from_list([{"text": f"w{row} w{row + 1} w{row + 2}"} for row in range(8)])
-    return tiny.trainer(
-        trainer_class,
-        model=tiny.llama("models", seed=0),
-        args=tiny.config(config_class, **{"max_seq_length": 16, "dataset_text_field": "text", **settings}),
-        train_dataset=data,
-        tokenizer=tiny.tokenizer(),
-    )
-
-
-def gkd(**settings: Any) -> Any:
-    from datasets import Dataset
-
-    import tiny
-
-    words = tiny.tokenizer()
-    words.chat_template = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
-    said = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
-    trainer_class, config_class = classes("GKD")
-    return tiny.trainer(
-        trainer_class,
-        model=tiny.llama("models", seed=0),
-        teacher_model=tiny.llama("models", seed=1),
-        args=tiny.config(config_class, **{"max_new_tokens": 4, "max_length": 16, **settings}),
-        train_dataset=Dataset.from_list([{"messages": said}] * 8),
-        tokenizer=words,
-    )
-
-
-def scoring(seed: int) -> Any:
-    """A classifier with one output."""
-    from transformers import AutoModelForSequenceClassification
-
-    import tiny
-
-    tiny.llama("models", seed=seed)
-    return AutoModelForSequenceClassification.from_pretrained(f"models/llama-{seed}", num_labels=1)
-
-
-def reward(config_class: type | None = None, **settings: Any) -> Any:
-    from datasets import Dataset
-
-    import tiny
-
-    words = tiny.tokenizer()
-    rows = tiny.preferences()
-    if "tokenizer" in release_parameters("Reward"):
-        # Up to 0.11 it takes what is tokenized.
-        ids = {side: words([row["prompt"] + row[side] for row in rows]) for side in ("chosen", "rejected")}
-        rows = Dataset.from_dict({f"{key}_{side}": its[key] for side, its in ids.items() for key in its})
-        rows = rows.rename_columns(
-            {f"{key}_{side}": f"{key}_{side}" for side in ids for key in ("input_ids", "attention_mask")}
-        )
-    trainer_class, its_config = classes("Reward")
-    return tiny.trainer(
-        trainer_class,
-        model=scoring(2),
-        args=tiny.config(config_class or its_config, **{"max_length": 16, "remove_unused_columns": False, **settings}),
-        train_dataset=rows,
-        tokenizer=words,
-    )
-
-
-def reward_with_plain_arguments(**settings: Any) -> Any:
-    from transformers import TrainingArguments
-
-    return reward(TrainingArguments, **settings)
-
-
-def release_parameters(name: str) -> set[str]:
-    import inspect
-
-    return set(inspect.signature(classes(name)[0].__init__).parameters)
-
-
-def classes(name: str) -> tuple[Any, Any]:
-    """The trainer and its config; in later releases some have moved to ``trl.experimental``."""
-    import trl
-
-    with contextlib.suppress(AttributeError, ImportError):
-        return getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
-    module = import_module(f"trl.experimental.{'online_dpo' if name == 'OnlineDPO' else name.lower()}")
-    return getattr(module, f"{name}Trainer"), getattr(module, f"{name}Config")
-
-
-def grpo(**settings: Any) -> Any:
-    import tiny
-
-    trainer_class, config_class = classes("GRPO")
-    return tiny.grpo(trainer_class, tiny.llama("models", seed=0), config_class, **settings)
-
-
-def rloo(**settings: Any) -> Any:
-    import tiny
-
-    trainer_class, config_class = classes("RLOO")
-    if "reward_funcs" in release_parameters("RLOO"):
-        return tiny.grpo(trainer_class, tiny.llama("models", seed=0), config_class, **settings)
-    return of_own_loop("RLOO", rloo_k=2, **settings)
-
-
-def ppo(**settings: Any) -> Any:
-    import trl
-
-    return of_own_loop("PPOv2" if hasattr(trl, "PPOv2Trainer") else "PPO", **settings)
-
-
-def of_own_loop(name: str, **settings: Any) -> Any:
-    """PPO, and RLOO up to 0.21, which have a training loop of their own."""
-    from datasets import Dataset
-
-    import tiny
-
-    trainer_class, config_class = classes(name)
-    known = release_parameters(name)
-    words = tiny.tokenizer()
-    words.padding_side = "left"
-    usual = {
-        "total_episodes": 4,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 1,
-        "num_mini_batches": 1,
-        "local_rollout_forward_batch_size": 2,
-        "num_ppo_epochs": 1,
-        "response_length": 3,
-        "num_sample_generations": 0,
-        "max_steps": -1,
-    }
-    models = {"policy": tiny.llama("models", seed=0), "ref_policy": tiny.llama("models", seed=1)}
-    if "policy" not in known:
-        models = {"model": models["policy"], "ref_model": models["ref_policy"]}
-    if "value_model" in known:
-        models["value_model"] = scoring(3)
-    data = Dataset.from_list([{"input_ids": [5, 6, 7]}] * 4)
-    return tiny.trainer(
-        trainer_class,
-        **{"config" if "config" in known else "args": tiny.config(config_class, **{**usual, **settings})},
-        **models,
-        reward_model=scoring(2),
-        train_dataset=data,
-        eval_dataset=data,
-        tokenizer=words,
-    )
-
-
-def online_dpo(**settings: Any) -> Any:
-    from datasets import Dataset
-
-    import tiny
-
-    words = tiny.tokenizer()
-    words.padding_side = "left"
-    known = release_parameters("OnlineDPO")
-    trainer_class, config_class = classes("OnlineDPO")
-    wanted: dict[str, Any] = {"reward_model": scoring(2), "reward_processing_class": words}
-    if "reward_funcs" in known:
-        wanted = {"reward_funcs": lambda completions, **kwargs: [float(len(each)) for each in completions]}
-    return tiny.trainer(
-        trainer_class,
-        model=tiny.llama("models", seed=0),
-        ref_model=tiny.llama("models", seed=1),
-        args=tiny.config(
-            config_class, **{"max_new_tokens": 3, "max_length": 16, "missing_eos_penalty": 1.0, **settings}
-        ),
-        train_dataset=Dataset.from_list([{"prompt": "w1 w2 w3"}] * 8),
-        tokenizer=words,
-        **{key: value for key, value in wanted.items() if key in known},
-    )
-
-
-TRAINERS: dict[str, Callable[..., Any]] = {
-    "DPO": dpo,
-    "SFT": sft,
-    "KTO": kto,
-    "Reward": reward,
-    "Reward with TrainingArguments": reward_with_plain_arguments,
-    "GRPO": grpo,
-    "RLOO": rloo,
-    "PPO": ppo,
-    "OnlineDPO": online_dpo,
-    "GKD": gkd,
-}
-
-
-def there(name: str) -> bool:
-    """Has this release such a trainer?"""
-    import trl
-
-    if name == "PPO" and hasattr(trl, "PPOv2Trainer"):
-        return True
-    # Later releases take them too, and fail at the first step.
-    if name.endswith("TrainingArguments") and trl.__version__ != "0.9.6":
-        return False
-    try:
-        trainer_class, _ = classes(name.partition(" ")[0])
-    except (AttributeError, ImportError):
-        return False
-    from transformers import Trainer
-
-    return issubclass(trainer_class, Trainer)
-
-
-class Said(logging.Handler):
-    """What trl_hotfix says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        logging.getLogger("trl_hotfix").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(f"{record.levelname}: {record.getMessage()}")
 
 
 def of(trainer: Any, said: Said) -> dict[str, Any]:
@@ -489,17 +232,6 @@ def in_tensorboard() -> list[Any]:
 READERS = {"wandb": in_wandb, "trackio": in_trackio, "mlflow": in_mlflow, "tensorboard": in_tensorboard}
 
 
-def in_a_fork(work: Callable[[], Any]) -> Any:
-    """What ``work`` answers in a process and a folder of its own."""
-
-    def there(_: Any) -> Any:
-        os.chdir(folder)
-        return work()
-
-    with tempfile.TemporaryDirectory() as folder:
-        return release.in_a_fork(there, None, 120)
-
-
 def main(out: str, *trackers: str) -> None:
     cases: dict[str, Callable[[], Any]] = {"others": of_others, "several times": several_times}
     cases["strict by hand"] = strict_by_hand
@@ -522,7 +254,7 @@ def main(out: str, *trackers: str) -> None:
         if name.startswith("track"):
             for each in trackers:
                 import_module(MODULES[each])
-        answer[name] = in_a_fork(case)
+        answer[name] = release.alone(case, 120)
     Path(out).write_text(json.dumps(answer), encoding="utf-8")
 
 

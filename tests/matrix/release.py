@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -57,6 +58,17 @@ def in_a_fork(work: Callable[[Subject], Any], subject: Subject, seconds: float) 
             return why
         answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return answer
+
+
+def alone(work: Callable[[], Any], seconds: float) -> dict[str, Any] | str:
+    """What ``work`` answers in a process and a working directory of its own, or why there is no answer."""
+
+    def there(folder: str) -> Any:
+        os.chdir(folder)
+        return work()
+
+    with tempfile.TemporaryDirectory() as folder:
+        return in_a_fork(there, folder, seconds)
 
 
 def cell(patch: Patch, seconds: float) -> dict[str, Any]:

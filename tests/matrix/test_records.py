@@ -23,10 +23,10 @@ RUNS = {
 }
 WITH_TRACKERS = [place for place, trackers in RUNS.items() if trackers]
 TRAINERS = {
-    "0.9.6": {"DPO", "SFT", "KTO", "Reward", "Reward with TrainingArguments"},
-    "0.11.4": {"DPO", "SFT", "KTO", "Reward", "RLOO", "PPO", "OnlineDPO", "GKD"},
-    "0.23.0": {"DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO", "PPO", "OnlineDPO", "GKD"},
-    "1.16.0": {"DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO", "OnlineDPO", "GKD"},
+    "0.9.6": {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "Reward with TrainingArguments"},
+    "0.11.4": {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "RLOO", "PPO", "OnlineDPO", "GKD"},
+    "0.23.0": {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "GRPO", "RLOO", "PPO", "OnlineDPO", "GKD"},
+    "1.16.0": {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "GRPO", "RLOO", "OnlineDPO", "GKD"},
 }
 Answers = Mapping[layout.Place, dict[str, Any]]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from rich.console import Console
 
 from trl_hotfix import catalogue
@@ -17,7 +19,8 @@ import layout
 from bench import HERE, Bench, gates
 
 PATCHES = catalogue.load()
-RELEASES = ("0.9.6", "0.11.4", "0.12.2", "0.16.1", "0.23.0", "1.7.1", "1.16.0")
+RELEASES = ("0.9.6", "0.11.4", "0.12.2", "0.16.1", "0.19.1", "0.23.0", "0.29.1", "1.7.1", "1.16.0")
+TRAINERS = {"SFT", "DPO", "KTO", "GRPO", "RLOO", "Reward", "ORPO", "CPO", "OnlineDPO", "GKD"}
 Run = tuple[str, ...]
 
 
@@ -45,7 +48,7 @@ PLACES = [place for place in layout.places(RELEASES) if place.stack != "tf5.23" 
 @pytest.fixture(scope="session")
 def found(everywhere: None) -> Mapping[tuple[layout.Place, Run], Any]:
     runs: list[tuple[layout.Place, Run]] = [(place, ("orders", *ids)) for ids, place in GROUPS.items()]
-    runs += [(place, ("all",)) for place in PLACES]
+    runs += [(place, (what,)) for place in PLACES for what in ("all", "trainers")]
     bench = Bench(1, True, Console(quiet=True))
 
     def run(place: layout.Place, arguments: Run) -> Any:
@@ -68,3 +71,20 @@ def test_all_patches_of_a_release_come_off_without_a_trace(found: Mapping[Any, A
     assert not isinstance(answer, str), answer
     assert answer["patches"] == sum(bool(gates.targets_for(patch, place.release)) for patch in PATCHES)
     assert answer["compared"] > 30
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_every_trainer_trains_with_all_patches_of_its_release(found: Mapping[Any, Any], place: layout.Place) -> None:
+    answer = found[place, ("trainers",)]
+    assert not isinstance(answer, str), answer
+    for patch in PATCHES:
+        here = gates.targets_for(patch, place.release)
+        elsewhere = {"skipped (trl-version)", "retired (fixed-upstream)", "disabled (not-selected)"}
+        assert answer["on"][patch.id] in ({"applied (proven)"} if here else elsewhere), patch.id
+    expected = TRAINERS - ({"GRPO"} if Version(place.release) < Version("0.14") else set())
+    expected -= {"OnlineDPO", "RLOO", "GKD"} if Version(place.release) < Version("0.11") else set()
+    assert answer["trainers"].keys() >= expected
+    for name, its in answer["trainers"].items():
+        assert not isinstance(its, str), (name, its)
+        assert its["losses"], name
+        assert all(math.isfinite(loss) for loss in its["losses"]), (name, its)

@@ -2,17 +2,19 @@
 
     python together.py OUT.json orders ID...    # these, which share a method: on and off in every order
     python together.py OUT.json all             # all that belong here: before TRL is imported and after
+    python together.py OUT.json trainers        # all that belong here, under each trainer of the release
 
 What does not hold ends the process with what it was.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -21,8 +23,14 @@ import trl_hotfix
 from trl_hotfix import catalogue, engine, gates, verify
 from trl_hotfix.model import Outcome, Patch, State, Target
 
+import release
+import trainers
+
 TRL = gates.installed("trl") or ""
 OURS = str(Path(trl_hotfix.__file__).parent)
+LOSSES = ("loss", "train_loss", "objective/kl", "loss/policy_avg")
+"""PPO, and RLOO of old, log no plain loss."""
+
 Vars = Mapping[str, Mapping[str, Any]]
 
 
@@ -57,6 +65,43 @@ def all_of_them(patches: Sequence[Patch]) -> dict[str, int]:
     off_one_by_one(patches)
     same(before, vars_of_trl())
     return {"patches": len(patches), "compared": len(before)}
+
+
+def under_every_trainer(patches: Sequence[Patch]) -> dict[str, Any]:
+    """For each trainer: its losses and what was said, in a run with all patches on; taken off, they leave no trace."""
+    import torch
+
+    # A fork of a process that has used more hangs in the first product of matrices.
+    torch.set_num_threads(1)
+    imported(patches)
+    there = {name: make for name, make in trainers.TRAINERS.items() if trainers.there(name)}
+    before = vars_of_trl()
+    nothing_of_ours(before)
+    report = trl_hotfix.apply(only=[patch.id for patch in patches], unknown_body="try")
+    on = {each.id: f"{each.state.value} ({each.reason.value})" for each in report}
+
+    def as_before() -> None:
+        after = vars_of_trl()
+        nothing_of_ours(after)
+        # A trainer may have had TRL load more of itself, and a warning is noted in the module that it is of.
+        same(before, {name: {key: after[name][key] for key in its} for name, its in before.items()})
+
+    def trained(make: Callable[..., Any]) -> dict[str, Any]:
+        said = trainers.Said()
+        trainer = make(max_steps=2, gradient_accumulation_steps=2)
+        trainer.train()
+        after = {each.id: f"{each.state.value} ({each.reason.value})" for each in trl_hotfix.status()}
+        assert after == on, {each: (on[each], after[each]) for each in on if on[each] != after[each]}
+        trl_hotfix.revert()
+        as_before()
+        history = trainer.state.log_history
+        losses = [value for each in history for key, value in each.items() if key in LOSSES]
+        return {"losses": losses, "said": said.lines}
+
+    found = {name: release.alone(functools.partial(trained, make), 120) for name, make in there.items()}
+    trl_hotfix.revert()
+    as_before()
+    return {"on": on, "trainers": found}
 
 
 def imported(patches: Sequence[Patch]) -> None:
@@ -168,7 +213,7 @@ def is_ours(function: Any) -> bool:
 
 def main(out: str, what: str, *ids: str) -> None:
     fitting = [patch for patch in catalogue.load() if gates.targets_for(patch, TRL)]
-    work = {"orders": every_order, "all": all_of_them}[what]
+    work = {"orders": every_order, "all": all_of_them, "trainers": under_every_trainer}[what]
     answer = work([patch for patch in fitting if patch.id in ids or not ids])
     Path(out).write_text(json.dumps(answer), encoding="utf-8")
 

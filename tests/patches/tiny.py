@@ -254,7 +254,7 @@ def config(config_class: type, **wanted: Any) -> Any:
 
 def trainer(trainer_class: type, **wanted: Any) -> Any:
     """A trainer; the tokenizer goes by the name that it has in this release."""
-    known = inspect.signature(trainer_class.__init__).parameters
+    known = parameters(trainer_class)
     if "tokenizer" in wanted and "processing_class" in known:
         wanted["processing_class"] = wanted.pop("tokenizer")
     if variant in ("lora", "full"):
@@ -265,6 +265,12 @@ def trainer(trainer_class: type, **wanted: Any) -> Any:
     trained.add("lora" if hasattr(made.model, "peft_config") else "full")
     fingerprints.append(getattr(made.train_dataset, "_fingerprint", ""))
     return made
+
+
+def parameters(trainer_class: type) -> set[str]:
+    """What the trainer takes; a class that was moved or renamed hands all on to the one that it is now."""
+    every = (set(inspect.signature(each.__init__).parameters) for each in trainer_class.__mro__)
+    return next(its for its in every if its != {"self", "args", "kwargs"})
 
 
 def one_process() -> None:
@@ -646,6 +652,86 @@ def warnings_of(make: Any) -> tuple[Any, list[str]]:
         return make(), said
     finally:
         logging.getLogger("trl_hotfix").removeHandler(handler)
+
+
+@dataclass
+class SftRun:
+    """The first step of an SFT trainer."""
+
+    trainer: Any
+    loss: float
+    gradients: dict[str, Any]
+    batch: dict[str, Any]
+
+    def difference(self, other: SftRun) -> float:
+        """The largest difference of the loss and of any gradient."""
+        assert self.gradients
+        assert self.gradients.keys() == other.gradients.keys()
+        gradients = [float((its - other.gradients[name]).abs().max()) for name, its in self.gradients.items()]
+        return max(abs(self.loss - other.loss), *gradients)
+
+
+def chat_tokenizer(template: str | None = None) -> Any:
+    """``tokenizer``, with a chat template: a word for the role, the content and an end of sequence."""
+    words = tokenizer()
+    words.chat_template = template or (
+        "{% for message in messages %}"
+        "{{ 'w58 ' if message['role'] == 'user' else 'w59 ' }}{{ message['content'] }} <eos> "
+        "{% endfor %}{% if add_generation_prompt %}{{ 'w59 ' }}{% endif %}"
+    )
+    return words
+
+
+def sft_step(rows: Any, *, words: Any = None, streaming: bool = False, given: Any = None, **settings: Any) -> SftRun:
+    """One step of the real SFTTrainer on all ``rows`` at once. ``given`` is for the trainer, ``settings`` its config's.
+
+    ``rows`` are dicts, and ``streaming`` makes an ``IterableDataset`` of them.
+    """
+    import torch
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    seen: dict[str, Any] = {}
+
+    class Measured(SFTTrainer):  # type: ignore[misc, valid-type]
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            batch = {key: value for key, value in inputs.items() if hasattr(value, "shape")}
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            seen.setdefault("batch", batch)
+            seen.setdefault("loss", float((result[0] if isinstance(result, tuple) else result).detach()))
+            return result
+
+    def as_dataset(rows: Any) -> Any:
+        dataset = Dataset.from_list(rows)
+        return dataset.to_iterable_dataset() if streaming else dataset
+
+    wanted = dict(given or {})
+    if isinstance(wanted.get("eval_dataset"), dict):
+        wanted["eval_dataset"] = {name: as_dataset(its) for name, its in wanted["eval_dataset"].items()}
+    usual = {"per_device_train_batch_size": len(rows), "max_seq_length": 32, "dataset_text_field": "text"}
+    # 0.15 makes the config a part of the fingerprint of the dataset: no names that are new each time.
+    usual |= {name: str(Path(tempfile.gettempdir(), "sft")) for name in ("output_dir", "logging_dir")}
+    with tempfile.TemporaryDirectory() as folder:
+        # LoRA starts with random weights.
+        model = llama(folder, seed=0)
+        torch.manual_seed(0)
+        step = FirstStep(model)
+        made = trainer(
+            Measured,
+            model=model,
+            args=config(SFTConfig, **{**usual, **settings}),
+            train_dataset=as_dataset(rows),
+            tokenizer=words if words is not None else chat_tokenizer(),
+            **wanted,
+        )
+        made.train()
+    return SftRun(made, seen["loss"], step.gradients, seen["batch"])
+
+
+def several(runs: dict[str, SftRun]) -> tuple[float, dict[str, Any]]:
+    """The sum of the losses, and all gradients, each named after its run."""
+    gradients = {f"{name} {each}": its for name, run in runs.items() for each, its in run.gradients.items()}
+    return sum(run.loss for run in runs.values()), gradients
 
 
 def classes(name: str) -> tuple[Any, Any]:

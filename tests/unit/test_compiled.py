@@ -131,10 +131,16 @@ def value(step: Callable[[Any], Any]) -> float:
     return found[0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
-@pytest.mark.parametrize("attribute", KINDS)
+def every_kind(test: Callable[..., None]) -> Callable[..., None]:
+    """Parametrised by all that can be patched, how it is installed, how often, and what compiles it."""
+    by: dict[str, Any] = {"attribute": KINDS, "traced": [False, True], "layers": [1, 2], "backend": BACKENDS}
+    for name, values in by.items():
+        ids = ["untraced", "traced"] if name == "traced" else None
+        test = pytest.mark.parametrize(name, values, ids=ids)(test)
+    return test
+
+
+@every_kind
 def test_compiled_is_eager_and_not_the_original(
     module: ModuleType, attribute: str, traced: bool, layers: int, backend: str
 ) -> None:
@@ -151,10 +157,7 @@ def test_compiled_is_eager_and_not_the_original(
     assert value(torch.compile(step, backend=backend)) == eager
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
-@pytest.mark.parametrize("attribute", KINDS)
+@every_kind
 def test_in_one_graph_it_is_eager_or_a_loud_error(
     module: ModuleType, attribute: str, traced: bool, layers: int, backend: str
 ) -> None:

@@ -20,34 +20,9 @@ from trl_hotfix import catalogue, engine, fingerprint, packs, references
 from trl_hotfix.errors import CatalogueError, DamagedError, PackError, SettingError
 from trl_hotfix.model import State
 
-ENTRY = """\
-- id: marks-loss
-  revision: 3
-  title: The loss of a stub does not say that it is patched
-  severity: wrong-loss
-  trl: ">=0.11.0,<0.12.0"
-  upstream: {}
-  why: because
-  how: so
-  targets:
-    - {module: trl.trainer.dpo_trainer, attribute: DPOTrainer.dpo_loss, wrapper: mark}
-  self_test: is_marked
-"""
-MODULE = """\
-from trl_hotfix.model import Outcome, Verdict
-
-
-def mark(wrapped, instance, args, kwargs):
-    return "patched"
-
-
-def is_marked(leaf):
-    try:
-        said = object.__new__(leaf.DPOTrainer).dpo_loss(1, 2, 3, 4)
-    except AttributeError:
-        said = "raised"
-    return Outcome(Verdict.FIXED if said == "patched" else Verdict.REPRODUCED)
-"""
+PACK = Path(__file__).parents[1] / "acme_fixes"
+ENTRY = (PACK / "patches.yaml").read_text()
+MODULE = (PACK / "patches" / "marks_loss.py").read_text()
 BODY = fingerprint.loaded(DPOTrainer.dpo_loss).digest
 BODIES = {
     "releases": ["0.11.4"],

@@ -1,0 +1,237 @@
+"""Run inside one release: each of its trainers, on a tiny model.
+
+Models are written to the folder ``models`` of the working directory. ``settings`` are fields of the trainer's config.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "patches"))
+
+import tiny
+from tiny import classes
+
+
+def dpo(**settings: Any) -> Any:
+    return _preference("DPO", tiny.preferences(), ref_model=tiny.llama("models", seed=1), **settings)
+
+
+def kto(**settings: Any) -> Any:
+    return _preference("KTO", tiny.labelled(), ref_model=tiny.llama("models", seed=1), **settings)
+
+
+def orpo(**settings: Any) -> Any:
+    return _preference("ORPO", tiny.preferences(), **settings)
+
+
+def cpo(**settings: Any) -> Any:
+    return _preference("CPO", tiny.preferences(), **settings)
+
+
+def _preference(name: str, data: Any, ref_model: Any = None, **settings: Any) -> Any:
+    words = tiny.tokenizer()
+    # 0.9.6 needs one, and puts it before every prompt.
+    words.bos_token = words.eos_token
+    trainer_class, config_class = classes(name)
+    return tiny.trainer(
+        trainer_class,
+        model=tiny.llama("models", seed=0),
+        args=tiny.config(config_class, **{"max_length": 16, "max_prompt_length": 8, **settings}),
+        train_dataset=data,
+        eval_dataset=data,
+        tokenizer=words,
+        **({"ref_model": ref_model} if ref_model is not None else {}),
+    )
+
+
+def sft(**settings: Any) -> Any:
+    from datasets import Dataset
+
+    trainer_class, config_class = classes("SFT")
+    data = Dataset.from_list([{"text": f"w{row} w{row + 1} w{row + 2}"} for row in range(8)])
+    return tiny.trainer(
+        trainer_class,
+        model=tiny.llama("models", seed=0),
+        args=tiny.config(config_class, **{"max_seq_length": 16, "dataset_text_field": "text", **settings}),
+        train_dataset=data,
+        tokenizer=tiny.tokenizer(),
+    )
+
+
+def gkd(**settings: Any) -> Any:
+    from datasets import Dataset
+
+    words = tiny.tokenizer()
+    words.chat_template = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
+    said = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
+    trainer_class, config_class = classes("GKD")
+    return tiny.trainer(
+        trainer_class,
+        model=tiny.llama("models", seed=0),
+        teacher_model=tiny.llama("models", seed=1),
+        args=tiny.config(config_class, **{"max_new_tokens": 4, "max_length": 16, **settings}),
+        train_dataset=Dataset.from_list([{"messages": said}] * 8),
+        tokenizer=words,
+    )
+
+
+def scoring(seed: int) -> Any:
+    """A classifier with one output."""
+    from transformers import AutoModelForSequenceClassification
+
+    tiny.llama("models", seed=seed)
+    return AutoModelForSequenceClassification.from_pretrained(f"models/llama-{seed}", num_labels=1)
+
+
+def reward(config_class: type | None = None, **settings: Any) -> Any:
+    from datasets import Dataset
+
+    words = tiny.tokenizer()
+    rows = tiny.preferences()
+    if "tokenizer" in release_parameters("Reward"):
+        # Up to 0.11 it takes what is tokenized.
+        ids = {side: words([row["prompt"] + row[side] for row in rows]) for side in ("chosen", "rejected")}
+        rows = Dataset.from_dict({f"{key}_{side}": its[key] for side, its in ids.items() for key in its})
+    trainer_class, its_config = classes("Reward")
+    return tiny.trainer(
+        trainer_class,
+        model=scoring(2),
+        args=tiny.config(config_class or its_config, **{"max_length": 16, "remove_unused_columns": False, **settings}),
+        train_dataset=rows,
+        tokenizer=words,
+    )
+
+
+def reward_with_plain_arguments(**settings: Any) -> Any:
+    from transformers import TrainingArguments
+
+    return reward(TrainingArguments, **settings)
+
+
+def release_parameters(name: str) -> set[str]:
+    return tiny.parameters(classes(name)[0])
+
+
+def grpo(**settings: Any) -> Any:
+    trainer_class, config_class = classes("GRPO")
+    return tiny.grpo(trainer_class, tiny.llama("models", seed=0), config_class, **settings)
+
+
+def rloo(**settings: Any) -> Any:
+    trainer_class, config_class = classes("RLOO")
+    if "reward_funcs" in release_parameters("RLOO"):
+        return tiny.grpo(trainer_class, tiny.llama("models", seed=0), config_class, **settings)
+    return of_own_loop("RLOO", rloo_k=2, **settings)
+
+
+def ppo(**settings: Any) -> Any:
+    import trl
+
+    return of_own_loop("PPOv2" if hasattr(trl, "PPOv2Trainer") else "PPO", **settings)
+
+
+def of_own_loop(name: str, **settings: Any) -> Any:
+    """PPO, and RLOO up to 0.21, which have a training loop of their own."""
+    from datasets import Dataset
+
+    trainer_class, config_class = classes(name)
+    known = release_parameters(name)
+    words = tiny.tokenizer()
+    words.padding_side = "left"
+    usual = {
+        "total_episodes": 4,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "num_mini_batches": 1,
+        "local_rollout_forward_batch_size": 2,
+        "num_ppo_epochs": 1,
+        "response_length": 3,
+        "num_sample_generations": 0,
+        "max_steps": -1,
+    }
+    models = {"policy": tiny.llama("models", seed=0), "ref_policy": tiny.llama("models", seed=1)}
+    if "policy" not in known:
+        models = {"model": models["policy"], "ref_model": models["ref_policy"]}
+    if "value_model" in known:
+        models["value_model"] = scoring(3)
+    data = Dataset.from_list([{"input_ids": [5, 6, 7]}] * 4)
+    return tiny.trainer(
+        trainer_class,
+        **{"config" if "config" in known else "args": tiny.config(config_class, **{**usual, **settings})},
+        **models,
+        reward_model=scoring(2),
+        train_dataset=data,
+        eval_dataset=data,
+        tokenizer=words,
+    )
+
+
+def online_dpo(**settings: Any) -> Any:
+    from datasets import Dataset
+
+    words = tiny.tokenizer()
+    words.padding_side = "left"
+    known = release_parameters("OnlineDPO")
+    trainer_class, config_class = classes("OnlineDPO")
+    wanted: dict[str, Any] = {"reward_model": scoring(2), "reward_processing_class": words}
+    if "reward_funcs" in known:
+        wanted = {"reward_funcs": lambda completions, **kwargs: [float(len(each)) for each in completions]}
+    return tiny.trainer(
+        trainer_class,
+        model=tiny.llama("models", seed=0),
+        ref_model=tiny.llama("models", seed=1),
+        args=tiny.config(
+            config_class, **{"max_new_tokens": 3, "max_length": 16, "missing_eos_penalty": 1.0, **settings}
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "w1 w2 w3"}] * 8),
+        tokenizer=words,
+        **{key: value for key, value in wanted.items() if key in known},
+    )
+
+
+TRAINERS: dict[str, Callable[..., Any]] = {
+    "DPO": dpo,
+    "SFT": sft,
+    "KTO": kto,
+    "ORPO": orpo,
+    "CPO": cpo,
+    "Reward": reward,
+    "Reward with TrainingArguments": reward_with_plain_arguments,
+    "GRPO": grpo,
+    "RLOO": rloo,
+    "PPO": ppo,
+    "OnlineDPO": online_dpo,
+    "GKD": gkd,
+}
+
+
+def there(name: str) -> bool:
+    """Has this release such a trainer?"""
+    import trl
+
+    if name == "PPO" and hasattr(trl, "PPOv2Trainer"):
+        return True
+    # Later releases take them too, and fail at the first step.
+    if name.endswith("TrainingArguments") and trl.__version__ != "0.9.6":
+        return False
+    trainer_class, _ = classes(name.partition(" ")[0])
+    from transformers import Trainer
+
+    return trainer_class is not None and issubclass(trainer_class, Trainer)
+
+
+class Said(logging.Handler):
+    """What trl_hotfix says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        logging.getLogger("trl_hotfix").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname}: {record.getMessage()}")
