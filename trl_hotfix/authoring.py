@@ -770,7 +770,9 @@ def sft_moe_loss(
     trainer.accelerator.parallelism_config = None
     tokens = torch.tensor([[1, 2, 3, 4]])
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
-    return float(trainer.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch))
+    # transformers before 4.46 knows of no such argument.
+    items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+    return float(trainer.compute_loss(model, inputs, **items))
 
 
 def handed_on(leaf: ModuleType, method: Any) -> Outcome | None:
