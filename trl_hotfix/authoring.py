@@ -889,3 +889,12 @@ def completions_of(trainer: Any) -> Any:
     }
     wanted = inspect.signature(method).parameters
     return method(**{name: value for name, value in known.items() if name in wanted})
+    # transformers before 4.46 knows of no such argument.
+    items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+    return float(trainer.compute_loss(model, inputs, **items))
+
+
+def handed_on(leaf: ModuleType, method: Any) -> Outcome | None:
+    """``absent``, if ``leaf`` has this method from elsewhere: a class that has moved keeps its old name for a while."""
+    home = method.__module__
+    return None if home == leaf.__name__ else absent(f"{leaf.__name__} hands the method on from {home}")

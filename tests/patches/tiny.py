@@ -810,8 +810,11 @@ def online_dpo(trainer_class: type, config_class: type, model: Any, **settings: 
     )
 
 
-def online_log_probs(model: Any, rows: int) -> Any:
-    """Log-probs of the tokens of ``online_completions`` after the prompt, 0 where padded, without TRL's code."""
+def online_log_probs(model: Any, rows: int, *, padding: bool = False) -> Any:
+    """Log-probs of the tokens of ``online_completions`` after the prompt, without TRL's code.
+
+    They are 0 for what is padding, unless ``padding`` is asked for.
+    """
     import torch
 
     completions = online_completions(rows)
@@ -827,3 +830,4 @@ def online_log_probs(model: Any, rows: int) -> Any:
 def gpt_neo(folder: str, *, seed: int) -> Any:
     """A GPT-Neo of two layers: it looks its positions up in a table, and its attention has the names of Llama's."""
     return _from_disk(folder, "GPTNeo", seed, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]])
+    return logits.log_softmax(-1).gather(2, completions[..., None])[..., 0] * (counted | padding)

@@ -20,7 +20,7 @@ from inspect import signature
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, judge, micro_batches, online_dpo_stub, shadowed
+from ..authoring import absent, handed_on, judge, micro_batches, online_dpo_stub, shadowed
 from ..model import Outcome
 
 
@@ -54,8 +54,8 @@ def gradient_is_the_mean_of_the_micro_batches(leaf: ModuleType) -> Outcome:
 
     name = {"xpo_trainer": "XPOTrainer", "nash_md_trainer": "NashMDTrainer"}
     trainer_class = getattr(leaf, name.get(leaf.__name__.rpartition(".")[2], "OnlineDPOTrainer"))
-    if trainer_class.training_step.__module__ != leaf.__name__:
-        return absent(f"training_step is that of {trainer_class.training_step.__module__}")
+    if elsewhere := handed_on(leaf, trainer_class.training_step):
+        return elsewhere
     if "num_items_in_batch" not in signature(trainer_class.training_step).parameters:
         return absent("transformers 4.46 and later cannot call it, and earlier ones have accelerate divide")
     alone = loss_of(1)

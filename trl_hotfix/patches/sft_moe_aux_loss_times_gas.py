@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, argument, copies_of_the_loss, judge, micro_batches, sft_moe_loss, shadowed
+from ..authoring import argument, copies_of_the_loss, handed_on, judge, micro_batches, sft_moe_loss, shadowed
 from ..model import Outcome
 
 _NAMES = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
@@ -83,8 +83,8 @@ def _numbers(place: Any) -> list[tuple[Any, str]]:
 
 def aux_loss_is_weighed_once(leaf: ModuleType) -> Outcome:
     """How much the loss grows with the coefficient: in one of four micro-batches a quarter of what it does alone."""
-    if leaf.SFTTrainer.compute_loss.__module__ != leaf.__name__:
-        return absent("the trainer has the compute_loss of transformers")
+    if elsewhere := handed_on(leaf, leaf.SFTTrainer.compute_loss):
+        return elsewhere
 
     def slope(steps: int, items: int | None = 12) -> float:
         attributes = {"current_gradient_accumulation_steps": steps, "model_accepts_loss_kwargs": True}
