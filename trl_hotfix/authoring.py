@@ -11,9 +11,9 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import MISSING, fields
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from .model import Outcome, Verdict
@@ -898,3 +898,67 @@ def handed_on(leaf: ModuleType, method: Any) -> Outcome | None:
     """``absent``, if ``leaf`` has this method from elsewhere: a class that has moved keeps its old name for a while."""
     home = method.__module__
     return None if home == leaf.__name__ else absent(f"{leaf.__name__} hands the method on from {home}")
+def module_of(wrapped: Callable[..., Any]) -> ModuleType:
+    """The module that defines what a wrapper is given, whatever stands between: a guard, the wrapper of another."""
+    found: Any = wrapped
+    while not isinstance(found, FunctionType):
+        found = getattr(found, "__wrapped__", None) or getattr(found, "__func__", None) or found.func
+    return sys.modules[found.__module__]
+
+
+class Enough(Exception):
+    """A trainer is made as far as a self-test has to see."""
+
+
+def begin_trainer(
+    leaf: ModuleType,
+    trainer_class: Any,
+    model: Any,
+    *,
+    parent: Callable[[Any], None] = lambda trainer: None,
+    shadows: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """Run the real ``__init__`` of a DPO, KTO, GRPO or RLOO trainer until something raises ``Enough``.
+
+    Its superclass does no more than take model and arguments and call ``parent`` with the trainer. ``shadows`` are what
+    stands in the module meanwhile, of the names that it has; ``settings`` are arguments. The trainer is returned as it
+    is then.
+    """
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    class Parent(*trainer_class.__bases__):  # type: ignore[misc]
+        def __init__(self, *, model: Any, args: Any, **others: Any) -> None:
+            self.model, self.args = model, args
+            self.accelerator = SimpleNamespace(parallelism_config=None, num_processes=1, is_main_process=True)
+            self.is_deepspeed_enabled = self.is_fsdp_enabled = False
+            parent(self)
+
+    class Stub(trainer_class, Parent):  # type: ignore[misc]
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    with_rewards = "reward_funcs" in inspect.signature(trainer_class.__init__).parameters
+    alone = {"n_gpu": 0, "distributed_state": SimpleNamespace(distributed_type="NO"), "eval_strategy": "no"}
+    alone |= {"deepspeed_plugin": None, "bf16": False, "beta": 0.5}
+    step = {"steps_per_generation": 1, "generation_batch_size": 8, "loss_type": "grpo"} if with_rewards else {}
+    config_class = getattr(leaf, trainer_class.__name__.replace("Trainer", "Config"))
+    words = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
+    trainer: Any = object.__new__(Stub)
+    with ExitStack() as stack:
+        # The seed of the process is not a self-test's to set.
+        for name, its in {"set_seed": lambda *args, **kwargs: None, **(shadows or {})}.items():
+            if hasattr(leaf, name):
+                stack.enter_context(shadowed(leaf, name, its))
+        stack.enter_context(suppress(Enough))
+        Stub.__init__(
+            trainer,
+            model=model,
+            args=default_arguments(config_class, **{**alone, **step, **settings}),
+            **({"reward_funcs": len} if with_rewards else {}),
+            train_dataset=Dataset.from_dict({"prompt": ["a"], "completion": ["b"], "label": [True]}),
+            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>"),
+        )
+    return trainer
