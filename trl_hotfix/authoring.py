@@ -788,7 +788,9 @@ def sft_moe_loss(
     trainer.accelerator.parallelism_config = None
     tokens = torch.tensor([[1, 2, 3, 4]])
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
-    return float(trainer.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch))
+    # transformers before 4.46 knows of no such argument.
+    items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+    return float(trainer.compute_loss(model, inputs, **items))
 
 
 def constructed(trainer_class: type, **given: Any) -> Any:
@@ -889,15 +891,14 @@ def completions_of(trainer: Any) -> Any:
     }
     wanted = inspect.signature(method).parameters
     return method(**{name: value for name, value in known.items() if name in wanted})
-    # transformers before 4.46 knows of no such argument.
-    items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
-    return float(trainer.compute_loss(model, inputs, **items))
 
 
 def handed_on(leaf: ModuleType, method: Any) -> Outcome | None:
     """``absent``, if ``leaf`` has this method from elsewhere: a class that has moved keeps its old name for a while."""
     home = method.__module__
     return None if home == leaf.__name__ else absent(f"{leaf.__name__} hands the method on from {home}")
+
+
 def module_of(wrapped: Callable[..., Any]) -> ModuleType:
     """The module that defines what a wrapper is given, whatever stands between: a guard, the wrapper of another."""
     found: Any = wrapped

@@ -824,10 +824,9 @@ def online_log_probs(model: Any, rows: int, *, padding: bool = False) -> Any:
     ids = torch.cat([prompt, completions], dim=1)
     seen = torch.cat([torch.ones_like(prompt), counted.long()], dim=1)
     logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, prompt.shape[1] - 1 : -1]
-    return logits.log_softmax(-1).gather(2, completions[..., None])[..., 0] * counted
+    return logits.log_softmax(-1).gather(2, completions[..., None])[..., 0] * (counted | padding)
 
 
 def gpt_neo(folder: str, *, seed: int) -> Any:
     """A GPT-Neo of two layers: it looks its positions up in a table, and its attention has the names of Llama's."""
     return _from_disk(folder, "GPTNeo", seed, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]])
-    return logits.log_softmax(-1).gather(2, completions[..., None])[..., 0] * (counted | padding)
