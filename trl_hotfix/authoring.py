@@ -600,21 +600,21 @@ def sft_prepared(
 def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any], settings: Any, doing: str) -> Any:
     """``dataset.map(function)`` as this leaf's own ``_prepare_dataset`` would call it, before it is called.
 
-    The main process goes first, so that the others find the result in the cache: every rank must come here.
-    ``settings`` is the trainer's config, and ``doing`` the progress bar's name. ``function`` should be a nested one:
-    ``datasets`` knows a function of a module by its name, and would take what an older release of the patch has made.
+    The main process goes first, so that the others find the result in the cache: every rank must come here, unless the
+    dataset is a stream. ``settings`` is the trainer's config, and ``doing`` the progress bar's name. ``function``
+    should be a nested one: ``datasets`` knows a function of a module by its name, and would take what an older release
+    of the patch has made.
     """
     from datasets import Dataset
 
+    if not isinstance(dataset, Dataset):  # mapped when it is read
+        return dataset.map(function)
+    # From 0.19 to 1.0.0rc1 this is what the dataset is read through, instead of a transform of its own.
+    if hasattr(leaf, "remove_none_values"):
+        dataset = dataset.with_transform(leaf.remove_none_values)
     first = getattr(leaf, "global_then_local_main_first", None) or leaf.PartialState().main_process_first
-    how: dict[str, Any] = {}
-    if isinstance(dataset, Dataset):  # an IterableDataset is mapped when it is read
-        how = {"num_proc": settings.dataset_num_proc, "desc": doing}
-        # From 0.19 to 1.0.0rc1 this is what the dataset is read through, instead of a transform of its own.
-        if hasattr(leaf, "remove_none_values"):
-            dataset = dataset.with_transform(leaf.remove_none_values)
     with first():
-        return dataset.map(function, **how)
+        return dataset.map(function, num_proc=settings.dataset_num_proc, desc=doing)
 
 
 def micro_batches(trainer: Any) -> int:

@@ -19,6 +19,7 @@ ID = "sft-formatting-func-ignored"
 OVERLAYS = ()
 PARITY = False
 DATA = True
+VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 
 def conversations(key: str = "messages") -> list[dict[str, Any]]:
@@ -77,7 +78,7 @@ def train() -> tiny.Seen:
         outcomes[name] = judge(runs[name].loss, right=right.loss, wrong=wrong.loss)
         assert outcomes[name].verdict.value == ("fixed" if patched else "reproduced"), (name, outcomes[name])
         assert not patched or runs[name].difference(right) < 1e-6, name
-    if patched and not tiny.variant:
+    if patched:
         streams_and_evaluations(leaf)
         what_excludes_it_is_said()
     return tiny.Seen(outcomes["messages"], *tiny.several(runs))

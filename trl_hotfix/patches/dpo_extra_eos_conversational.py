@@ -109,7 +109,7 @@ def conversations_end_once(leaf: ModuleType) -> Outcome:
     words = CharacterTokenizer()
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]
     rows = stream([{"prompt": messages[:1], "chosen": messages[1:], "rejected": messages[1:]}])
-    settings = default_arguments(leaf.DPOConfig)
+    settings = default_arguments(leaf.DPOConfig, max_prompt_length=None, max_completion_length=None)
     with alone(leaf):
         if hasattr(leaf.DPOTrainer, "_prepare_dataset"):
             trainer = stub_trainer(leaf.DPOTrainer, settings, is_vision_model=False)
