@@ -868,6 +868,7 @@ def stub_that_generates(trainer_class: type, args: SimpleNamespace, model: Any, 
         "chat_template": None,
         "chat_template_kwargs": {},
         "max_prompt_length": None,
+        "pad_to_multiple_of": None,
         "control": SimpleNamespace(should_evaluate=False),
     }
     args.report_to, args.device, args.past_index = [], torch.device("cpu"), -1

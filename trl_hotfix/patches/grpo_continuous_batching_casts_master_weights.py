@@ -20,7 +20,15 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, completions_of, default_arguments, judge, stub_that_generates, tiny_attention_model
+from ..authoring import (
+    absent,
+    completions_of,
+    default_arguments,
+    judge,
+    shadowed,
+    stub_that_generates,
+    tiny_attention_model,
+)
 from ..model import Outcome
 
 _OPTIONS = ("use_transformers_paged", "use_transformers_continuous_batching")
@@ -50,13 +58,23 @@ def keep_the_weights_as_they_are(
                 wanted,
             )
         return wrapped(*args, **kwargs)
-    with _stand_ins(model):
-        return wrapped(*args, **kwargs)
+    with _stand_ins(model) as give_back:
+        generate_batch = model.generate_batch
+
+        def generate_and_give_back(*args: Any, **kwargs: Any) -> Any:
+            # Up to 0.23 what follows in the same method scores the completions.
+            try:
+                return generate_batch(*args, **kwargs)
+            finally:
+                give_back()
+
+        with shadowed(model, "generate_batch", generate_and_give_back):
+            return wrapped(*args, **kwargs)
 
 
 @contextmanager
-def _stand_ins(model: Any) -> Iterator[None]:
-    """In here ``model`` has other parameters on the same memory; afterwards its own ones, and its own buffers."""
+def _stand_ins(model: Any) -> Iterator[Callable[[], None]]:
+    """Until it is told to give them back, ``model`` has other parameters on the same memory instead of its own."""
     import torch
 
     # A subclass (quantised, DTensor) is not ours to make another of.
@@ -66,16 +84,20 @@ def _stand_ins(model: Any) -> Iterator[None]:
         if type(each) is torch.nn.Parameter and each.is_floating_point()
     }
     kept = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+
+    def give_back() -> None:
+        for module, parameters, buffers in kept:
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+
     try:
         for module, parameters, _ in kept:
             for name, parameter in parameters.items():
                 if id(parameter) in plain:
                     module._parameters[name] = plain[id(parameter)]
-        yield
+        yield give_back
     finally:
-        for module, parameters, buffers in kept:
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
+        give_back()
 
 
 def weights_are_float32_after_a_generation(leaf: ModuleType) -> Outcome:
@@ -91,7 +113,7 @@ def weights_are_float32_after_a_generation(leaf: ModuleType) -> Outcome:
         pass
 
     def bits() -> int:
-        return 8 * model.get_output_embeddings().weight.element_size()
+        return 8 * int(model.get_output_embeddings().weight.element_size())
 
     def generate_batch(*args: Any, **kwargs: Any) -> Any:
         raise Generated(bits())
