@@ -6,10 +6,11 @@ Policy and reference have the same weights, so that the loss of the first step i
 from __future__ import annotations
 
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trl_hotfix.authoring import absent, judge
+from trl_hotfix.authoring import absent, judge, shadowed
 
 import tiny
 
@@ -59,6 +60,14 @@ def unaffected() -> tiny.Seen:
     return tiny.Seen(absent("the settings are those of the run before"), loss, seen.gradients)
 
 
+@cache
+def _rows() -> str:
+    """A file, as what is in memory is cached nowhere that another run would look; the same one in every run."""
+    path = Path(tempfile.mkdtemp(), "rows.json")
+    tiny.preferences().to_json(path)
+    return str(path)
+
+
 def _step(folder: str, words: Any, max_length: int, *, computes: bool | None = None) -> tuple[Any, ...]:
     """The trainer, its first loss and gradients, the batch, and what the model says of it before it is trained.
 
@@ -67,21 +76,27 @@ def _step(folder: str, words: Any, max_length: int, *, computes: bool | None = N
     from datasets import Dataset
     from trl import DPOTrainer
 
-    # A file, as what is in memory is cached nowhere that another run would look.
-    rows = Path(folder, "rows.json")
-    if not rows.exists():
-        tiny.preferences().to_json(rows)
     computed: list[int] = []
     policy, untouched = (tiny.llama(folder, seed=0) for _ in range(2))
     policy.register_forward_hook(lambda *_: computed.append(1))
     # No subclass: up to 1.7.0 the function that tokenizes holds the trainer, and `datasets` looks at its class, too.
-    trainer = tiny.trainer(
-        DPOTrainer,
-        model=policy,
-        args=tiny.precomputed_dpo(max_length=max_length, truncation_mode="keep_end"),
-        train_dataset=Dataset.from_json(str(rows), cache_dir=str(Path(folder, "cache"))),
-        tokenizer=words,
-    )
+    names: list[str] = []
+    path_of = Dataset._get_cache_file_path
+
+    def note(dataset: Any, fingerprint: str) -> str:
+        names.append(fingerprint)
+        return path_of(dataset, fingerprint)
+
+    with shadowed(Dataset, "_get_cache_file_path", note):
+        trainer = tiny.trainer(
+            DPOTrainer,
+            model=policy,
+            args=tiny.precomputed_dpo(max_length=max_length, truncation_mode="keep_end"),
+            train_dataset=Dataset.from_json(_rows(), cache_dir=folder),
+            tokenizer=words,
+        )
+    # That of the trainer's dataset has the time in it at which the file was made; the last is the name of the file.
+    tiny.fingerprints[-1:] = names[-1:]
     if computes is not None and computes != bool(computed):
         raise AssertionError(f"the reference was computed in {len(computed)} batches")
     seen, compute_loss = tiny.FirstStep(trainer.model), trainer.compute_loss
