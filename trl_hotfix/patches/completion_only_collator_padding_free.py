@@ -26,8 +26,9 @@ from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, default_arguments, judge, shadowed, tiny_causal_lm, why_sequences_mix
+from ..authoring import absent, judge, shadowed, why_sequences_mix
 from ..model import Outcome
+from ..stubs import default_arguments, tiny_causal_lm
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -24,19 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..authoring import (
-    CharacterTokenizer,
-    absent,
-    alone,
-    argument,
-    default_arguments,
-    judge,
-    replaced_argument,
-    sft_prepared,
-    stream,
-    stub_trainer,
-)
+from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome
+from ..stubs import CharacterTokenizer, alone, default_arguments, sft_prepared, stream, stub_trainer
 
 
 def start_the_completion_of_sft(

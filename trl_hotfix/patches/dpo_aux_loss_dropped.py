@@ -19,8 +19,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, dpo_stub, judge, tiny_causal_lm, wrapped_like_deepspeed
+from ..authoring import argument, judge
 from ..model import Outcome
+from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 
 
 def add_aux_loss(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,14 +16,9 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import (
-    dpo_stub,
-    judge,
-    tiny_causal_lm,
-    with_coefficient_of_plain_model,
-    wrapped_like_deepspeed,
-)
+from ..authoring import judge, with_coefficient_of_plain_model
 from ..model import Outcome, Verdict
+from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 
 
 def unpack_reference_of_loss(

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, default_arguments, judge, shadowed, stub_trainer
+from ..authoring import absent, judge, shadowed
 from ..model import Outcome
+from ..stubs import default_arguments, stub_trainer
 
 
 def precompute_the_evaluation_set_too(

@@ -20,20 +20,9 @@ from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import (
-    CharacterTokenizer,
-    absent,
-    alone,
-    argument,
-    constructed,
-    default_arguments,
-    judge,
-    shadowed,
-    stream,
-    stub_trainer,
-    tiny_causal_lm,
-)
+from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
+from ..stubs import CharacterTokenizer, alone, constructed, default_arguments, stream, stub_trainer, tiny_causal_lm
 
 
 def leave_the_end_to_the_template(

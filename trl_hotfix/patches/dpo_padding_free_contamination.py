@@ -29,8 +29,9 @@ from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, dpo_stub, judge, shadowed, tiny_causal_lm, why_sequences_mix
+from ..authoring import absent, argument, judge, shadowed, why_sequences_mix
 from ..model import Outcome
+from ..stubs import dpo_stub, tiny_causal_lm
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 

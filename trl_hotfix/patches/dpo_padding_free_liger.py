@@ -16,8 +16,9 @@ from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, dpo_stub, judge, shadowed
+from ..authoring import absent, judge, shadowed
 from ..model import Outcome
+from ..stubs import dpo_stub
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 

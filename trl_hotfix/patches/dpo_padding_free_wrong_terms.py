@@ -22,8 +22,9 @@ from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, dpo_stub, judge, shadowed, tiny_causal_lm
+from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
+from ..stubs import dpo_stub, tiny_causal_lm
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 

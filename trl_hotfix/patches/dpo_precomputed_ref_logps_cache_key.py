@@ -20,8 +20,9 @@ from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, default_arguments, judge, shadowed, stub_trainer
+from ..authoring import argument, judge, shadowed
 from ..model import Outcome
+from ..stubs import default_arguments, stub_trainer
 
 
 def name_the_file_by_what_it_depends_on(

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, dpo_stub, judge, tiny_causal_lm
+from ..authoring import argument, judge
 from ..model import Outcome
+from ..stubs import dpo_stub, tiny_causal_lm
 
 _COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, dpo_stub, judge, shadowed, tiny_causal_lm
+from ..authoring import argument, judge, shadowed
 from ..model import Outcome
+from ..stubs import dpo_stub, tiny_causal_lm
 
 
 def use_the_reference_of_the_batch(

@@ -22,8 +22,9 @@ from functools import update_wrapper
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, judge, module_of, shadowed, tiny_attention_model
+from ..authoring import argument, judge, module_of, shadowed
 from ..model import Outcome
+from ..stubs import tiny_attention_model
 
 _TOKENS = 1024
 _NAME = "_ChunkedLogProbFunction"

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import Enough, absent, argument, judge, shadowed, tiny_attention_model
+from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
+from ..stubs import Enough, tiny_attention_model
 
 _NAMES = ("logits_soft_cap", "output_logit_soft_cap")
 

@@ -25,18 +25,9 @@ from inspect import signature
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import (
-    absent,
-    argument,
-    copies_of_the_loss,
-    default_arguments,
-    judge,
-    micro_batches,
-    replaced_argument,
-    stub_trainer,
-    tiny_causal_lm,
-)
+from ..authoring import absent, argument, copies_of_the_loss, judge, micro_batches, replaced_argument
 from ..model import Outcome
+from ..stubs import default_arguments, stub_trainer, tiny_causal_lm
 
 _generated: list[Any] = []
 """The labels that were generated last. ``Trainer`` may copy them on their way: they are known again by their values."""

@@ -20,16 +20,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from ..authoring import (
-    absent,
-    completions_of,
-    default_arguments,
-    judge,
-    shadowed,
-    stub_that_generates,
-    tiny_attention_model,
-)
+from ..authoring import absent, judge, shadowed
 from ..model import Outcome
+from ..stubs import completions_of, default_arguments, stub_that_generates, tiny_attention_model
 
 _OPTIONS = ("use_transformers_paged", "use_transformers_continuous_batching")
 

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, argument, judge, replaced_argument, stub_grpo_trainer
+from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome, Verdict
+from ..stubs import stub_grpo_trainer
 
 _BY_TOKEN_COUNT = ("dapo", "cispo", "vespo")
 

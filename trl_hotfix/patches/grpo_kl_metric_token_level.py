@@ -20,8 +20,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, judge, shadowed, stub_grpo_trainer
+from ..authoring import argument, judge, shadowed
 from ..model import Outcome
+from ..stubs import stub_grpo_trainer
 
 
 class _Coefficient(float):

@@ -28,8 +28,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, replaced_argument, shadowed, stub_grpo_trainer, tiny_causal_lm
+from ..authoring import absent, argument, judge, replaced_argument, shadowed
 from ..model import Options, Outcome
+from ..stubs import stub_grpo_trainer, tiny_causal_lm
 
 
 def normalise(

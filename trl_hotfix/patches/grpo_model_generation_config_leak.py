@@ -19,16 +19,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import (
-    absent,
-    completions_of,
-    default_arguments,
-    judge,
-    shadowed,
-    stub_that_generates,
-    tiny_attention_model,
-)
+from ..authoring import absent, judge, shadowed
 from ..model import Outcome
+from ..stubs import completions_of, default_arguments, stub_that_generates, tiny_attention_model
 
 _ASKED_FOR = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What ``GRPOConfig`` and ``RLOOConfig`` say of the distribution; besides, what is in ``generation_kwargs``."""

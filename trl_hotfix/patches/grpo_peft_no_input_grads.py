@@ -17,8 +17,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, default_arguments, judge, shadowed, stub_trainer
+from ..authoring import absent, judge, shadowed
 from ..model import Outcome
+from ..stubs import default_arguments, stub_trainer
 
 
 def let_the_inputs_need_a_gradient(

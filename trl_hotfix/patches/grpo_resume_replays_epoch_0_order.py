@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, default_arguments, judge, stub_trainer
+from ..authoring import absent, judge
 from ..model import Outcome
+from ..stubs import default_arguments, stub_trainer
 
 
 def begin_with_the_epoch_of_the_run(

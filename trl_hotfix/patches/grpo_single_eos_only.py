@@ -21,8 +21,9 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, default_arguments, judge, shadowed, stub_that_generates, tiny_attention_model
+from ..authoring import absent, judge, shadowed
 from ..model import Outcome
+from ..stubs import default_arguments, stub_that_generates, tiny_attention_model
 
 
 def end_at_every_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

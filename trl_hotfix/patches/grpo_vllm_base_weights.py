@@ -17,8 +17,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import judge, shadowed, stub_grpo_trainer
+from ..authoring import judge, shadowed
 from ..model import Outcome
+from ..stubs import stub_grpo_trainer
 
 
 def hand_over_copies_of_what_is_merged(

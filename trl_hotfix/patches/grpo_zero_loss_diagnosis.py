@@ -38,8 +38,9 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, judge, stub_grpo_trainer
+from ..authoring import argument, judge
 from ..model import Outcome
+from ..stubs import stub_grpo_trainer
 
 _PATIENCE = 10
 _SHOWN_AS_ZERO = 5e-5

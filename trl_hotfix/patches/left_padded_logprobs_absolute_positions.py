@@ -18,17 +18,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import (
-    absent,
-    argument,
-    called_with,
-    default_arguments,
-    judge,
-    replaced_argument,
-    stub_trainer,
-    tiny_causal_lm,
-)
+from ..authoring import absent, argument, called_with, judge, replaced_argument
 from ..model import Outcome
+from ..stubs import default_arguments, stub_trainer, tiny_causal_lm
 
 _COUNT_THE_PADDING = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "xglm"})
 """The ``model_type`` of decoders that look positions up in a table, take ``position_ids`` and count from 0 without.

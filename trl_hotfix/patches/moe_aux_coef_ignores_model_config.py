@@ -24,8 +24,9 @@ from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, default_arguments, judge, replaced_argument, tiny_causal_lm
+from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome
+from ..stubs import default_arguments, tiny_causal_lm
 
 _UNSET = 0.001
 

@@ -18,15 +18,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import (
-    absent,
-    dpo_stub,
-    judge,
-    tiny_causal_lm,
-    with_coefficient_of_plain_model,
-    wrapped_like_deepspeed,
-)
+from ..authoring import absent, judge, with_coefficient_of_plain_model
 from ..model import Outcome
+from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 
 
 def read_coefficient_from_unwrapped_model(

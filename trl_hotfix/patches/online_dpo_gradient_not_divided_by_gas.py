@@ -20,8 +20,9 @@ from inspect import signature
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, handed_on, judge, micro_batches, online_dpo_stub, shadowed
+from ..authoring import absent, judge, micro_batches, shadowed
 from ..model import Outcome
+from ..stubs import handed_on, online_dpo_stub
 
 
 def take_the_mean_of_the_micro_batches(

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, handed_on, judge, online_dpo_stub
+from ..authoring import argument, judge
 from ..model import Outcome
+from ..stubs import handed_on, online_dpo_stub
 
 
 def leave_out_the_padding(

@@ -23,8 +23,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, default_arguments, handed_on, judge, replaced_argument, stub_trainer
+from ..authoring import argument, judge, replaced_argument
 from ..model import Outcome, Verdict
+from ..stubs import default_arguments, handed_on, stub_trainer
 
 _NEAREST = -(2.0**-22)
 """Nearer to 0, and ``exp`` of it in float32 may be 1: two units in the last place are left to who computes it."""

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from ..authoring import Enough, absent, argument, begin_trainer, judge, shadowed
+from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
+from ..stubs import Enough, begin_trainer
 
 
 def copy_the_active_adapter(

@@ -23,8 +23,9 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import Enough, absent, argument, begin_trainer, judge, module_of, shadowed, tiny_causal_lm
+from ..authoring import absent, argument, judge, module_of, shadowed
 from ..model import Outcome
+from ..stubs import Enough, begin_trainer, tiny_causal_lm
 
 
 def load_the_reference_like_the_policy(

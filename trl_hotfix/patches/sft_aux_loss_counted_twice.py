@@ -16,8 +16,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, judge, replaced_argument, sft_moe_loss
+from ..authoring import argument, judge, replaced_argument
 from ..model import Outcome, Verdict
+from ..stubs import sft_moe_loss
 
 
 def count_aux_loss_once(

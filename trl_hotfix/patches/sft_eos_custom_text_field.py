@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from ..authoring import CharacterTokenizer, absent, argument, prepared_first, replaced_argument, sft_prepared
+from ..authoring import absent, argument, prepared_first, replaced_argument
 from ..model import Outcome, Verdict
+from ..stubs import CharacterTokenizer, sft_prepared
 
 
 def end_the_texts(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

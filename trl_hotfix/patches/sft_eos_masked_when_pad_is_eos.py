@@ -19,17 +19,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import (
-    CharacterTokenizer,
-    absent,
-    alone,
-    argument,
-    constructed,
-    default_arguments,
-    judge,
-    tiny_causal_lm,
-)
+from ..authoring import absent, argument, judge
 from ..model import Outcome
+from ..stubs import CharacterTokenizer, alone, constructed, default_arguments, tiny_causal_lm
 
 
 def learn_the_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

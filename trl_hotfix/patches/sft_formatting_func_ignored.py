@@ -24,8 +24,9 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from ..authoring import CharacterTokenizer, absent, argument, replaced_argument, sft_prepared
+from ..authoring import absent, argument, replaced_argument
 from ..model import Outcome, Verdict
+from ..stubs import CharacterTokenizer, sft_prepared
 
 _KINDS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
 """The columns by which TRL tells what kind of an example it has."""

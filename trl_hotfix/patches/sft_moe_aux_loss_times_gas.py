@@ -26,8 +26,9 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, copies_of_the_loss, handed_on, judge, micro_batches, sft_moe_loss, shadowed
+from ..authoring import argument, copies_of_the_loss, judge, micro_batches, shadowed
 from ..model import Outcome
+from ..stubs import handed_on, sft_moe_loss
 
 _NAMES = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 """What models of transformers call the coefficient: nearly all of them, JetMoE, and DBRX."""

@@ -30,19 +30,9 @@ from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import (
-    absent,
-    argument,
-    attention_keeps_apart,
-    default_arguments,
-    isolated,
-    judge,
-    padded,
-    replaced_argument,
-    stub_trainer,
-    tiny_attention_model,
-)
+from ..authoring import absent, argument, attention_keeps_apart, isolated, judge, padded, replaced_argument
 from ..model import Outcome
+from ..stubs import default_arguments, stub_trainer, tiny_attention_model
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
