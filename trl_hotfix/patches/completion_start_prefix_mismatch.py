@@ -135,6 +135,8 @@ def completion_is_whole(leaf: ModuleType) -> Outcome:
     Of ``ab`` and ``cd``, and an end of sequence, the tokens are ``a``, ``bc``, ``d`` and the end: three are trained.
     """
     method = next(name for name in ("SFT", "DPO", "KTO") if name.lower() in leaf.__name__)
+    if not hasattr(leaf, f"{method}Config"):
+        return absent(f"the {method}Trainer of this release stands elsewhere, and is handed on here")
     trainer_class = getattr(leaf, f"{method}Trainer")
     code = getattr(getattr(trainer_class, "_prepare_dataset", None), "__code__", None)
     if code is None or "args" not in code.co_varnames or hasattr(trainer_class, "tokenize_row"):
