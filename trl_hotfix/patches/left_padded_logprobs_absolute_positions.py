@@ -76,7 +76,8 @@ def padding_on_the_left_changes_no_log_prob(leaf: ModuleType) -> Outcome:
     model.register_forward_pre_hook(learned_positions, with_kwargs=True)
     model.register_forward_hook(kept, with_kwargs=True)
     settings = default_arguments(getattr(leaf, f"{method}Config"), report_to=[], temperature=1.0)
-    trainer = stub_trainer(trainer_class, settings)
+    # 0.27 times the forward with the number of the step.
+    trainer = stub_trainer(trainer_class, settings, state=SimpleNamespace(global_step=0))
     trainer.model_kwarg_keys = {"logits_to_keep"}
     trainer.accelerator.autocast = torch.no_grad
 
