@@ -16,7 +16,10 @@ import layout
 from bench import GOOD, Bench, gates, proof_of
 
 PATCHES = catalogue.load()
-PLACES = layout.places()
+NEWEST = layout.releases()[-1]
+# Of the second transformers line the newest release: `make matrix` runs all of them, and what it said is on record.
+PLACES = [place for place in layout.places() if place.release == NEWEST or place.stack in layout.settings()["stacks"]]
+PROVABLE = [patch for patch in PATCHES if gates.targets_for(patch, NEWEST)]
 
 
 @pytest.fixture(scope="session")
@@ -55,13 +58,16 @@ def test_the_range_is_the_one_that_the_self_tests_propose(cells: Any, patch: Any
     assert patch.trl == evidence.proposed_range(patch, list(cells.values()))
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
-def test_the_proof_passes_on_the_newest_release(bench: Bench, patch: Any) -> None:
-    answers = bench.proofs([patch], PLACES, "newest")
-    assert {answer["stack"] for answer in answers} == {
-        place.stack for place in PLACES if place.release == layout.releases()[-1]
-    }
-    assert all(answer["verdict"] in GOOD for answer in answers), answers
+@pytest.fixture(scope="session")
+def proofs(bench: Bench) -> list[Any]:
+    return bench.proofs(PROVABLE, PLACES, "newest")
+
+
+@pytest.mark.parametrize("patch", PROVABLE, ids=lambda patch: patch.id)
+def test_the_proof_passes_on_the_newest_release(proofs: list[Any], patch: Any) -> None:
+    answers = [answer for answer in proofs if answer["patch"] == patch.id]
+    assert {answer["stack"] for answer in answers} == {place.stack for place in PLACES if place.release == NEWEST}
+    assert all(answer["verdict"] == "proven" for answer in answers), answers
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
