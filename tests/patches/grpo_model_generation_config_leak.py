@@ -55,7 +55,9 @@ def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) 
             answer = generate(input_ids=input_ids, **others)
             seen["completions"] = answer[:, input_ids.shape[1] :].tolist()
             torch.manual_seed(SEED)
-            its = {"do_sample": True, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 1, "top_k": None}
+            # Up to 0.17 the trainer asks for 50.
+            top_k = getattr(trainer.generation_config, "top_k", None)
+            its = {"do_sample": True, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 1, "top_k": top_k}
             mask = others["attention_mask"]
             by_itself = plain.generate(input_ids=input_ids, attention_mask=mask, temperature=asked_for, **its)
             seen["right"] = by_itself[:, input_ids.shape[1] :].tolist()
