@@ -43,7 +43,8 @@ def every_order(patches: Sequence[Patch]) -> dict[str, int]:
     orders = 0
     for there in itertools.permutations(patches):
         # From the outermost in, from the innermost out and, of three, the one between the others first.
-        for back in {there, there[::-1], (*there[1:], there[0])}:
+        backs = (there, there[::-1], (*there[1:], there[0]))
+        for back in {tuple(patch.id for patch in each): each for each in backs}.values():
             on_one_by_one(there)
             off_one_by_one(back, there)
             same(before, vars_of_trl())
