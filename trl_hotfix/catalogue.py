@@ -30,6 +30,9 @@ ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 CHOICE = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*\Z")
 ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?\Z")
 DEPTH = 20
+PATCH_MODULES: set[str] = set()
+"""The modules that wrappers and self-tests have been taken from."""
+
 MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
 
 
@@ -81,7 +84,9 @@ def module_of(patch_id: str) -> str:
 
 def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]:
     """A wrapper or the self-test of ``patch`` by its name in the catalogue, with the user's choices if it has any."""
-    function: Callable[..., Any] = getattr(import_module(module_of(patch.id)), name)
+    module = import_module(module_of(patch.id))
+    PATCH_MODULES.add(module.__name__)
+    function: Callable[..., Any] = getattr(module, name)
     return functools.partial(function, options=patch.chosen(options)) if patch.options else function
 
 

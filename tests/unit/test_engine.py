@@ -17,7 +17,7 @@ import trl.trainer.dpo_trainer as leaf
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix import engine
+from trl_hotfix import catalogue, engine, stubs
 from trl_hotfix.model import Option, Outcome, Reason, Report, State, Verdict
 
 MARK = "patched"
@@ -543,6 +543,21 @@ def test_a_class_that_defines_the_method_anew_is_not_reached(declare: Any) -> No
         trl_hotfix.apply(strict=True)
     del Mine.dpo_loss
     assert trl_hotfix.status()["made-up"].state is State.APPLIED
+
+
+def test_the_stand_ins_of_self_tests_that_nobody_has_collected_yet_are_nobodys_classes(declare: Any) -> None:
+    alive: list[Any] = []
+
+    def with_stand_ins(leaf: Any) -> Any:
+        anew = {"dpo_loss": lambda self, *args: "anew", "__module__": catalogue.module_of("made-up")}
+        alive.append(type("Stub", (leaf.DPOTrainer,), anew))
+        alive.append(stubs.stub_trainer(leaf.DPOTrainer, SimpleNamespace(), dpo_loss=lambda *args: "its own"))
+        return is_marked(leaf)
+
+    declare(with_stand_ins, mark)
+    assert trl_hotfix.apply(strict=True)["made-up"].state is State.APPLIED
+    assert trl_hotfix.status()["made-up"].state is State.APPLIED
+    assert alive
 
 
 def test_a_class_that_calls_trls_method_from_its_own_is_reached(declare: Any) -> None:
