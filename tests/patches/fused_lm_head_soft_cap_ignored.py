@@ -16,7 +16,10 @@ import tiny
 
 OVERLAYS = ()
 PARITY = False
-VARIANTS = {"lora": "the model has no adapter, and where it has one the head is the same"}
+VARIANTS = {
+    "lora": "the model has no adapter, and where it has one the head is the same",
+    "compiled": "compiled, RecurrentGemma has other logits than eager, without TRL too",
+}
 CAP = 0.05
 
 

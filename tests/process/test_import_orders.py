@@ -53,6 +53,7 @@ MADE_UP = """
   title: made up
   severity: wrong-metric
   trl: ">=0.9.6"
+  review_by: 2099-01-01
   upstream: {}
   why: made up
   how: made up
@@ -66,6 +67,7 @@ MADE_UP = """
   title: made up
   severity: wrong-metric
   trl: ">=0.9.6"
+  review_by: 2099-01-01
   upstream: {}
   why: made up
   how: made up

@@ -33,7 +33,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "matrix"))
 
-from trl_hotfix import catalogue, gates
+from trl_hotfix import catalogue
 
 import layout
 from layout import BENCH, CHECKOUT, Place
@@ -88,7 +88,7 @@ class Compared:
 
 def expected(release: str) -> list[str]:
     """The patches that TRL_HOTFIX=1 has to put on in this release."""
-    return [patch.id for patch in catalogue.load() if patch.default and gates.targets_for(patch, release)]
+    return [patch.id for patch in catalogue.load() if patch.default and place_of(release).targets_of(patch)]
 
 
 def place_of(release: str) -> Place:
