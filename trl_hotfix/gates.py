@@ -177,6 +177,12 @@ def targets_for(patch: Patch, trl: str) -> tuple[Target, ...]:
     return tuple(target for target in patch.targets if in_range(trl, patch.range_of(target)))
 
 
+def targets_here(patch: Patch, version_of: VersionOf = installed) -> tuple[Target, ...]:
+    """The targets that have the bug beside what is installed here; none if ``patch`` does not belong to it."""
+    belongs = fits(patch, version_of).state is State.PENDING
+    return targets_for(patch, version_of("trl") or "") if belongs else ()
+
+
 def advisory(trl: str) -> bool:
     """A development version or a fork: 1.10.0.dev0 lies in neither <1.10 nor >=1.10, so that its bodies must decide."""
     version = Version(trl)

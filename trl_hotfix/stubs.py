@@ -17,6 +17,9 @@ from typing import Any
 from .authoring import absent, shadowed
 from .model import Outcome
 
+ONE_PROCESS: Mapping[str, Any] = {"device": "cpu", "num_processes": 1, "is_main_process": True}
+"""What an accelerator says of itself."""
+
 
 def default_arguments(config_class: type, **changed: Any) -> SimpleNamespace:
     """The defaults of a TRL config class, without its ``__post_init__``, which would set up devices and processes."""
@@ -40,9 +43,8 @@ def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) 
 
     stub_class = type(trainer_class.__name__, (trainer_class,), {"__getattr__": from_args})
     trainer: Any = object.__new__(stub_class)
-    alone: dict[str, Any] = {"device": "cpu", "num_processes": 1, "is_main_process": True}
     same = ("unwrap_model", "gather", "gather_for_metrics", "reduce", "pad_across_processes")
-    accelerator = SimpleNamespace(**alone, **dict.fromkeys(same, lambda value, *args, **kwargs: value))
+    accelerator = SimpleNamespace(**ONE_PROCESS, **dict.fromkeys(same, lambda value, *args, **kwargs: value))
     vars(trainer).update({"args": args, "accelerator": accelerator, **attributes})
     return trainer
 
@@ -257,6 +259,15 @@ class CharacterTokenizer:
             name: torch.tensor([each[name] + [filler] * (longest - len(each[name])) for each in examples])
             for name, filler in fillers.items()
         }
+
+
+def tiny_tokenizer() -> Any:
+    """One of transformers' own, for constructors that ask what it is; it has one token."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>")
 
 
 @contextmanager
@@ -481,17 +492,24 @@ def sft_moe_loss(
 
 def constructed(trainer_class: type, **given: Any) -> Any:
     """A trainer whose own constructor has run on ``given``, and transformers' beneath it has not."""
+    import torch
     from transformers import Trainer
+    from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
     class Given(Trainer):  # type: ignore[misc]
         """In the order of the bases in the place of transformers' own."""
 
-        is_deepspeed_enabled = False
+        is_deepspeed_enabled = is_fsdp_enabled = False
 
         def __init__(self, **given: Any) -> None:
             self.__dict__.update(given)
-            self.callback_handler = SimpleNamespace(callbacks=[])
-            self.accelerator = SimpleNamespace(prepare_model=lambda model, **kwargs: model)
+            callbacks = [DefaultFlowCallback, *(given.get("callbacks") or [])]
+            self.callback_handler = CallbackHandler(callbacks, given.get("model"), None, None, None)
+            self.accelerator = SimpleNamespace(
+                prepare_model=lambda model, **kwargs: model,
+                parallelism_config=None,
+                **{**ONE_PROCESS, "device": torch.device("cpu")},
+            )
 
     trainer: Any = object.__new__(type(trainer_class.__name__, (trainer_class, Given), {}))
     trainer_class.__init__(trainer, **given)  # type: ignore[misc]
@@ -591,13 +609,11 @@ def begin_trainer(
     is then.
     """
     from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
 
     class Parent(*trainer_class.__bases__):  # type: ignore[misc]
         def __init__(self, *, model: Any, args: Any, **others: Any) -> None:
             self.model, self.args = model, args
-            self.accelerator = SimpleNamespace(parallelism_config=None, num_processes=1, is_main_process=True)
+            self.accelerator = SimpleNamespace(parallelism_config=None, **ONE_PROCESS)
             self.is_deepspeed_enabled = self.is_fsdp_enabled = False
             parent(self)
 
@@ -610,7 +626,6 @@ def begin_trainer(
     alone |= {"deepspeed_plugin": None, "bf16": False, "beta": 0.5}
     step = {"steps_per_generation": 1, "generation_batch_size": 8, "loss_type": "grpo"} if with_rewards else {}
     config_class = getattr(leaf, trainer_class.__name__.replace("Trainer", "Config"))
-    words = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
     trainer: Any = object.__new__(Stub)
     with ExitStack() as stack:
         # The seed of the process is not a self-test's to set.
@@ -624,6 +639,6 @@ def begin_trainer(
             args=default_arguments(config_class, **{**alone, **step, **settings}),
             **({"reward_funcs": len} if with_rewards else {}),
             train_dataset=Dataset.from_dict({"prompt": ["a"], "completion": ["b"], "label": [True]}),
-            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>"),
+            processing_class=tiny_tokenizer(),
         )
     return trainer

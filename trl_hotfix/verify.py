@@ -73,8 +73,7 @@ def verify(patch: Patch) -> Cell:
     if trl is None:
         return Cell(patch.id, patch.revision, "", CellVerdict.ERROR, "TRL is not installed")
     cell = Cell(patch.id, patch.revision, trl, CellVerdict.ABSENT)
-    inside = gates.fits(patch).state is State.PENDING
-    here = {target.module for target in gates.targets_for(patch, trl)} if inside else set()
+    here = {target.module for target in gates.targets_here(patch)}
     try:
         found = {
             leaf: _one_leaf(patch, leaf, inside=leaf in here, cell=cell)

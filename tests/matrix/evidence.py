@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,11 @@ def fingerprints() -> dict[str, Any]:
         for release in layout.releases()
         if _hands_on(patch, target, release)
     }
+    requires = {patch.id: patch.requires for patch in catalogue.load()}
     for cell in load()["cells"]:
+        # Beside a library that has mended it, a body with the bug looks as one without.
+        if not _has_all(cell.get("versions", {}), requires[cell["patch"]]):
+            continue
         for name, its in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
             if red is not None and its is not None:
@@ -161,6 +165,11 @@ def fingerprints() -> dict[str, Any]:
                 if what:
                     known["is"][patch.id] = "fixed" if "fixed" in what else what.copy().pop()
     return {"releases": list(layout.releases()), "targets": dict(sorted(targets.items()))}
+
+
+def _has_all(versions: Mapping[str, str], requires: Mapping[str, str]) -> bool:
+    """Is nothing of what the patch requires there in another version?"""
+    return all(in_range(versions[name], wanted) for name, wanted in requires.items() if name in versions)
 
 
 def _hands_on(patch: Patch, target: Target, release: str) -> bool:

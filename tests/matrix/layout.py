@@ -22,6 +22,9 @@ import yaml
 from filelock import FileLock
 from packaging.version import Version
 
+from trl_hotfix import gates
+from trl_hotfix.model import Patch, Target
+
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]
 BENCH = CHECKOUT / ".bench"
@@ -44,6 +47,10 @@ class Place:
     @property
     def overlay(self) -> Path:
         return BENCH / "overlay" / self.release
+
+    def targets_of(self, patch: Patch) -> tuple[Target, ...]:
+        """The targets of ``patch`` that have the bug here."""
+        return gates.targets_here(patch, {**_versions(self.stack), "trl": self.release}.get)
 
     def environment(self, *overlays: str) -> dict[str, str]:
         """The environment of a process that sees this release, this stack, these overlays and the checkout."""
@@ -72,6 +79,13 @@ class Place:
 def settings() -> dict[str, Any]:
     data: dict[str, Any] = yaml.safe_load((HERE / "releases.yaml").read_text())
     return data
+
+
+@functools.cache
+def _versions(stack: str) -> dict[str, str]:
+    """What a stack has, by its lock."""
+    lines = (HERE / "stacks" / f"{stack}.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
 
 
 def releases() -> tuple[str, ...]:

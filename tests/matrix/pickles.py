@@ -103,12 +103,12 @@ def write(folder: Path) -> dict[str, Any]:
     from datasets import Dataset
     from datasets.fingerprint import Hasher
 
-    every = [patch for patch in catalogue.load() if gates.targets_for(patch, TRL)]
+    every = [patch for patch in catalogue.load() if gates.targets_here(patch)]
     options = {patch.id: patch.every_choice()[-1] for patch in every if patch.options}
     report = trl_hotfix.apply(only=[patch.id for patch in every], options=options, strict=True, unknown_body="try")
     by_target: dict[str, tuple[Target, list[Patch]]] = {}
     for patch in every:
-        for target in gates.targets_for(patch, TRL):
+        for target in gates.targets_here(patch):
             by_target.setdefault(target.name, (target, []))[1].append(patch)
             verify.imported(target.module)
     report = trl_hotfix.status()
@@ -145,7 +145,7 @@ def read(folder: Path) -> dict[str, Any]:
     from datasets.fingerprint import Hasher
 
     pickles = pickle.loads((folder / "pickles").read_bytes())
-    every = {target.name: target for patch in catalogue.load() for target in gates.targets_for(patch, TRL)}
+    every = {target.name: target for patch in catalogue.load() for target in gates.targets_here(patch)}
     answer: dict[str, Any] = {name: {"came out": {}, "on": {}, "hashes": {}} for name, _, _ in pickles}
     assert "trl" not in sys.modules
     # Nothing is on; but where it is told to, a worker too takes a body that is on no record.

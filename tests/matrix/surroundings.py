@@ -206,8 +206,7 @@ def in_the_middle_of(surrounding: str, patches: Sequence[Patch]) -> dict[str, li
 
 
 def red_green_red(patch: Patch) -> list[str]:
-    trl = gates.installed("trl") or ""
-    leaves = [sys.modules[leaf] for leaf in dict.fromkeys(each.module for each in gates.targets_for(patch, trl))]
+    leaves = [sys.modules[leaf] for leaf in dict.fromkeys(each.module for each in gates.targets_here(patch))]
     said = []
 
     def expect(verdict: str) -> None:
@@ -229,8 +228,7 @@ def red_green_red(patch: Patch) -> list[str]:
 
 
 def main(out: str) -> None:
-    trl = gates.installed("trl") or ""
-    patches = [patch for patch in catalogue.load() if gates.targets_for(patch, trl)]
+    patches = [patch for patch in catalogue.load() if gates.targets_here(patch)]
     release.warm(patches)
     found = {}
     for surrounding in SURROUNDINGS:

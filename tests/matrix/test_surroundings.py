@@ -14,13 +14,13 @@ from trl_hotfix import catalogue
 
 import layout
 import surroundings
-from bench import HERE, Bench, gates
+from bench import HERE, Bench
 
 
 def cover() -> dict[layout.Place, set[str]]:
     """A few releases that together have every patch, the one with the most first, and the newest."""
     places = layout.places()
-    has = {place: {each.id for each in catalogue.load() if gates.targets_for(each, place.release)} for place in places}
+    has = {place: {each.id for each in catalogue.load() if place.targets_of(each)} for place in places}
     chosen = {places[-1]: has[places[-1]]}
     while left := set().union(*has.values()) - set().union(*chosen.values()):
         most = max(places, key=lambda place: len(has[place] & left))

@@ -16,7 +16,7 @@ from rich.console import Console
 from trl_hotfix import catalogue
 
 import layout
-from bench import HERE, Bench, gates
+from bench import HERE, Bench
 
 PATCHES = catalogue.load()
 RELEASES = ("0.9.6", "0.11.4", "0.12.2", "0.16.1", "0.19.1", "0.23.0", "0.29.1", "1.7.1", "1.16.0")
@@ -36,7 +36,7 @@ def groups() -> dict[frozenset[str], layout.Place]:
         for place in layout.places():
             by_target: dict[str, list[str]] = {}
             for patch in PATCHES:
-                for target in gates.targets_for(patch, place.release):
+                for target in place.targets_of(patch):
                     by_target.setdefault(target.name, []).append(patch.id)
             for ids in by_target.values():
                 every = [frozenset(each) for each in itertools.combinations(ids, size)]
@@ -82,7 +82,7 @@ def test_patches_on_one_method_go_on_and_off_in_every_order(found: Mapping[Any, 
 def test_all_patches_of_a_release_come_off_without_a_trace(found: Mapping[Any, Any], place: layout.Place) -> None:
     answer = found[place, ("all",)]
     assert not isinstance(answer, str), answer
-    assert answer["patches"] == sum(bool(gates.targets_for(patch, place.release)) for patch in PATCHES)
+    assert answer["patches"] == sum(bool(place.targets_of(patch)) for patch in PATCHES)
     assert answer["compared"] > 30
 
 
@@ -91,8 +91,13 @@ def test_every_trainer_trains_with_all_patches_of_its_release(found: Mapping[Any
     answer = found[place, ("trainers",)]
     assert not isinstance(answer, str), answer
     for patch in PATCHES:
-        here = gates.targets_for(patch, place.release)
-        elsewhere = {"skipped (trl-version)", "retired (fixed-upstream)", "disabled (not-selected)"}
+        here = place.targets_of(patch)
+        elsewhere = {
+            "skipped (requirement)",
+            "skipped (trl-version)",
+            "retired (fixed-upstream)",
+            "disabled (not-selected)",
+        }
         assert answer["on"][patch.id] in ({"applied (proven)"} if here else elsewhere), patch.id
     expected = TRAINERS - ({"GRPO"} if Version(place.release) < Version("0.14") else set())
     expected -= {"OnlineDPO", "RLOO", "GKD"} if Version(place.release) < Version("0.11") else set()

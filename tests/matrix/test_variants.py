@@ -15,7 +15,7 @@ from trl_hotfix import catalogue
 from trl_hotfix.model import Patch
 
 import layout
-from bench import HERE, Bench, gates, proof_of
+from bench import HERE, Bench, proof_of
 
 PATCHES = catalogue.load()
 SECONDS_A_PATCH = 300
@@ -24,7 +24,7 @@ Answer = Mapping[str, Any]
 
 def first_place(patch: Patch) -> layout.Place:
     """The first release that has the bug."""
-    return next(place for place in layout.places() if gates.targets_for(patch, place.release))
+    return next(place for place in layout.places() if place.targets_of(patch))
 
 
 def run(place: layout.Place, patches: Sequence[Patch], backend: str) -> Mapping[str, Answer | str]:

@@ -109,7 +109,7 @@ def under_every_trainer(patches: Sequence[Patch]) -> dict[str, Any]:
 
 def imported(patches: Sequence[Patch]) -> None:
     for patch in patches:
-        for target in gates.targets_for(patch, TRL):
+        for target in gates.targets_here(patch):
             assert verify.imported(target.module) is not None, target.name
 
 
@@ -138,7 +138,7 @@ def stacked(patches: Sequence[Patch]) -> None:
     """On every target stand the wrappers of ``patches``, the last one outermost, and TRL's own function beneath."""
     on: dict[str, tuple[Target, list[Any]]] = {}
     for patch in patches:
-        for target in gates.targets_for(patch, TRL):
+        for target in gates.targets_here(patch):
             wrappers = on.setdefault(target.name, (target, []))[1]
             wrappers.append(bare(catalogue.function_of(patch, target.wrapper, {})))
     for target, wrappers in on.values():
@@ -176,7 +176,7 @@ def wrapper_of(function: Any) -> Any:
 
 def expect(patches: Sequence[Patch], verdict: str) -> None:
     for patch in patches:
-        for leaf in dict.fromkeys(target.module for target in gates.targets_for(patch, TRL)):
+        for leaf in dict.fromkeys(target.module for target in gates.targets_here(patch)):
             outcome = engine.self_test(patch, sys.modules[leaf], {})
             assert isinstance(outcome, Outcome), (patch.id, leaf, outcome)
             assert outcome.verdict.value == verdict, (patch.id, leaf, outcome)
@@ -215,7 +215,7 @@ def is_ours(function: Any) -> bool:
 
 
 def main(out: str, what: str, *ids: str) -> None:
-    fitting = [patch for patch in catalogue.load() if gates.targets_for(patch, TRL)]
+    fitting = [patch for patch in catalogue.load() if gates.targets_here(patch)]
     work = {"orders": every_order, "all": all_of_them, "trainers": under_every_trainer}[what]
     answer = work([patch for patch in fitting if patch.id in ids or not ids])
     Path(out).write_text(json.dumps(answer), encoding="utf-8")
