@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import trl_hotfix
+from trl_hotfix.commands import NAMES
 
 PACKAGE = Path(trl_hotfix.__file__).parent
 LAYERS = (
@@ -17,13 +18,14 @@ LAYERS = (
     {"authoring", "catalogue", "fingerprint", "freeze", "gates", "packs", "stubs", "wheels"},
     {"conflicts", "import_hooks", "install"},
     {"engine", "guard", "log", "parts"},
-    {"__init__", "__main__", "callback", "cli", "evidence", "ranks", "report", "verify"},
+    {"__init__", "__main__", "callback", "cli", "commands", "evidence", "ranks", "report", "verify"},
 )
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 UPWARD_WHEN_CALLED = {("startup", "import_hooks"), ("startup", "engine"), ("startup", "callback")}
 """The interpreter starts at the bottom: startup reaches up, but only once somebody imports TRL."""
 
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
+COMMANDS = sorted((PACKAGE / "commands").glob("*.py"))
 PATCHES = sorted(path for path in (PACKAGE / "patches").glob("*.py") if path.stem != "__init__")
 
 
@@ -122,6 +124,14 @@ def test_what_lists_the_patches_does_not_wait_for_wrapt(module: str) -> None:
     at_top = {each.name.split(".")[0] for each in of_module(module) if each.at_top and not each.for_types}
     assert "wrapt" not in at_top
     assert not {wanted for wanted, each in own(module) if each.at_top and not each.for_types} & {"install", "conflicts"}
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
+def test_a_command_is_known_to_the_command_line_only_and_loads_without_torch_and_wrapt(path: Path) -> None:
+    at_top = {each.name.split(".")[0] for each in imports(path) if each.at_top and not each.name.startswith(".")}
+    assert at_top <= sys.stdlib_module_names | {"click", "msgspec", "packaging", "rich", "yaml"}
+    assert [module for module in MODULES if module != "cli" and "commands" in dict(own(module))] == []
+    assert path.stem in {"__init__", *NAMES}
 
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)

@@ -1,0 +1,74 @@
+"""``fingerprint``: a TRL release that is not installed, against the bodies on record."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from .. import __version__, catalogue, gates
+from ..fingerprint import bodies_for
+from ..model import Patch, Target
+from ..packs import named
+from ..report import show
+from ..wheels import NotATrlError, Release
+from . import Exit, with_packs
+
+
+@click.command("fingerprint")
+@click.option(
+    "--wheel", "path", required=True, type=click.Path(path_type=Path), help="A TRL wheel, or a folder with one."
+)
+@click.option("--json", "as_data", is_flag=True, help="The bodies as JSON.")
+@with_packs
+def command(path: Path, as_data: bool, packs: str | None) -> int:
+    """Of a TRL release that is not installed: which patches match its bodies, which bodies changed, what is gone.
+
+    The wheel is read, not imported.
+    """
+    try:
+        release = Release(path)
+    except NotATrlError as error:
+        raise click.ClickException(str(error)) from None
+    patches = catalogue.known(named(packs, os.environ))
+    found = [_compared(release, patch, target) for patch in patches for target in patch.targets]
+    if as_data:
+        click.echo(json.dumps({"trl_hotfix": __version__, "trl": release.version, "targets": found}, indent=2))
+    else:
+        view = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"TRL {release.version}", title_justify="left")
+        for column in ("patch", "target", "in range", "body", "says", "same as"):
+            view.add_column(column, overflow="fold")
+        for each in found:
+            view.add_row(
+                *(Text(_word(each[key])) for key in ("patch", "target", "in_range", "body", "says", "same_as"))
+            )
+        show(view)
+    unsure = any(each["in_range"] and each["says"] in ("unknown body", "gone") for each in found)
+    return Exit.DEGRADED if unsure else Exit.FINE
+
+
+def _compared(release: Release, patch: Patch, target: Target) -> dict[str, Any]:
+    """One target in ``release``, against the bodies on record."""
+    body = release.body(target.module, target.attribute)
+    known = bodies_for(patch.id)
+    what = known.what(patch.id, target.name, body)
+    says = {"buggy": "matches", "fixed": "fixed", "absent": "no bug"}.get(what or "", "unknown body")
+    same = known.releases_with(target.name, body)
+    return {
+        "patch": patch.id,
+        "target": target.name,
+        "in_range": gates.in_range(release.version, patch.range_of(target)),
+        "body": body,
+        "says": "gone" if body is None else says,
+        "same_as": same[-1] if same else None,
+    }
+
+
+def _word(value: Any) -> str:
+    return {True: "yes", False: "no", None: "-"}.get(value) or str(value)
