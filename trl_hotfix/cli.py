@@ -35,17 +35,17 @@ def commands() -> None:
     Exit codes: 0 fine, 1 a patch that should be on cannot be, 2 usage, 3 broken patches.yaml (or another data file),
     4 no TRL or none that is supported.
 
-    --list and --verify are other spellings of list and verify.
+    --list is another spelling of list --all, and --verify of verify.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exits with one of ``Exit``."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    for spelling in ("--list", "--verify"):
+    for spelling, command in {"--list": ["list", "--all"], "--verify": ["verify"]}.items():
         if spelling in words:
             words.remove(spelling)
-            words.insert(0, spelling.lstrip("-"))
+            words[:0] = command
     code: int
     try:
         code = commands.main(words, prog_name="trl-hotfix", standalone_mode=False) or Exit.FINE

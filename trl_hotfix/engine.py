@@ -141,8 +141,7 @@ class _Engine:
         if unknown_body not in ("skip", "try"):
             raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
         if dry_run:
-            decisions = gates.decisions(patches, selection)
-            return self._report(decisions, selection, live=False)
+            return self.preview(patches, selection)
         _start_first()
         setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
         if setting == "off":
@@ -163,6 +162,13 @@ class _Engine:
                 state, reason = each.state.value, each.reason.value
                 log.warning("the options of %s do nothing here: %s (%s)", each.id, state, reason)
         return report
+
+    def preview(
+        self, patches: Iterable[Patch], selection: Selection, version_of: gates.VersionOf = gates.installed
+    ) -> Report:
+        """Where the gates would leave these patches beside these versions. Nothing is changed."""
+        decisions = gates.decisions(patches, selection, version_of)
+        return self._report(decisions, selection, live=False, trl=version_of("trl"))
 
     def _speak_of_frozen(self, selection: Selection, strict: bool) -> None:
         """Say which of the patches in the freeze file cannot be on here; under strict, that is the end."""
@@ -554,10 +560,16 @@ class _Engine:
     # Reports.
 
     def _report(
-        self, decisions: Mapping[str, Decision], selection: Selection, *, live: bool, objects: Sequence[object] = ()
+        self,
+        decisions: Mapping[str, Decision],
+        selection: Selection,
+        *,
+        live: bool,
+        objects: Sequence[object] = (),
+        trl: str | None = None,
     ) -> Report:
         statuses = []
-        trl = gates.installed("trl")
+        trl = trl or gates.installed("trl")
         for patch in self._patches() if live else catalogue.known(selection.packs):
             parts = [part for part in self._all_parts() if part.patch.id == patch.id] if live else []
             decision = decisions.get(patch.id, Decision(State.DISABLED, Reason.SWITCHED_OFF))

@@ -29,8 +29,32 @@ class _Read(TypedDict):
     bodies: dict[str, str | None]
 
 
+class Proof(TypedDict):
+    """What the proof of a patch said on one release: ``runs`` has, for each training run, its verdict and numbers."""
+
+    patch: str
+    revision: int
+    release: str
+    stack: str
+    verdict: str
+    runs: dict[str, dict[str, Any]]
+
+
+class Parity(TypedDict):
+    """How far the patched release is from the first fixed one: the differences of the loss and of the gradients."""
+
+    patch: str
+    release: str
+    stack: str
+    fixed_release: str
+    loss_difference: float
+    gradient_difference: float
+
+
 class _Matrix(TypedDict):
     cells: list[_Read]
+    proofs: list[Proof]
+    parity: list[Parity]
 
 
 @functools.cache
@@ -40,7 +64,7 @@ def matrix() -> _Matrix:
     checkout = here.parent / "evidence" / "matrix.json"
     file = checkout if (here.parent / "pyproject.toml").is_file() else here / "evidence.json"
     if not file.is_file():
-        return {"cells": []}
+        return {"cells": [], "proofs": [], "parity": []}
     try:
         return msgspec.json.decode(file.read_bytes(), type=_Matrix)
     except (OSError, ValueError, RecursionError) as error:
@@ -60,6 +84,17 @@ def proven_on(patch: Patch) -> tuple[str, ...]:
     proven = {cell["release"] for cell in cells if cell["verdict"] == "proven" and holds(cell, patch)}
     failed = {cell["release"] for cell in cells if cell["verdict"] not in ("proven", "absent")}
     return tuple(sorted(proven - failed, key=Version))
+
+
+def proofs_of(patch: Patch) -> list[Proof]:
+    """What trainings on real releases have shown of ``patch`` as it is now, oldest release first."""
+    its = (each for each in matrix()["proofs"] if each["patch"] == patch.id and each["revision"] == patch.revision)
+    return sorted(its, key=lambda each: (Version(each["release"]), each["stack"]))
+
+
+def parity_of(patch: Patch) -> list[Parity]:
+    """The comparisons with the first fixed release."""
+    return [each for each in matrix()["parity"] if each["patch"] == patch.id]
 
 
 def in_words(patch: Patch) -> str:

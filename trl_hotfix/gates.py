@@ -30,6 +30,11 @@ def installed(distribution: str) -> str | None:
         return None
 
 
+def installed_but(trl: str) -> VersionOf:
+    """What is installed, if it were beside this TRL."""
+    return lambda distribution: trl if distribution == "trl" else installed(distribution)
+
+
 @functools.cache
 def in_range(version: str, specifiers: str) -> bool:
     """``version`` is in the PEP 440 range; a pre-release such as 1.0.0rc1 counts as what it is."""
@@ -135,9 +140,9 @@ def _options(
     return {patch_id: dict(choices) for patch_id, choices in wanted.items()}
 
 
-def decisions(patches: Iterable[Patch], selection: Selection) -> dict[str, Decision]:
+def decisions(patches: Iterable[Patch], selection: Selection, version_of: VersionOf = installed) -> dict[str, Decision]:
     """Where the gates leave each patch. What is installed is looked up once."""
-    version_of = functools.cache(installed)
+    version_of = functools.cache(version_of)
     return {patch.id: decide(patch, selection, version_of) for patch in patches}
 
 

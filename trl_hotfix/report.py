@@ -13,7 +13,7 @@ from rich.text import Text
 
 from . import engine, evidence
 from .errors import UnknownPatchError
-from .model import Evidence, PatchStatus, Reason, Report, State, Upstream
+from .model import Evidence, Patch, PatchStatus, Reason, Report, State, Upstream
 
 _COLOURS = {
     State.APPLIED: "green",
@@ -50,7 +50,7 @@ def explain(patch_id: str) -> str:
         f"here       {found.state.value} ({found.reason.value}): {because(found)}",
         f"why        {patch.why}",
         f"how        {patch.how}",
-        f"turn off   TRL_HOTFIX_SKIP={patch.id}, or apply(skip=[{patch.id!r}]), or revert({patch.id!r})",
+        *(f"turn off   {each}" for each in turn_off(patch)),
         *(f"trail      {line}" for line in engine.ENGINE.journal(patch_id)),
     ]
     return "\n".join(lines)
@@ -62,6 +62,15 @@ def _options(found: PatchStatus) -> list[str]:
         lines.append(f"option     {name} = {found.options[name]} (default {option.default})")
         lines += [f"           {name}={choice}: {meaning}" for choice, meaning in option.choices.items()]
     return lines
+
+
+def turn_off(patch: Patch) -> list[str]:
+    """The ways to do without ``patch``."""
+    return [
+        f"TRL_HOTFIX_SKIP={patch.id}",
+        f"trl_hotfix.apply(skip=[{patch.id!r}])",
+        f"trl_hotfix.revert({patch.id!r})",
+    ]
 
 
 def links(upstream: Upstream) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 from .fingerprint import digest
@@ -43,9 +45,21 @@ class Release:
 
     def body(self, module: str, attribute: str) -> str | None:
         """The digest of ``attribute`` in ``module``, inherited and imported names followed; None if it is gone."""
-        *owner, name = attribute.split(".")
-        definition = self._method(module, owner[0], name, set()) if owner else self._function(module, name, set())
+        definition = self._definition(module, attribute)
         return digest(definition) if definition is not None else None
+
+    def text(self, module: str, attribute: str) -> str | None:
+        """What the digest is made of, as text: ``attribute`` without comments and docstring; None if it is gone."""
+        definition = self._definition(module, attribute)
+        if definition is None:
+            return None
+        if ast.get_docstring(definition) is not None:
+            definition = type(definition)(**{**vars(definition), "body": definition.body[1:] or [ast.Pass()]})
+        return ast.unparse(definition)
+
+    def _definition(self, module: str, attribute: str) -> _Definition | None:
+        *owner, name = attribute.split(".")
+        return self._method(module, owner[0], name, set()) if owner else self._function(module, name, set())
 
     def _file(self, *steps: str) -> Path | zipfile.Path:
         file = self._root
@@ -104,6 +118,14 @@ class Release:
             package = package[:-1]
         package = package[: len(package) - (statement.level - 1)]
         return ".".join([*package, *([statement.module] if statement.module else [])])
+
+
+def installed() -> Release | None:
+    """The TRL that is installed here, if its sources lie beside its metadata: not so for an editable one."""
+    with contextlib.suppress(metadata.PackageNotFoundError, NotATrlError):
+        folder = Path(str(metadata.distribution("trl").locate_file("")))
+        return Release(folder) if (folder / "trl").is_dir() else None
+    return None
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

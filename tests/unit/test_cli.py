@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from trl_hotfix import gates
+from trl_hotfix.model import Severity
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "moe-aux-loss-lost-under-deepspeed"
@@ -29,8 +34,8 @@ def test_the_list_says_what_applies_here_and_why() -> None:
     assert "applies: TRL 0.11.4 has this bug" in done.stdout
 
 
-def test_list_is_the_same_as_dash_dash_list_and_imports_neither_torch_nor_trl() -> None:
-    assert run("list").stdout == run("--list").stdout
+def test_list_all_is_the_same_as_dash_dash_list_and_imports_neither_torch_nor_trl() -> None:
+    assert run("list", "--all").stdout == run("--list").stdout
     code = (
         "import sys; from trl_hotfix.cli import main\ntry: main(['--list'])\n"
         "finally: print([name for name in ('torch', 'trl', 'wrapt') if name in sys.modules])"
@@ -164,3 +169,76 @@ def test_a_release_with_the_fix_is_retired_and_exit_0(tmp_path: Path) -> None:
     assert (patch["state"], patch["reason"]) == ("retired", "fixed-upstream")
     assert patch["evidence"]["fixed_in"] == "0.12.0"
     assert done.returncode == 0
+
+
+def test_list_shows_what_applies_here_the_worst_first_and_counts_the_rest() -> None:
+    every = {each["id"]: each for each in json.loads(run("list", "--json").stdout)["patches"]}
+    done = run("list")
+    assert done.returncode == 0, done.stderr
+    here = [each["id"] for each in every.values() if each["state"] == "pending"]
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip() and line.split()[0] in every]
+    assert rows == here
+    severities = [every[each]["severity"] for each in here]
+    assert severities == sorted(severities, key=[each.value for each in Severity].index)
+    assert f"{len(every) - len(here)} patches are for other releases than TRL 0.11.4: --all" in done.stdout
+
+
+def test_list_answers_for_a_release_that_is_not_installed_and_for_one_severity() -> None:
+    done = run("list", "--json", "--trl", "0.16.1", "--severity", "data-loss")
+    report = json.loads(done.stdout)
+    assert report["trl"] == "0.16.1"
+    assert {each["severity"] for each in report["patches"]} == {"data-loss"}
+    states = {each["id"]: each["state"] for each in report["patches"]}
+    assert states["grpo-resume-replays-epoch-0-order"] == "pending"
+    assert "is none of the" in run("list", "--trl", "0.16.7").stdout
+    assert "is no version" in run("list", "--trl", "latest").stderr
+    assert run("list", "--trl", "0.9.0").returncode == 4
+
+
+def test_explain_says_why_a_patch_goes_on_here_gate_by_gate() -> None:
+    done = run("explain", ID)
+    assert done.returncode == 0, done.stderr
+    for expected in ("What you see, and why", "What the patch does", "TRL_HOTFIX_SKIP=" + ID, "the bug was reproduced"):
+        assert expected in done.stdout
+    answer = json.loads(run("explain", ID, "--json").stdout)
+    assert all(step["passed"] for step in answer["trail"])
+    bodies = [step["gate"] for step in answer["trail"] if step["gate"].startswith("body of")]
+    assert bodies == [f"body of {each['module']}: {each['attribute']}" for each in answer["targets"] if here(each)]
+    assert answer["notes"].startswith("The router auxiliary loss")
+    assert answer["proofs"]
+
+
+def here(target: dict[str, str]) -> bool:
+    return gates.in_range("0.11.4", target["trl"])
+
+
+def test_explain_says_at_which_gate_a_patch_stops() -> None:
+    answer = json.loads(run("explain", "grpo-loss-normalisation", "--json").stdout)
+    assert (answer["state"], answer["trail"][-1]["passed"]) == ("skipped", False)
+    assert answer["trail"][-1]["gate"] == "TRL"
+    skipped = json.loads(run("explain", ID, "--json", TRL_HOTFIX_SKIP=ID).stdout)
+    assert skipped["state"] == "disabled"
+    assert skipped["trail"][0] == {"gate": "selection", "found": skipped["trail"][0]["found"], "passed": False}
+    unknown = run("explain", "moe-aux-los")
+    assert unknown.returncode == 2
+    assert "unknown patch in explain" in unknown.stderr
+
+
+def test_explain_shows_what_the_installed_trl_has_changed_since_another(tmp_path: Path) -> None:
+    """The other is the installed one with one more line in the patched method."""
+    installed = Path(str(metadata.distribution("trl").locate_file("")))
+    (tmp_path / "trl-0.11.3.dist-info").mkdir()
+    shutil.copytree(installed / "trl", tmp_path / "trl", ignore=shutil.ignore_patterns("*.pyc"))
+    other = tmp_path / "trl/trainer/dpo_trainer.py"
+    head = "    def get_batch_loss_metrics("
+    text = other.read_text()
+    at = text.index('"""', text.index('"""', text.index(head)) + 3) + 3
+    other.write_text(f"{text[:at]}\n        was_here = True\n{text[at:]}")
+    differences = json.loads(run("explain", ID, "--json", "--against", str(tmp_path)).stdout)["differences"]
+    assert [line for line in "\n".join(differences.values()).splitlines() if line[:1] in "+-"] == [
+        *("--- TRL 0.11.3", "+++ TRL 0.11.4", "-    was_here = True"),
+    ]
+    assert "-    was_here = True" in run("explain", ID, "--against", str(tmp_path)).stdout
+    refused = run("explain", ID, "--against", str(tmp_path / "trl"))
+    assert refused.returncode == 2
+    assert "is not a wheel of TRL" in refused.stderr

@@ -18,7 +18,7 @@ LAYERS = (
     {"authoring", "catalogue", "fingerprint", "freeze", "gates", "packs", "stubs", "wheels"},
     {"conflicts", "import_hooks", "install"},
     {"engine", "guard", "log", "parts"},
-    {"__init__", "__main__", "callback", "cli", "commands", "evidence", "ranks", "report", "verify"},
+    {"__init__", "__main__", "callback", "cli", "commands", "evidence", "ranks", "report", "trail", "verify"},
 )
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 UPWARD_WHEN_CALLED = {("startup", "import_hooks"), ("startup", "engine"), ("startup", "callback")}

@@ -8,7 +8,7 @@ import click
 
 from .. import gates
 
-NAMES = ("list", "verify", "fingerprint")
+NAMES = ("list", "explain", "verify", "fingerprint")
 """In the order of the help."""
 
 with_packs = click.option("--packs", metavar="NAME,...", help="Packs of third parties, besides our own patches.")

@@ -3,30 +3,77 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 import click
+from packaging.version import InvalidVersion, Version
 
-from .. import startup
-from ..engine import apply
+from .. import catalogue, gates, startup
+from ..engine import ENGINE
+from ..fingerprint import bodies
+from ..model import PatchStatus, Report, Severity, State
+from ..packs import named
 from ..report import as_json, show, table
 from . import Exit, unsupported, with_packs
 
+SEVERITIES = [each.value for each in Severity]
+
+
+def _version(ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        try:
+            Version(value)
+        except InvalidVersion:
+            raise click.BadParameter(f"{value!r} is no version, such as 0.16.1") from None
+    return value
+
 
 @click.command("list")
-@click.option("--json", "as_data", is_flag=True, help="The report as JSON.")
+@click.option("--trl", metavar="VERSION", callback=_version, help="As if this TRL were installed.")
+@click.option("--all", "everything", is_flag=True, help="Also the patches that are for other releases.")
+@click.option("--severity", "severities", type=click.Choice(SEVERITIES), multiple=True, help="Only these.")
+@click.option("--json", "as_data", is_flag=True, help="The report as JSON; it always has all releases' patches.")
 @with_packs
-def command(as_data: bool, packs: str | None) -> int:
-    """Every patch: what it repairs, and whether it applies to the TRL installed here."""
-    report = apply(dry_run=True, packs=packs)
+def command(trl: str | None, everything: bool, severities: Sequence[str], as_data: bool, packs: str | None) -> int:
+    """The patches, those that apply here first, the worst bug first: what each repairs, and whether it applies.
+
+    --list is list --all.
+    """
+    names = named(packs, os.environ)
+    patches = catalogue.known(names)
+    selection = gates.Selection.of(None, None, os.environ, patches, None, names)
+    version_of = gates.installed_but(trl) if trl else gates.installed
+    report = ENGINE.preview(patches, selection, version_of)
+    wanted = [each for each in report if not severities or each.patch.severity.value in severities]
+    here = [each for each in wanted if gates.fits(each.patch, version_of).state is State.PENDING]
+    shown = wanted if everything or as_data else here
+    view = replace(report, patches=tuple(sorted(shown, key=_rank)))
     if as_data:
-        click.echo(as_json(report))
+        click.echo(as_json(view))
     else:
-        show(table(report))
-        click.echo(f"trl_hotfix {report.trl_hotfix}, Python {report.python}, digest {report.digest}")
-        click.echo(_start_hook())
+        if shown:
+            show(table(view))
+        _foot(report, len(wanted) - len(shown), trl)
     if unsupported(report.trl):
         return Exit.NO_TRL
     return Exit.FINE if report.ok else Exit.DEGRADED
+
+
+def _rank(status: PatchStatus) -> tuple[bool, int]:
+    """What applies here before what does not, the worst bug first."""
+    elsewhere = status.state in (State.SKIPPED, State.RETIRED, State.DISABLED)
+    return elsewhere, SEVERITIES.index(status.patch.severity.value)
+
+
+def _foot(report: Report, hidden: int, trl: str | None) -> None:
+    if hidden:
+        are = "patch is" if hidden == 1 else "patches are"
+        click.echo(f"{hidden} {are} for other releases than TRL {report.trl or '(none is installed)'}: --all")
+    if trl is not None and trl not in bodies().releases:
+        click.echo(f"TRL {trl} is none of the {len(bodies().releases)} releases that the patches were looked at on.")
+    click.echo(f"trl_hotfix {report.trl_hotfix}, Python {report.python}, digest {report.digest}")
+    click.echo(_start_hook())
 
 
 def _start_hook() -> str:
