@@ -1,7 +1,7 @@
 """Red, green, red: does each patch do what it says, on the TRL that is installed?
 
-``python -m trl_hotfix.verify OUT ID...`` does it in this process and writes the answers to OUT as JSON; the command
-line calls it so, in a fresh process, since a process that has patched or imported things is no witness.
+``python -m trl_hotfix.verify OUT ID...`` does it in this process and writes the answers to OUT, a line of
+JSON each; the command line calls it so, in a fresh process, since a process that has patched or imported things is no witness.
 """
 
 from __future__ import annotations
@@ -176,8 +176,11 @@ def _found(module: ModuleType, attribute: str) -> Any:
 def main(arguments: Sequence[str]) -> None:
     out, *ids = arguments
     names = packs.named(None, os.environ)
-    cells = [verify(patch) for patch in catalogue.known(names) if not ids or patch.id in ids]
-    Path(out).write_text(json.dumps([cell.to_dict() for cell in cells]), encoding="utf-8")
+    with Path(out).open("w", encoding="utf-8") as file:
+        for patch in catalogue.known(names):
+            if not ids or patch.id in ids:
+                # One line as soon as it is known: whoever waits sees how far it is, and what was seen before a crash.
+                print(json.dumps(verify(patch).to_dict()), file=file, flush=True)
 
 
 if __name__ == "__main__":

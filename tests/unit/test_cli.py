@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_hotfix import gates
+from trl_hotfix import catalogue, gates
 from trl_hotfix.model import Severity
 
 CHECKOUT = Path(__file__).parents[2]
@@ -242,3 +242,27 @@ def test_explain_shows_what_the_installed_trl_has_changed_since_another(tmp_path
     refused = run("explain", ID, "--against", str(tmp_path / "trl"))
     assert refused.returncode == 2
     assert "is not a wheel of TRL" in refused.stderr
+
+
+def test_verify_full_trains_without_the_patch_with_it_and_without_it_again() -> None:
+    done = run("verify", "--full", "--json", "dpo-eval-reference-from-trained-policy", ID)
+    assert done.returncode == 0, done.stderr
+    proofs = {each["patch"]: each for each in json.loads(done.stdout)["proofs"]}
+    trained = proofs["dpo-eval-reference-from-trained-policy"]
+    assert trained["verdict"] == "proven"
+    assert [seen["verdict"] for seen in trained["runs"].values()] == ["reproduced", "fixed", "reproduced"]
+    assert trained["runs"]["red"]["loss"] != trained["runs"]["green"]["loss"]
+    # What a proof needs and this environment has not is said, and is no failure.
+    assert (proofs[ID]["verdict"], proofs[ID]["why"]) == ("not-run", "it needs scikit-learn")
+
+
+def test_verify_says_which_self_test_ended_the_process_and_exits_2(package: Path) -> None:
+    module = package / "patches" / "moe_aux_loss_lost_under_deepspeed.py"
+    text = module.read_text()
+    self_test = next(each.self_test for each in catalogue.load() if each.id == ID)
+    start = text.index(f"def {self_test}(")
+    body = text.index('"""', text.index('"""', start) + 3) + 3
+    module.write_text(f"{text[:body]}\n    import os\n\n    os._exit(9)\n{text[body:]}")
+    done = run("verify", ID, PYTHONPATH=str(package.parent))
+    assert done.returncode == 2
+    assert f"ended with exit code 9; {ID} was next" in done.stderr

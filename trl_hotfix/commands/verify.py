@@ -1,36 +1,71 @@
-"""``verify``: the self-tests in a fresh process, red, green, red."""
+"""``verify``: the self-tests in a fresh process, red, green, red; with ``--full`` also the proofs."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from .. import __version__, catalogue, gates
 from ..errors import UnknownPatchError
 from ..model import State
-from ..packs import VARIABLE, named
+from ..packs import VARIABLE, named, pack_of
 from ..report import show
 from . import Exit, unsupported, with_packs
 
 PACKAGE = __package__.partition(".")[0]
+GOOD = ("proven", "absent", "not-run")
+
+
+class CellAnswer(TypedDict):
+    """What the self-tests of a patch said: for each leaf module and each run, the verdict and the numbers."""
+
+    patch: str
+    revision: int
+    trl: str
+    verdict: str
+    why: str
+    leaves: dict[str, dict[str, Any]]
+    bodies: dict[str, str | None]
+
+
+class ProofAnswer(TypedDict):
+    """What tiny models have shown that the real trainer trained without the patch, with it, and without it again."""
+
+    patch: str
+    verdict: str
+    why: str
+    runs: dict[str, dict[str, Any]]
+
+
+class Answer(TypedDict):
+    trl_hotfix: str
+    trl: str
+    cells: list[CellAnswer]
+    proofs: list[ProofAnswer]
 
 
 @click.command("verify")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--full", is_flag=True, help="Also train tiny models with the real trainers; some seconds a patch.")
 @click.option("--json", "as_data", is_flag=True, help="The verdicts and the numbers as JSON.")
 @with_packs
-def command(ids: tuple[str, ...], as_data: bool, packs: str | None) -> int:
+def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) -> int:
     """Run the self-tests on the TRL installed here, in a fresh process: red, patched green, reverted red.
 
     Without IDs: those of every patch that applies here.
@@ -42,50 +77,163 @@ def command(ids: tuple[str, ...], as_data: bool, packs: str | None) -> int:
     if unknown:
         raise UnknownPatchError(unknown, known, "verify")
     trl = gates.installed("trl")
-    if unsupported(trl):
+    if unsupported(trl) or trl is None:
         click.echo(f"TRL is {trl or 'not installed'}; {gates.SUPPORTED} is needed", err=True)
         return Exit.NO_TRL
     chosen = ids or tuple(patch.id for patch in patches if gates.fits(patch).state is State.PENDING)
-    cells = _verified(chosen, names) if chosen else []
+    with tempfile.TemporaryDirectory() as folder:
+        cells = _verified(chosen, names, Path(folder)) if chosen else []
+        proofs = _trained(chosen, Path(folder)) if full else []
+    answer: Answer = {"trl_hotfix": __version__, "trl": trl, "cells": cells, "proofs": proofs}
     if as_data:
-        click.echo(json.dumps({"trl_hotfix": __version__, "trl": trl, "cells": cells}, indent=2))
+        click.echo(json.dumps(answer, indent=2))
     elif not cells:
         click.echo(f"no patch applies to TRL {trl}")
     else:
         show(_verdicts(cells))
-    return Exit.FINE if all(cell["verdict"] in ("proven", "absent") for cell in cells) else Exit.DEGRADED
+        if proofs:
+            show(_losses(proofs))
+    return Exit.FINE if all(each["verdict"] in GOOD for each in (*cells, *proofs)) else Exit.DEGRADED
 
 
-def _verified(ids: Sequence[str], packs: Sequence[str]) -> list[dict[str, Any]]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "verdicts.json")
-        command = [sys.executable, "-m", f"{PACKAGE}.verify", str(out), *ids]
-        environment[VARIABLE] = ",".join(packs)
-        # What TRL prints while it is imported goes to standard error: standard output is ours, and may be JSON.
-        done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
-        if not out.is_file():
-            raise click.ClickException(f"the process that runs the self-tests ended with exit code {done.returncode}")
-        cells: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
-        return cells
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """How far it is, on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[on]}"),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(what, total=total, on="")
+        yield lambda done, on: progress.update(task, completed=done, on=on)
 
 
-def _verdicts(cells: list[dict[str, Any]]) -> Table:
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("patch", "verdict", "module", "run", "self-test says", "numbers"):
-        view.add_column(column, overflow="fold")
+def _environment() -> dict[str, str]:
+    """What the process is to see: the user's environment without the switches of this one."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
+
+
+def _verified(ids: Sequence[str], packs: Sequence[str], folder: Path) -> list[CellAnswer]:
+    out = folder / "verdicts"
+    command = [sys.executable, "-m", f"{PACKAGE}.verify", str(out), *ids]
+    # What TRL prints while it is imported goes to standard error: standard output is ours, and may be JSON.
+    with (
+        _progress("self-tests", len(ids)) as said,
+        subprocess.Popen(command, env={**_environment(), VARIABLE: ",".join(packs)}, stdout=sys.stderr) as process,
+    ):
+        while process.poll() is None:
+            said(len(_lines(out)), "")
+            time.sleep(0.1)
+    cells: list[CellAnswer] = [json.loads(line) for line in _lines(out)]
+    if process.returncode or len(cells) < len(set(ids)):
+        seen = {cell["patch"] for cell in cells}
+        left = next((each for each in ids if each not in seen), "")
+        raise click.ClickException(
+            f"the process that runs the self-tests ended with exit code {process.returncode}"
+            + (f"; {left} was next" if left else "")
+        )
+    return cells
+
+
+def _lines(file: Path) -> list[str]:
+    """The whole lines that are there by now."""
+    return file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
+
+
+def _trained(ids: Sequence[str], folder: Path) -> list[ProofAnswer]:
+    found: list[ProofAnswer] = []
+    with _progress("trainings", len(ids)) as said:
+        for number, patch_id in enumerate(ids):
+            said(number, patch_id)
+            found.append({"patch": patch_id, **_proof(patch_id, folder)})  # type: ignore[typeddict-item]
+    return found
+
+
+def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
+    """The proof of one patch in a process of its own: tiny models made from configs; nothing is loaded from the hub."""
+    proofs = _proofs()
+    file = proofs / "patches" / f"{patch_id.replace('-', '_')}.py"
+    if pack_of(patch_id) or not file.is_file():
+        return {"verdict": "not-run", "why": "no proof comes with it", "runs": {}}
+    missing = [each for each in _needs(file) if gates.installed(each) is None]
+    if missing:
+        return {"verdict": "not-run", "why": f"it needs {', '.join(missing)}", "runs": {}}
+    out, own = folder / "proof.json", folder / patch_id
+    out.unlink(missing_ok=True)
+    own.mkdir()
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(own)}
+    command = [sys.executable, str(proofs / "matrix" / "prove.py"), str(out), str(folder / "gradients"), patch_id]
+    # The checkout or the site folder that this package is in: a script finds what lies beside itself.
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        command,
+        env={**_environment(), **quiet, "PYTHONPATH": path},
+        cwd=own,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not out.is_file():
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        return {"verdict": "error", "why": f"the process ended with exit code {done.returncode}: {last}", "runs": {}}
+    answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return answer
+
+
+def _proofs() -> Path:
+    """Where the proofs are: in a checkout, or in the installed package."""
+    package = Path(__file__).parents[1]
+    checkout = package.parent / "tests"
+    return checkout if (package.parent / "pyproject.toml").is_file() else package / "proofs"
+
+
+def _needs(proof: Path) -> Sequence[str]:
+    """What a proof imports besides TRL and what that needs; nothing of it is run here."""
+    for statement in ast.parse(proof.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and [ast.unparse(each) for each in statement.targets] == ["OVERLAYS"]:
+            names: Sequence[str] = ast.literal_eval(statement.value)
+            return names
+    return ()
+
+
+def _verdicts(cells: Sequence[CellAnswer]) -> Table:
+    view = _table("patch", "verdict", "module", "run", "self-test says", "numbers")
     for cell in cells:
-        colour = "green" if cell["verdict"] in ("proven", "absent") else "bold red"
-        head = [Text(cell["patch"]), Text(" ".join(filter(None, (cell["verdict"], cell["why"]))), style=colour)]
-        rows = [(leaf, run, dict(seen)) for leaf, runs in cell["leaves"].items() for run, seen in runs.items()]
-        for leaf, run, seen in rows:
-            said = seen.pop("verdict")
-            numbers = " ".join(f"{key}={_short(value)}" for key, value in seen.items())
-            view.add_row(*head, *(Text(each) for each in (leaf, run, said, numbers)))
-            head = [Text(""), Text("")]
-        if not rows:
-            view.add_row(*head)
+        rows = [(leaf, run, seen) for leaf, runs in cell["leaves"].items() for run, seen in runs.items()]
+        _add(view, cell, [(leaf, run, seen["verdict"], _numbers(seen)) for leaf, run, seen in rows])
     return view
+
+
+def _losses(proofs: Sequence[ProofAnswer]) -> Table:
+    view = _table("patch", "trained", "run", "says", "numbers")
+    for proof in proofs:
+        _add(view, proof, [(run, seen["verdict"], _numbers(seen)) for run, seen in proof["runs"].items()])
+    return view
+
+
+def _table(*columns: str) -> Table:
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        view.add_column(column, overflow="fold")
+    return view
+
+
+def _add(view: Table, answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str, ...]]) -> None:
+    """One patch: its name and verdict stand in the first of its rows."""
+    colour = "green" if answer["verdict"] in GOOD else "bold red"
+    verdict = ": ".join(filter(None, (answer["verdict"], answer["why"])))
+    head = [Text(answer["patch"]), Text(verdict, style=colour)]
+    for row in rows or [()]:
+        view.add_row(*head, *map(Text, row))
+        head = [Text(""), Text("")]
+
+
+def _numbers(seen: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={_short(value)}" for key, value in seen.items() if key != "verdict" and value is not None)
 
 
 def _short(value: Any) -> str:
