@@ -165,18 +165,12 @@ def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
     out, own = folder / "proof.json", folder / patch_id
     out.unlink(missing_ok=True)
     own.mkdir()
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(own)}
     command = [sys.executable, str(proofs / "matrix" / "prove.py"), str(out), str(folder / "gradients"), patch_id]
     # The checkout or the site folder that this package is in: a script finds what lies beside itself.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command,
-        env={**_environment(), **quiet, "PYTHONPATH": path},
-        cwd=own,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(own), "PYTHONPATH": path}
+    environment = {**_environment(), **quiet}
+    done = subprocess.run(command, env=environment, cwd=own, capture_output=True, text=True, check=False)
     if not out.is_file():
         last = (done.stderr.strip().splitlines() or [""])[-1]
         return {"verdict": "error", "why": f"the process ended with exit code {done.returncode}: {last}", "runs": {}}
