@@ -1,7 +1,7 @@
 """Red, green, red: does each patch do what it says, on the TRL that is installed?
 
-``python -m trl_hotfix.verify OUT ID...`` does it in this process and writes the answers to OUT, a line of JSON each; the
-command line calls it so, in a fresh process, since a process that has patched or imported things is no witness.
+``python -m trl_hotfix.verify OUT ID...`` does it in this process and writes the answers to OUT, a line of JSON each;
+the command line calls it so, in a fresh process, since a process that has patched or imported things is no witness.
 """
 
 from __future__ import annotations
