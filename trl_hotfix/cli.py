@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -33,7 +34,7 @@ def commands() -> None:
 
     \b
     Exit codes: 0 fine, 1 a patch that should be on cannot be, 2 usage, 3 broken patches.yaml (or another data file),
-    4 no TRL or none that is supported.
+    4 no TRL or none that is supported. `run` has those of the command that it runs.
 
     --list is another spelling of list --all, and --verify of verify.
     """
@@ -42,8 +43,10 @@ def commands() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exits with one of ``Exit``."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Behind the name of a command, they are its own: `trl-hotfix run conda env --list`.
+    own = list(itertools.takewhile(lambda word: word not in (*NAMES, "--"), words))
     for spelling, command in {"--list": ["list", "--all"], "--verify": ["verify"]}.items():
-        if spelling in words:
+        if spelling in own:
             words.remove(spelling)
             words[:0] = command
     code: int

@@ -57,18 +57,23 @@ class _Matrix(TypedDict):
     parity: list[Parity]
 
 
+def file() -> Path:
+    """Where the evidence is: in the installed package, or in the checkout that it is run from."""
+    here = Path(__file__).resolve().parent
+    checkout = here.parent / "evidence" / "matrix.json"
+    return checkout if (here.parent / "pyproject.toml").is_file() else here / "evidence.json"
+
+
 @functools.cache
 def matrix() -> _Matrix:
     """The evidence on record; empty where the package was built without it. Raises ``DamagedError``."""
-    here = Path(__file__).resolve().parent
-    checkout = here.parent / "evidence" / "matrix.json"
-    file = checkout if (here.parent / "pyproject.toml").is_file() else here / "evidence.json"
-    if not file.is_file():
+    its = file()
+    if not its.is_file():
         return {"cells": [], "proofs": [], "parity": []}
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_Matrix)
+        return msgspec.json.decode(its.read_bytes(), type=_Matrix)
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(file, error) from error
+        raise DamagedError(its, error) from error
 
 
 def holds(cell: Cell, patch: Patch) -> bool:

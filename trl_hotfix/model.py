@@ -286,6 +286,12 @@ class Report:
         head = f"trl_hotfix {self.trl_hotfix}, TRL {self.trl or 'not found'}, digest {self.digest}"
         return "\n".join([head, *(f"  {each.id}: {each.state.value} ({each.reason.value})" for each in self.patches)])
 
+    def _repr_html_(self) -> str:
+        # Here and not above: the words are at the top of the layers, and only a notebook asks for them.
+        from .report import as_html
+
+        return as_html(self)
+
     @property
     def degraded(self) -> tuple[PatchStatus, ...]:
         """The patches that should be on in this process and are not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,6 +23,8 @@ _COLOURS = {
     State.CONFLICTED: "bold red",
     State.DISPLACED: "bold red",
 }
+_STYLES = {State.APPLIED: "color: #2e8b57; font-weight: bold", State.PENDING: "color: #2e8b57"}
+"""Of HTML: what is on, or will be. Anything else is red if it should be on, and gray if not."""
 
 
 def explain(patch_id: str) -> str:
@@ -122,6 +125,26 @@ def table(report: Report) -> Table:
         cells = (each.id, each.patch.title, each.patch.severity.value, each.patch.trl, evidence.in_words(each.patch))
         view.add_row(*(Text(cell) for cell in cells), answer)
     return view
+
+
+def as_html(report: Report) -> str:
+    """What Jupyter shows of a report: every patch with its state and the reason, those that should be on first."""
+
+    def cells(*texts: str, tag: str = "td") -> str:
+        aligned = f'<{tag} style="text-align: left">'
+        return "<tr>" + "".join(f"{aligned}{each}</{tag}>" for each in texts) + "</tr>"
+
+    def state(each: PatchStatus) -> str:
+        style = _STYLES.get(each.state, "") or ("color: #c9302c; font-weight: bold" if each.degraded else "color: gray")
+        return f'<span style="{style}">{html.escape(f"{each.state.value} ({each.reason.value})")}</span>'
+
+    rows = [
+        cells(html.escape(each.id), state(each), *map(html.escape, (because(each), each.patch.title, each.patch.trl)))
+        for each in sorted(report, key=lambda each: not each.degraded)
+    ]
+    head = f"trl_hotfix {report.trl_hotfix}, TRL {report.trl or 'not found'}, digest {report.digest}"
+    names = cells("patch", "state", "why", "repairs", "TRL range", tag="th")
+    return f"<p>{html.escape(head)}</p><table><thead>{names}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def show(view: Any) -> None:

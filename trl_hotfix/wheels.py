@@ -61,6 +61,20 @@ class Release:
         *owner, name = attribute.split(".")
         return self._method(module, owner[0], name, set()) if owner else self._function(module, name, set())
 
+    def modules(self) -> list[str]:
+        """The names of all modules of TRL."""
+        return list(_modules(self._file("trl"), "trl"))
+
+    def attributes(self, module: str) -> list[str]:
+        """What ``module`` defines itself that may be a target: its functions, and the methods of its classes."""
+        tree = self._tree(module)
+        found = [each for each in _statements(tree.body) if isinstance(each, _Named)] if tree is not None else []
+        names = [each.name for each in found if isinstance(each, _Definition)]
+        for owner in (each for each in found if isinstance(each, ast.ClassDef)):
+            methods = (each.name for each in _statements(owner.body) if isinstance(each, _Definition))
+            names += [f"{owner.name}.{name}" for name in methods]
+        return names
+
     def _file(self, *steps: str) -> Path | zipfile.Path:
         file = self._root
         for step in steps:
@@ -126,6 +140,14 @@ def installed() -> Release | None:
         folder = Path(str(metadata.distribution("trl").locate_file("")))
         return Release(folder) if (folder / "trl").is_dir() else None
     return None
+
+
+def _modules(folder: Path | zipfile.Path, package: str) -> Iterator[str]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _modules(each, f"{package}.{each.name}")
+        elif each.name.endswith(".py"):
+            yield package if each.name == "__init__.py" else f"{package}.{each.name.removesuffix('.py')}"
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

@@ -1,0 +1,92 @@
+"""``run``: a command with ``TRL_HOTFIX=1``, once it is known that it can work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from .. import startup
+from ..engine import apply
+from ..model import Reason, State
+from ..packs import VARIABLE
+from . import Exit, unsupported, with_packs
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+"""The exit codes that ``env``, ``nice`` and shells have for a command that cannot be started."""
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("--strict", is_flag=True, help="A patch that should be on and cannot be ends the job: TRL_HOTFIX=strict.")
+@click.option("--only", metavar="ID,...|@FILE", help="Only these patches: TRL_HOTFIX_ONLY.")
+@click.option("--skip", metavar="ID,...", help="Not these: TRL_HOTFIX_SKIP.")
+@click.option("--options", metavar="ID.OPTION=CHOICE,...", help="Choices within patches: TRL_HOTFIX_OPTIONS.")
+@with_packs
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] CMD...")
+def command(
+    words: tuple[str, ...], strict: bool, only: str | None, skip: str | None, options: str | None, packs: str | None
+) -> int:
+    """Run CMD with TRL_HOTFIX=1, in place of this process: trl-hotfix run -- accelerate launch train.py
+
+    Every process that CMD starts inherits it. What is given here is looked at first: a wrong id, option or file is
+    exit code 2, and where TRL_HOTFIX=1 cannot work, the exit code is 1. CMD is not started then. A CMD that is not
+    found is 127, one that cannot be run is 126; any other exit code is its own.
+    """
+    if not words[0]:
+        raise click.UsageError("CMD is empty")
+    problem = startup.hook_problem()
+    if problem is not None:
+        click.echo(f"trl-hotfix run: TRL_HOTFIX=1 does nothing here: {problem}. The job was not started.", err=True)
+        return Exit.DEGRADED
+    settings = _settings(only, skip, options, packs)
+    strict = strict or startup.switch(os.environ.get("TRL_HOTFIX", "")) == startup.STRICT
+    os.environ.update(settings, TRL_HOTFIX=startup.STRICT if strict else "1")
+    # What the job will do when it imports TRL, with its own variables: whatever is wrong with them is said here.
+    report = apply(dry_run=True)
+    if unsupported(report.trl):
+        found = f"TRL {report.trl} is too old" if report.trl else "TRL is not installed"
+        click.echo(
+            f"trl-hotfix run: {found} in the environment of {sys.executable}; nothing is patched there", err=True
+        )
+    if strict and os.environ.get("TRL_HOTFIX_ONLY", "").strip().startswith("@"):
+        off = [each for each in report if each.state is not State.PENDING and each.reason is not Reason.NOT_SELECTED]
+        if off:
+            said = "".join(f"\n  {each.id}: {each.state.value} ({each.reason.value})" for each in off)
+            click.echo(f"trl-hotfix run: strict, and what the freeze file names cannot be on here:{said}", err=True)
+            return Exit.DEGRADED
+    return _become(words)
+
+
+def _settings(only: str | None, skip: str | None, options: str | None, packs: str | None) -> dict[str, str]:
+    """The variables of the options that were given."""
+    if only is not None and not only.strip(" ,"):
+        raise click.UsageError("--only names no patch; leave it out if you mean all")
+    if only is not None and only.strip().startswith("@"):
+        if skip is not None or options is not None:
+            raise click.UsageError(f"--only {only} applies exactly what the file names: leave --skip and --options out")
+        # A worker may be started in another folder.
+        only = f"@{Path(only.strip()[1:]).absolute()}"
+    given = {"TRL_HOTFIX_ONLY": only, "TRL_HOTFIX_SKIP": skip, "TRL_HOTFIX_OPTIONS": options, VARIABLE: packs}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _become(words: tuple[str, ...]) -> int:
+    """Run the command in place of this process. Returns only if it cannot be started."""
+    # Python ignores these, and what is ignored stays so: `trl-hotfix run -- yes | head` would not end.
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(words[0], words, os.environ)
+    except FileNotFoundError:
+        why, code = "is not found, or the interpreter that its first line names is not", NOT_FOUND
+    except OSError as error:
+        why, code = f"cannot be run: {error.strerror}", NOT_EXECUTABLE
+    click.echo(f"trl-hotfix run: {words[0]!r} {why}", err=True)
+    return code
