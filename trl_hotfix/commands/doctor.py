@@ -461,8 +461,8 @@ def _without_home(value: Any) -> Any:
         return [_without_home(each) for each in value]
     if not isinstance(value, str):
         return value
-    home = os.environ.get("HOME") or str(Path.home())
-    for each in sorted({home, os.path.realpath(home)} - {os.sep}, key=len, reverse=True):
+    home = os.path.expanduser("~")  # noqa: PTH111  pathlib raises where a container's user has no home
+    for each in sorted({home, os.path.realpath(home)} - {"~", "", os.sep}, key=len, reverse=True):
         value = re.sub(rf"(?<![\w.~/\\-]){re.escape(each.rstrip(os.sep))}(?![\w.-])", "~", value)
     return value
 

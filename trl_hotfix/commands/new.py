@@ -101,11 +101,11 @@ Next, in this order:
   3. Write the proof in {proof}, until
          python tests/matrix/bench.py run --releases {release} --patches {id} --no-write
      says `proven` for the cell and the proof.
-  4. Set trl: in patches.yaml to the releases that have the bug (now "{trl}"), until
+  4. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring.
+  5. Set trl: there to the releases that have the bug (now "{trl}"), until
          make matrix PATCHES={id}
-     has no `uncovered` (too narrow) and no `not-reproduced` (too wide).
-  5. Write why, how, upstream and the severity in patches.yaml and the module's docstring; then `make evidence`: until
-     its bodies are on record, the patch is `skipped` (`unknown-body`) for everybody.
+     has no `uncovered` (too narrow), no `not-reproduced` (too wide), and only `proven` proofs. It also puts the bodies of
+     the method on record: before, the patch is `skipped` (`unknown-body`) for everybody.
   6. Say it in README.md, and run `make test`.
 docs/add-a-patch.md goes through one, step by step.
 """

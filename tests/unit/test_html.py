@@ -1,0 +1,62 @@
+"""What Jupyter shows of a report."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from trl_hotfix import catalogue
+from trl_hotfix.model import PatchStatus, Reason, Report, State
+
+HOSTILE = "<script>alert('x')</script> & \"so on\""
+
+
+@pytest.fixture
+def report() -> Report:
+    """One patch that is on, one that should be on and is not, one that does not belong here."""
+    on, off, elsewhere = catalogue.load()[:3]
+    hostile = dataclasses.replace(off, id=HOSTILE, title=HOSTILE, trl=HOSTILE)
+    seen: dict[str, Any] = {"by": HOSTILE}
+    statuses = (
+        PatchStatus(on, State.APPLIED, Reason.PROVEN, {}, ()),
+        PatchStatus(elsewhere, State.SKIPPED, Reason.TRL_VERSION, {"installed": "0.11.4", "range": "<0.11"}, ()),
+        PatchStatus(hostile, State.CONFLICTED, Reason.FOREIGN_WRAPPER, seen, ()),
+    )
+    return Report(HOSTILE, HOSTILE, "3.11.7", statuses)
+
+
+def rows(report: Report) -> list[list[str]]:
+    page = ElementTree.fromstring(f"<div>{report._repr_html_()}</div>")
+    return [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]
+
+
+def test_every_patch_has_a_row_with_its_state_and_the_reason_in_words(report: Report) -> None:
+    head, *found = rows(report)
+    assert head == ["patch", "state", "why", "repairs", "TRL range"]
+    assert {row[0]: row[1:3] for row in found if row[0] != HOSTILE} == {
+        report.patches[0].id: ["applied (proven)", "reproduced before, fixed after, in this process"],
+        report.patches[1].id: ["skipped (trl-version)", "TRL 0.11.4 does not have this bug (<0.11)"],
+    }
+
+
+def test_what_should_be_on_and_is_not_comes_first_and_is_red(report: Report) -> None:
+    assert [row[0] for row in rows(report)[1:]] == [HOSTILE, report.patches[0].id, report.patches[1].id]
+    page = ElementTree.fromstring(f"<div>{report._repr_html_()}</div>")
+    styles = [each.get("style") or "" for each in page.iter("span")]
+    assert ["#c9302c" in each for each in styles] == [True, False, False]
+    assert len(set(styles)) == 3
+
+
+def test_hostile_text_is_text(report: Report) -> None:
+    page = report._repr_html_()
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 6
+    assert rows(report)[1] == [HOSTILE, "conflicted (foreign-wrapper)", f"by {HOSTILE}", HOSTILE, HOSTILE]
+
+
+def test_the_report_of_this_process_can_be_shown(fresh_engine: Any) -> None:
+    shown = fresh_engine.status()._repr_html_()
+    assert all(patch.id in shown for patch in catalogue.load())
