@@ -6,7 +6,7 @@ import importlib
 import os
 import textwrap
 from datetime import date, timedelta
-from importlib.util import cache_from_source, find_spec
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import click
@@ -16,7 +16,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from .. import catalogue
 from ..errors import CatalogueError, plain, suggestion
 from ..model import Severity
-from ..wheels import NotATrlError, Release
+from ..wheels import NotATrlError, Release, installed
 from . import Exit
 
 REVIEW_AFTER = timedelta(days=181)
@@ -104,8 +104,8 @@ Next, in this order:
   4. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring.
   5. Set trl: there to the releases that have the bug (now "{trl}"), until
          make matrix PATCHES={id}
-     has no `uncovered` (too narrow), no `not-reproduced` (too wide), and only `proven` proofs. It also puts the bodies of
-     the method on record: before, the patch is `skipped` (`unknown-body`) for everybody.
+     has no `uncovered` (too narrow), no `not-reproduced` (too wide), and no proof that fails. It also puts the bodies
+     of the method on record: before, the patch is `skipped` (`unknown-body`) for everybody.
   6. Say it in README.md, and run `make test`.
 docs/add-a-patch.md goes through one, step by step.
 """
@@ -184,15 +184,15 @@ def _check_id(patch_id: str) -> None:
 
 def _release(wheel: Path | None) -> Release:
     """Where to look for the target: in the wheel, or else in the TRL that is installed."""
-    if wheel is None:
-        spec = find_spec("trl")
-        if spec is None or spec.origin is None:
-            raise click.ClickException("TRL is not installed here: name a release that has the bug, --wheel FILE")
-        wheel = Path(spec.origin).parents[1]
     try:
-        return Release(wheel)
+        release = installed() if wheel is None else Release(wheel)
     except NotATrlError as error:
-        raise click.ClickException(f"{error}. Name a release that has the bug: --wheel FILE") from None
+        raise click.ClickException(str(error)) from None
+    if release is None:
+        raise click.ClickException(
+            "TRL is not installed here, or as an editable checkout: name a release that has the bug, --wheel FILE"
+        )
+    return release
 
 
 def _target(text: str, release: Release) -> tuple[str, str]:
