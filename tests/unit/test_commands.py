@@ -485,7 +485,7 @@ def test_new_writes_three_parts_that_are_red_and_the_list_still_works(checkout: 
         style = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
         assert style.returncode == 0, style.stdout
     for order, next_step in enumerate(
-        ("trl-hotfix verify", "says `proven`", "bench.py run", "make matrix", "evidence"), 1
+        ("trl-hotfix verify", "says `proven`", "bench.py run", "why, how", "make matrix"), 1
     ):
         assert f"  {order}. " in done.stdout
         assert next_step in done.stdout
