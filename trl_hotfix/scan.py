@@ -10,6 +10,7 @@ from packaging.version import Version
 
 from . import conditions, gates
 from .conditions import Argument, Kind
+from .fingerprint import bodies
 from .model import Hit, Patch, Severity
 from .scripts import Made
 
@@ -112,8 +113,11 @@ def _way(made: Made, patch: Patch, hit: Hit, trl: str) -> Finding | None:
 
 
 def _in(trl: str, *ranges: str | None) -> bool | None:
-    """None for a development version on the border: 1.10.0.dev0 may have what 1.10.0 has, or 1.9."""
-    versions = {trl, Version(trl).base_version} if Version(trl).is_devrelease else {trl}
+    """None for a development version on the border: 1.10.0.dev0 may have what 1.10.0 has, or 1.9.2."""
+    versions = {trl}
+    if Version(trl).is_devrelease:
+        base = Version(trl).base_version
+        versions = {base, *[each for each in bodies().releases if Version(each) < Version(base)][-1:]}
     answers = {all(gates.in_range(each, wanted) for wanted in ranges if wanted is not None) for each in versions}
     return answers.pop() if len(answers) == 1 else None
 

@@ -1,4 +1,4 @@
-"""What ``hits`` says of trainers and their arguments is so in the real releases. Their sources are read, and not imported."""
+"""What ``hits`` says of trainers and arguments is so in the real releases, whose sources are read, and not imported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parsed(file: Path) -> Iterator[ast.ClassDef]:
 
 @functools.cache
 def classes(release: str) -> dict[str, list[ast.ClassDef]]:
-    """The trainers and the configs of a release, by name: there may be one in ``trl.trainer`` and one in experimental."""
+    """The trainers and configs of a release, by name: there may be one in ``trl.trainer`` and one in experimental."""
     folder = layout.BENCH / "overlay" / release / "trl"
     found: dict[str, list[ast.ClassDef]] = {}
     for file in [*folder.glob("trainer/*.py"), *folder.glob("experimental/**/*.py")]:
