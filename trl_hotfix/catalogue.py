@@ -22,12 +22,13 @@ import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from . import packs
+from . import conditions, packs
 from .errors import CatalogueError, Mistake, PackError, suggestion
-from .model import Option, Options, Patch, Target
+from .model import Hit, Option, Options, Patch, Target
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 CHOICE = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*\Z")
+TRAINER = re.compile(r"[A-Z]\w*\Z")
 ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?\Z")
 DEPTH = 20
 PATCH_MODULES: set[str] = set()
@@ -282,6 +283,8 @@ def _check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mis
         yield Mistake(line_of("targets"), "targets is empty: a patch wraps at least one method or function")
     for index, target in enumerate(patch.targets):
         yield from _check_target(target, index, line_of)
+    for index, hit in enumerate(patch.hits):
+        yield from _check_hit(hit, functools.partial(line_of, "hits", index))
     if ID.match(patch.id):
         yield from _check_functions(patch, line_of, pack)
 
@@ -309,6 +312,27 @@ def _check_target(target: Target, index: int, line_of: Callable[..., int]) -> It
         yield Mistake(line_of("targets", index, "attribute"), message)
     if target.trl is not None:
         yield from _check_range(target.trl, "trl", line_of("targets", index, "trl"))
+
+
+def _check_hit(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    if not hit.trainers:
+        yield Mistake(line_of("trainers"), "trainers is empty: expected names such as [DPO, KTO], or ['*'] for any")
+    for index, trainer in enumerate(hit.trainers):
+        if trainer != "*" and (not TRAINER.match(trainer) or trainer.endswith("Trainer")):
+            message = f"trainer {trainer!r} is not a name such as DPO, without Trainer, nor '*' for any"
+            yield Mistake(line_of("trainers", index), message)
+    for role, text in (("symptom", hit.symptom), ("depends", hit.depends)):
+        if text is not None and not text.strip():
+            yield Mistake(line_of(role), f"{role} is empty")
+    for name, wanted in hit.when.items():
+        line = line_of("when", name)
+        if not conditions.NAME.match(name):
+            yield Mistake(line, f"when: {name!r} is not the name of an argument, such as packing or model.adapter_name")
+        wrong = conditions.mistake(wanted)
+        if wrong is not None:
+            yield Mistake(line, f"when: {name}: {wrong}")
+    if hit.trl is not None:
+        yield from _check_range(hit.trl, "trl", line_of("trl"))
 
 
 def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:

@@ -51,6 +51,13 @@ class DamagedError(HotfixError):
         super().__init__(f"{path} cannot be read ({type(error).__name__}: {error}); install {distribution} again")
 
 
+class ScriptError(HotfixError, ValueError):
+    """A file that was to be scanned is none that can be: not there, not Python, not YAML, of an unknown trainer.
+
+    The message says what was expected and what was found.
+    """
+
+
 class UnknownPatchError(HotfixError, LookupError):
     """A patch id that is not in the catalogue was asked for; nothing was changed.
 

@@ -160,6 +160,21 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
+class Hit:
+    """One way into a bug: the trainers, by their names without ``Trainer``, and what their arguments are then.
+
+    All of ``when`` must hold (see ``conditions``). ``depends`` is what no script says, so that nobody can tell from
+    one. ``trl`` narrows the patch's range, as for a target. ``*`` among the trainers is any of TRL's.
+    """
+
+    trainers: tuple[str, ...]
+    symptom: str
+    when: Mapping[str, Any] = field(default_factory=dict)
+    depends: str | None = None
+    trl: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Patch:
     """One upstream bug and its repair, as declared in ``patches.yaml``.
 
@@ -180,6 +195,7 @@ class Patch:
     default: bool = True
     options: Mapping[str, Option] = field(default_factory=dict)
     review_by: date | None = None
+    hits: tuple[Hit, ...] = ()
 
     def chosen(self, options: Options) -> dict[str, str]:
         """Every option of this patch, with the choice in ``options`` or else the default."""

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import trl_hotfix.patches
 from trl_hotfix import catalogue
 from trl_hotfix.errors import CatalogueError, Mistake
-from trl_hotfix.model import Patch, Severity, Target
+from trl_hotfix.model import Hit, Patch, Severity, Target
 
 SHIPPED = catalogue.load()
 IDS = [patch.id for patch in SHIPPED]
@@ -522,7 +522,9 @@ SCALARS = st.one_of(
     st.sampled_from([EXAMPLE.id, EXAMPLE.self_test, EXAMPLE.targets[0].wrapper, ">=0.11,<0.12", "crash", "trl.x"]),
 )
 NAMES = st.one_of(
-    st.sampled_from(sorted({*Patch.__dataclass_fields__, *Target.__dataclass_fields__, "issue", "fix", "fixed_in"})),
+    st.sampled_from(
+        sorted({*Patch.__dataclass_fields__, *Target.__dataclass_fields__, *Hit.__dataclass_fields__, "issue", "fix"})
+    ),
     st.text(max_size=10),
 )
 STRUCTURES = st.recursive(
@@ -657,3 +659,73 @@ def test_functions_take_options_if_and_only_if_the_entry_declares_them() -> None
     said = [message for _, message in mistakes(ENTRY + OPTIONS)]
     assert len(said) == 2
     assert all(message.endswith("does not take options, which the entry declares") for message in said)
+
+
+# What a bug needs
+
+HITS = """\
+  hits:
+    - trainers: [DPO, KTO]
+      trl: ">=0.11.2"
+      when:
+        precompute_ref_log_probs: true
+        ref_model: [unset, by *peft*]
+        model.adapter_name: "!=default"
+      depends: the model is a mixture of experts
+      symptom: the loss stays at 0.6931
+    - trainers: ["*"]
+      symptom: it crashes
+"""
+
+
+def test_hits_say_what_a_bug_needs() -> None:
+    (patch,) = catalogue.parse(ENTRY + HITS, "patches.yaml")
+    first, second = patch.hits
+    assert first == Hit(
+        trainers=("DPO", "KTO"),
+        trl=">=0.11.2",
+        when={
+            "precompute_ref_log_probs": True,
+            "ref_model": ["unset", "by *peft*"],
+            "model.adapter_name": "!=default",
+        },
+        depends="the model is a mixture of experts",
+        symptom="the loss stays at 0.6931",
+    )
+    assert (second.trainers, second.when, second.depends, second.trl) == (("*",), {}, None, None)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "message"),
+    [
+        ("[DPO, KTO]", "[DPO, KTOTrainer]", 15, "trainer 'KTOTrainer' is not a name such as DPO, without Trainer"),
+        ("[DPO, KTO]", "[DPO, kto]", 15, "trainer 'kto' is not a name such as DPO"),
+        ("[DPO, KTO]", "[]", 15, "trainers is empty"),
+        ("[DPO, KTO]", "DPO", 15, "trainers: Expected `array`, got `str`"),
+        ('">=0.11.2"', '"later"', 16, "trl: 'later' is not a PEP 440 range"),
+        ("precompute_ref_log_probs: true", "Precompute: true", 18, "when: 'Precompute' is not the name of an argument"),
+        ("precompute_ref_log_probs: true", "a.b.c: true", 18, "when: 'a.b.c' is not the name of an argument"),
+        ("probs: true", "probs: []", 18, "when: precompute_ref_log_probs: an empty list of alternatives"),
+        ("probs: true", "probs: [[1]]", 18, "when: precompute_ref_log_probs: a list in a list"),
+        ("probs: true", "probs: {a: 1}", 18, "when: precompute_ref_log_probs: expected a literal, a word"),
+        ("probs: true", "probs: 2026-05-21", 18, "when: precompute_ref_log_probs: expected a literal, a word"),
+        ("probs: true", 'probs: ">many"', 18, "when: precompute_ref_log_probs: '>many' compares with nothing"),
+        ("probs: true", 'probs: "!="', 18, "when: precompute_ref_log_probs: '!=' compares with nothing"),
+        ("probs: true", 'probs: "!=@A b"', 18, "when: precompute_ref_log_probs: '!=@A b': 'A b' is not the name"),
+        ("[unset, by *peft*]", "[unset, by]", 19, "when: ref_model: 'by': expected names such as 'by BEMACallback'"),
+        ("[unset, by *peft*]", "by a b", 19, "when: ref_model: 'by a b': expected names such as"),
+        ("the model is a mixture of experts", "''", 21, "depends is empty"),
+        ("the loss stays at 0.6931", "' '", 22, "symptom is empty"),
+        ("      symptom: it crashes\n", "", 23, "the hit lacks 'symptom'"),
+        (
+            "symptom: it",
+            "symptoms: x\n      symptom: it",
+            24,
+            "unknown key 'symptoms' in a hit; did you mean 'symptom'?",
+        ),
+    ],
+)
+def test_a_mistake_in_a_hit_is_told_with_its_line(right: str, wrong: str, line: int, message: str) -> None:
+    assert right in HITS
+    found = the_mistake(ENTRY + HITS.replace(right, wrong, 1))
+    assert (found[0], found[1][: len(message)]) == (line, message)

@@ -14,10 +14,10 @@ from trl_hotfix.commands import NAMES
 
 PACKAGE = Path(trl_hotfix.__file__).parent
 LAYERS = (
-    {"errors", "limits", "model", "references", "startup"},
+    {"conditions", "errors", "limits", "model", "references", "startup"},
     {"authoring", "catalogue", "fingerprint", "freeze", "gates", "packs", "stubs", "wheels"},
     {"conflicts", "import_hooks", "install"},
-    {"engine", "guard", "log", "parts"},
+    {"engine", "guard", "log", "parts", "scan", "scripts"},
     {"__init__", "__main__", "callback", "cli", "commands", "evidence", "ranks", "report", "trail", "verify"},
 )
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}

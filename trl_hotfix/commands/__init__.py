@@ -8,7 +8,7 @@ import click
 
 from .. import gates
 
-NAMES = ("list", "explain", "verify", "fingerprint", "doctor", "run", "freeze", "new")
+NAMES = ("list", "scan", "explain", "verify", "fingerprint", "doctor", "run", "freeze", "new")
 """In the order of the help."""
 
 with_packs = click.option("--packs", metavar="NAME,...", help="Packs of third parties, besides our own patches.")

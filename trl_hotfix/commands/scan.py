@@ -1,0 +1,175 @@
+"""``scan``: which known bugs a training script hits, from its text."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TypedDict
+
+import click
+from packaging.version import InvalidVersion, Version
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from .. import __version__, catalogue, gates
+from ..errors import ScriptError, plain, suggestion
+from ..fingerprint import bodies
+from ..packs import named
+from ..report import show
+from ..scan import Finding, Scanned, judge
+from ..scripts import read
+from . import Exit, unsupported, with_packs
+
+
+class Bug(TypedDict):
+    """A bug that is hit, or of which nobody can tell from the script. ``lines`` are those of what decides."""
+
+    id: str
+    severity: str
+    symptom: str
+    lines: list[int]
+    because: list[str]
+    unknown: list[str]
+    on_by_default: bool
+
+
+class Trainer(TypedDict):
+    """A trainer of the script. ``rest`` is the number of known bugs that it does not hit."""
+
+    trainer: str
+    called: str
+    line: int
+    hits: list[Bug]
+    cannot_tell: list[Bug]
+    rest: int
+
+
+class Answer(TypedDict):
+    """What ``scan --json`` prints."""
+
+    trl_hotfix: str
+    trl: str
+    file: str
+    trainers: list[Trainer]
+
+
+@click.command("scan")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--trl", metavar="VERSION", help="This release of TRL instead of the installed one.")
+@click.option("--trainer", metavar="NAME", help="The trainer that a YAML config is for, such as DPO or SFT.")
+@click.option("--json", "as_data", is_flag=True, help="The answer as JSON.")
+@with_packs
+def command(path: Path, trl: str | None, trainer: str | None, as_data: bool, packs: str | None) -> int:
+    """Which known bugs a training script (.py) or a config of TRL's command line (.yaml) hits, and which it may.
+
+    The file is read, and never run or imported. A bug cannot be told where it needs something of the model, the data or
+    the machine that no script says, or an argument that is not a literal. What the command line adds to a config is not
+    in the file. Beside the release of --trl, other distributions are taken to be those that are installed here.
+
+    \b
+    Exit codes: 0 nothing is hit, and nothing is left untold; 1 a bug is hit, or one cannot be told, or the file
+    makes no trainer of TRL; 2 the file cannot be read, or usage; 4 no TRL here and no --trl.
+    """
+    installed = gates.installed("trl")
+    release = _release(trl) if trl is not None else installed
+    patches = catalogue.known(named(packs, os.environ))
+    if release is None or unsupported(release):
+        found = f"TRL is {release or 'not installed'}"
+        click.echo(f"{found}; {gates.SUPPORTED} is needed, installed or given, as in --trl 0.12.2", err=True)
+        return Exit.NO_TRL
+    try:
+        if trainer is not None and path.suffix.lower() not in (".yaml", ".yml"):
+            raise ScriptError("--trainer is for a YAML config; a script says itself which trainers it makes")
+        name = _trainer(trainer, {each for patch in patches for hit in patch.hits for each in hit.trainers})
+        made = read(path, name)
+    except ScriptError as error:
+        raise click.ClickException(str(error)) from None
+    scanned = [judge(each, patches, release, elsewhere=release != installed) for each in made]
+    if as_data:
+        click.echo(json.dumps(_answer(path, release, scanned), indent=2))
+    else:
+        _print(path, release, scanned)
+    return Exit.DEGRADED if not scanned or any(each.hits or each.unsure for each in scanned) else Exit.FINE
+
+
+def _release(wanted: str) -> str:
+    try:
+        version = Version(wanted)
+    except InvalidVersion:
+        raise click.UsageError(f"--trl: {wanted!r} is not a version such as 0.12.2") from None
+    known = bodies().releases
+    if gates.advisory(wanted) or wanted in known or version > Version(known[-1]) or version < Version(known[0]):
+        return wanted
+    spelt = [each for each in known if Version(each) == version]
+    if spelt:
+        return spelt[0]
+    raise click.UsageError(f"--trl: there is no TRL {wanted}{suggestion(wanted, known)}")
+
+
+def _trainer(wanted: str | None, known: set[str]) -> str | None:
+    if wanted is None:
+        return None
+    name = wanted.lower().removesuffix("trainer")
+    for each in sorted(known - {"*"}):
+        if each.lower() == name:
+            return each
+    raise ScriptError(f"--trainer: no trainer {wanted!r} is known{suggestion(wanted, known)}")
+
+
+def _answer(path: Path, trl: str, scanned: list[Scanned]) -> Answer:
+    trainers: list[Trainer] = [
+        {
+            "trainer": f"{each.made.name}Trainer",
+            "called": each.made.called,
+            "line": each.made.line,
+            "hits": [_bug(finding) for finding in each.hits],
+            "cannot_tell": [_bug(finding) for finding in each.unsure],
+            "rest": each.rest,
+        }
+        for each in scanned
+    ]
+    return {"trl_hotfix": __version__, "trl": trl, "file": str(path), "trainers": trainers}
+
+
+def _bug(finding: Finding) -> Bug:
+    return {
+        "id": finding.patch.id,
+        "severity": finding.patch.severity.value,
+        "symptom": finding.symptom,
+        "lines": list(finding.lines),
+        "because": list(finding.because),
+        "unknown": list(finding.unknown),
+        "on_by_default": finding.patch.default,
+    }
+
+
+def _print(path: Path, trl: str, scanned: list[Scanned]) -> None:
+    where = plain(str(path))
+    if not scanned:
+        click.echo(f"{where}: no trainer of TRL is made in it")
+    for each in scanned:
+        made = each.made
+        called = f"{made.name}Trainer" if made.called in (made.name, f"{made.name}Trainer") else made.called
+        derived = "" if called == f"{made.name}Trainer" else f" ({made.name}Trainer)"
+        click.echo(f"{where}, line {made.line}: {called}{derived} on TRL {trl}")
+        if each.hits or each.unsure:
+            show(_table(each))
+        others = f"{each.rest} of the {each.rest + len(each.hits) + len(each.unsure)} known bugs"
+        click.echo(f"{len(each.hits)} hit, {len(each.unsure)} cannot be told; {others} it does not hit.\n")
+
+
+def _table(scanned: Scanned) -> Table:
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("answer", "patch", "severity", "line", "what happens", "why", "patch is"):
+        view.add_column(column, overflow="fold")
+    for each in (*scanned.hits, *scanned.unsure):
+        hit = each in scanned.hits
+        why = "; ".join(each.because) if hit else "; ".join((*each.unknown, *each.because))
+        view.add_row(
+            Text(each.answer.value, style="bold red" if hit else "yellow"),
+            *map(Text, (each.patch.id, each.patch.severity.value, ", ".join(map(str, each.lines)), each.symptom, why)),
+            Text("on by default" if each.patch.default else "off unless named"),
+        )
+    return view
