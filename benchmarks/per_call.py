@@ -1,7 +1,7 @@
 """What a patched method costs a call: ours, a plain wrapt wrapper, a closure, and an edit by hand.
 
-``python per_call.py VARIANT WORK`` measures one variant in a process of its own and prints nanoseconds for a call. What
-is put on does nothing but call the original: what it costs to do more is the patch's own affair.
+``python per_call.py VARIANT WORK`` measures one variant in a process of its own and prints nanoseconds of CPU time for
+a call. What is put on does nothing but call the original: what it costs to do more is the patch's own affair.
 """
 
 from __future__ import annotations
@@ -108,15 +108,15 @@ VARIANTS = {
 
 
 def one(variant: str, work: str, calls: int | None = None) -> float:
-    """Nanoseconds for a call, the loop around it included."""
+    """Nanoseconds of CPU time for a call, the loop around it included."""
     trainer = VARIANTS[variant](trainer_class(work))()
     batch, calls = object(), calls or CALLS[work]
     assert trainer.step(batch, scale=2.0) is batch
     turns = range(calls)
-    begin = time.perf_counter_ns()
+    begin = time.process_time_ns()
     for _ in turns:
         trainer.step(batch, scale=2.0)
-    return (time.perf_counter_ns() - begin) / calls
+    return (time.process_time_ns() - begin) / calls
 
 
 def run(*, quick: bool) -> Result:

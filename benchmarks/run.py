@@ -125,6 +125,7 @@ def main(names: tuple[str, ...], quick: bool, out: Path | None) -> None:
     file = out / "results.json"
     known = json.loads(file.read_text(encoding="utf-8"))["benchmarks"] if file.is_file() else {}
     console = Console()
+    console.width = max(console.width, 120)  # also where the table goes into a file
     for name in names or BENCHMARKS:
         known[name] = measured(name, quick=quick)
         console.print(table(name, known[name]))
