@@ -57,6 +57,8 @@ class Finding:
         """``met`` or ``not met`` if all of the interval is, else ``undecided``; empty without a goal."""
         if self.goal is None:
             return ""
+        if self.estimate.coverage < LEVEL:
+            return "undecided"
         if self.estimate.high <= self.goal:
             return "met"
         return "not met" if self.estimate.low > self.goal else "undecided"

@@ -93,6 +93,11 @@ def test_a_goal_is_met_only_if_the_whole_interval_is(low: float, high: float, go
     assert Finding("it", Estimate((low + high) / 2, low, high, 9, 0.95), "ms", goal).verdict == verdict
 
 
+def test_too_few_rounds_decide_nothing() -> None:
+    assert Finding("it", measure.estimate([1.0, 1.0]), "ms", 2.0).verdict == "undecided"
+    assert Finding("it", measure.exact(1.0), "", 2.0).verdict == "met"
+
+
 def test_a_process_that_fails_is_an_error_with_what_it_said() -> None:
     code = "import sys; print('no such luck'); sys.exit(3)"
     with pytest.raises(RuntimeError, match=r"(?s)ended with 3.*no such luck"):
