@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types bench matrix upstream evidence clean
+.PHONY: demo test lint types bench benchmarks matrix upstream evidence clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/patches/demo.py
@@ -34,6 +34,11 @@ bench: $(VENV)/ready
 
 matrix: $(VENV)/ready
 	$(BIN)/python tests/matrix/bench.py run $(if $(RELEASES),--releases $(RELEASES)) $(if $(PATCHES),--patches $(PATCHES))
+
+# What it costs, and what it gains: benchmarks/README.md. On a machine that does nothing else:
+# `make benchmarks`, or `make benchmarks NAMES="start list"`; `make benchmarks QUICK=1` to see that it works.
+benchmarks: $(VENV)/ready
+	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(NAMES)
 
 # TRL's own tests without the patches and with all of them; CHECKOUT=a clone of TRL for the releases whose archive has none:
 # `make upstream`, or `make upstream RELEASES=1.7.1 CHECKOUT=../trl`.

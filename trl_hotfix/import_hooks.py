@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import sys
 from _thread import get_ident
-from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
+else:
+    # The same class. Importing `importlib` for it, which imports `warnings`, is a third of what a start takes.
+    ModuleSpec = type(sys.__spec__)
 
 
 class Finder:

@@ -1,0 +1,149 @@
+"""What a patched method costs a call: ours, a plain wrapt wrapper, a closure, and an edit by hand.
+
+``python per_call.py VARIANT WORK`` measures one variant in a process of its own and prints nanoseconds of CPU time for
+a call. What is put on does nothing but call the original: what it costs to do more is the patch's own affair.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import measure
+from measure import Finding, Result
+
+CALLS = {"nothing": 200_000, "1 ms": 200}
+NUMBERS = 60_000
+"""Their sum takes about 1 ms."""
+
+
+def trainer_class(work: str) -> type:
+    """A class with the method that is patched."""
+
+    class Trainer:
+        if work == "nothing":
+
+            def step(self, batch: Any, scale: float = 1.0) -> Any:
+                return batch
+
+        else:
+
+            def step(self, batch: Any, scale: float = 1.0) -> Any:
+                sum(range(NUMBERS))
+                return batch
+
+    return Trainer
+
+
+def passes_on(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return wrapped(*args, **kwargs)
+
+
+def unpatched(owner: type) -> type:
+    return owner
+
+
+def ours(owner: type) -> type:
+    """As ``apply()`` puts it on: a guard around the wrapper, armed."""
+    from trl_hotfix.guard import Guard
+
+    guard = Guard("made-up", passes_on)
+    _put_on(owner, guard)
+    guard.armed = True
+    return owner
+
+
+def ours_strict(owner: type) -> type:
+    """As ``apply(strict=True)`` puts it on: no guard."""
+    _put_on(owner, passes_on)
+    return owner
+
+
+def _put_on(owner: type, wrapper: Callable[..., Any]) -> None:
+    from trl_hotfix.engine import restore
+    from trl_hotfix.install import Layer, Site
+
+    raw = vars(owner)["step"]
+    Site(owner, "step", raw, raw, restore).put_on(Layer("made-up", 1, wrapper, traced=False))
+
+
+def plain_wrapt(owner: type) -> type:
+    import wrapt
+
+    owner.step = wrapt.FunctionWrapper(owner.step, passes_on)  # type: ignore[attr-defined]
+    return owner
+
+
+def closure(owner: type) -> type:
+    original = owner.step  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
+
+    owner.step = step  # type: ignore[attr-defined]
+    return owner
+
+
+def subclass(owner: type) -> type:
+    class Edited(owner):  # type: ignore[misc, valid-type]
+        def step(self, batch: Any, scale: float = 1.0) -> Any:
+            return super().step(batch, scale=scale)
+
+    return Edited
+
+
+VARIANTS = {
+    "unpatched": unpatched,
+    "ours": ours,
+    "ours, strict": ours_strict,
+    "wrapt": plain_wrapt,
+    "closure": closure,
+    "subclass": subclass,
+}
+
+
+def one(variant: str, work: str, calls: int | None = None) -> float:
+    """Nanoseconds of CPU time for a call, the loop around it included."""
+    trainer = VARIANTS[variant](trainer_class(work))()
+    batch, calls = object(), calls or CALLS[work]
+    assert trainer.step(batch, scale=2.0) is batch
+    turns = range(calls)
+    begin = time.process_time_ns()
+    for _ in turns:
+        trainer.step(batch, scale=2.0)
+    return (time.process_time_ns() - begin) / calls
+
+
+def run(*, quick: bool) -> Result:
+    environment = measure.bare_environment(PYTHONPATH=str(measure.CHECKOUT))
+    result = Result()
+    for work in CALLS:
+
+        def sample(variant: str, work: str = work) -> dict[str, Any]:
+            return measure.process([sys.executable, __file__, variant, work], environment)
+
+        variants = {variant: functools.partial(sample, variant) for variant in VARIANTS}
+        done = measure.rounds(variants, 8 if quick else 60)
+        result.samples[work] = measure.spread(done)
+        for variant in VARIANTS:
+            if variant == "unpatched":
+                continue
+            if work == "nothing":
+                it = measure.difference(done, variant, "unpatched", "ns")
+                result.findings.append(Finding(f"{variant}, more than unpatched, per call", it, "ns"))
+            else:
+                it = measure.ratio(done, variant, "unpatched", "ns")
+                result.findings.append(Finding(f"{variant} / unpatched, 1 ms of work", it))
+    from importlib.metadata import version
+
+    result.versions["wrapt"] = version("wrapt")
+    return result
+
+
+if __name__ == "__main__":
+    print(json.dumps({"ns": one(sys.argv[1], sys.argv[2])}))

@@ -1,0 +1,66 @@
+"""The results as a picture: a panel for each benchmark and unit, a dot and its interval for each figure.
+
+The goal is a line across the row. The same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+NAMES, AXIS, ROW, MARGIN = 470, 400, 20, 14
+COLOURS = {"met": "#009e73", "not met": "#d55e00", "undecided": "#e69f00", "": "#57738a"}
+STYLE = """
+text{font:11px -apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;fill:#1f2328}
+.h{font-size:14px;font-weight:600}.dim{fill:#59636e}.page{fill:#fff}.axis{stroke:#d1d9e0}
+.goal{stroke:#1f2328;stroke-dasharray:3 2}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.dim{fill:#9da7b1}.page{fill:#0d1117}
+.axis{stroke:#3d444d}.goal{stroke:#e6edf3}}
+"""
+
+
+def svg(results: Mapping[str, Any]) -> str:
+    """``results`` is what ``results.json`` has under ``benchmarks``."""
+    body: list[str] = []
+    y = MARGIN
+    for name, result in results.items():
+        for unit in dict.fromkeys(each["unit"] for each in result["findings"]):
+            rows = [each for each in result["findings"] if each["unit"] == unit]
+            drawn = list(_panel(f"{name}, {unit or 'ratio or count'}", rows, y))
+            body += drawn
+            y += ROW * (len(rows) + 2) + 8
+    width, height = NAMES + AXIS + 190, y + MARGIN
+    size = f'width="{width}" height="{height}"'
+    drawn = "\n".join(body)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" role="img"
+ aria-label="benchmarks of trl_hotfix"><style>{STYLE}</style><rect class="page" {size}/>
+{drawn}
+</svg>
+"""
+
+
+def _panel(title: str, rows: list[Mapping[str, Any]], top: float) -> Iterator[str]:
+    ends = [value for row in rows for value in (row["low"], row["high"], row["goal"]) if value is not None]
+    least, most = min(0.0, *ends), max(0.0, *ends)
+    span = (most - least) or 1.0
+
+    def x(value: float) -> str:
+        return f"{NAMES + AXIS * (value - least) / span:.1f}"
+
+    yield f'<text class="h" x="{MARGIN}" y="{top + 12}">{escape(title)}</text>'
+    for value in (least, most):
+        yield f'<text class="dim" x="{x(value)}" y="{top + 12}" text-anchor="middle">{value:.3g}</text>'
+    for number, row in enumerate(rows, 1):
+        y = top + ROW * number + 8
+        colour = COLOURS[row["verdict"]]
+        goal = "" if row["goal"] is None else f", goal {row['goal']:g}: {row['verdict']}"
+        said = f"{row['median']:.3g} [{row['low']:.3g}, {row['high']:.3g}]{goal}"
+        yield f"<g><title>{escape(row['what'])}: {escape(said)}</title>"
+        yield f'<text x="{MARGIN}" y="{y + 4}">{escape(row["what"])}</text>'
+        yield f'<path class="axis" d="M{x(0.0)} {y - 9}V{y + 9}"/>'
+        if row["goal"] is not None:
+            yield f'<path class="goal" d="M{x(row["goal"])} {y - 9}V{y + 9}"/>'
+        yield f'<path stroke="{colour}" stroke-width="3" d="M{x(row["low"])} {y}H{x(row["high"])}"/>'
+        yield f'<circle fill="{colour}" cx="{x(row["median"])}" cy="{y}" r="4"/>'
+        yield f'<text class="dim" x="{NAMES + AXIS + 12}" y="{y + 4}">{escape(said)}</text></g>'

@@ -1,0 +1,271 @@
+"""The benchmarks' statistics, and that each measures what it says. What comes out of the clock is nobody's test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import statistics
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import applying  # noqa: E402
+import gain  # noqa: E402
+import listing  # noqa: E402
+import measure  # noqa: E402
+import per_call  # noqa: E402
+import plot  # noqa: E402
+import run  # noqa: E402
+import start  # noqa: E402
+import training  # noqa: E402
+from measure import Estimate, Finding  # noqa: E402
+
+# Statistics.
+
+
+def test_each_round_has_every_variant_once_in_an_order_of_its_own() -> None:
+    taken: list[str] = []
+
+    def variant(name: str) -> Any:
+        def sample() -> dict[str, float]:
+            taken.append(name)
+            return {"at": float(len(taken))}
+
+        return sample
+
+    done = measure.rounds({name: variant(name) for name in "abc"}, 30)
+    assert len(done) == 30
+    orders = [tuple(taken[at : at + 3]) for at in range(0, len(taken), 3)]
+    assert len(orders) == 31  # one to warm up, which is thrown away
+    assert {tuple(sorted(each)) for each in orders} == {("a", "b", "c")}
+    assert len(set(orders)) == 6
+    assert min(each["a"]["at"] for each in done) > 3
+
+
+def test_the_interval_is_that_of_the_tables_of_order_statistics() -> None:
+    # n = 10: the 2nd and the 9th value have the median with 97.9 %, n = 20: the 6th and the 15th with 95.9 %.
+    for n, low, high, coverage in ((10, 2, 9, 0.979), (20, 6, 15, 0.959), (6, 1, 6, 0.969)):
+        values = list(range(1, n + 1))
+        random.Random(n).shuffle(values)
+        found = measure.estimate(values)
+        assert (found.low, found.high, found.n) == (low, high, n)
+        assert found.coverage == pytest.approx(coverage, abs=5e-4)
+        assert found.median == statistics.median(values)
+
+
+def test_the_interval_of_few_values_is_all_of_them_and_says_how_little_that_is() -> None:
+    assert measure.estimate([3.0, 1.0]) == Estimate(2.0, 1.0, 3.0, 2, 0.5)
+    assert measure.estimate([3.0]) == Estimate(3.0, 3.0, 3.0, 1, 0.0)
+    with pytest.raises(ValueError, match="at least one value"):
+        measure.estimate([])
+
+
+def test_the_interval_has_the_median_as_often_as_it_says() -> None:
+    draw = random.Random(0)
+    had = Counter(
+        found.low <= 0.0 <= found.high
+        for found in (measure.estimate([draw.gauss(0, 1) ** 3 for _ in range(25)]) for _ in range(2000))
+    )
+    assert had[True] / had.total() == pytest.approx(measure.estimate(range(25)).coverage, abs=0.02)
+
+
+def test_differences_and_ratios_are_taken_within_a_round() -> None:
+    # The machine gets ten times slower from round to round; the ratio does not notice.
+    done = [{"a": {"ms": 10.0**n}, "b": {"ms": 2 * 10.0**n}} for n in range(7)]
+    assert measure.ratio(done, "b", "a", "ms") == Estimate(2.0, 2.0, 2.0, 7, measure.estimate(range(7)).coverage)
+    assert measure.difference(done, "b", "a", "ms").median == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "goal", "verdict"),
+    [(0, 1, 1, "met"), (2, 3, 1, "not met"), (0.5, 2, 1, "undecided"), (0, 9, None, "")],
+)
+def test_a_goal_is_met_only_if_the_whole_interval_is(low: float, high: float, goal: float | None, verdict: str) -> None:
+    assert Finding("it", Estimate((low + high) / 2, low, high, 9, 0.95), "ms", goal).verdict == verdict
+
+
+def test_too_few_rounds_decide_nothing() -> None:
+    assert Finding("it", measure.estimate([1.0, 1.0]), "ms", 2.0).verdict == "undecided"
+    assert Finding("it", measure.exact(1.0), "", 2.0).verdict == "met"
+
+
+def test_a_process_that_fails_is_an_error_with_what_it_said() -> None:
+    code = "import sys; print('no such luck'); sys.exit(3)"
+    with pytest.raises(RuntimeError, match=r"(?s)ended with 3.*no such luck"):
+        measure.process([sys.executable, "-c", code], measure.bare_environment())
+
+
+def test_a_process_is_measured_and_its_last_line_is_read() -> None:
+    code = "print('hello'); print('{\"answer\": 42}')"
+    told = measure.process([sys.executable, "-c", code], measure.bare_environment())
+    assert told["answer"] == 42
+    assert told["wall_ms"] > 0
+    assert told["cpu_ms"] > 0
+
+
+# What is written.
+
+
+def results(**others: Any) -> dict[str, Any]:
+    finding = {"what": "a <b>", "unit": "ms", "median": 2.0, "low": 1.0, "high": 3.0, "n": 9, "coverage": 0.96}
+    told = {**finding, "goal": 1.5, "verdict": "undecided", **others}
+    return {"start": {"quick": False, "findings": [told, {**told, "what": "c", "goal": None, "verdict": ""}]}}
+
+
+def test_the_picture_is_xml_with_every_figure_in_it_and_stays_the_same() -> None:
+    drawn = plot.svg(results())
+    root = ElementTree.fromstring(drawn)
+    titles = [each.text for each in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == ["a <b>: 2 [1, 3], goal 1.5: undecided", "c: 2 [1, 3]"]
+    assert plot.svg(results()) == drawn
+
+
+def test_the_results_have_machine_versions_date_and_every_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Fake:
+        @staticmethod
+        def run(*, quick: bool) -> measure.Result:
+            samples = {"rounds": [{"a": {"ms": 1.0}}]}
+            return measure.Result([Finding("it", measure.exact(1.0), "ms", 2.0)], samples, {"coverage": "1"})
+
+    monkeypatch.setitem(run.BENCHMARKS, "start", Fake)
+    for _ in range(2):
+        run.main.main(["start", "--quick", "--out", str(tmp_path)], standalone_mode=False)
+    told = json.loads((tmp_path / "results.json").read_text())["benchmarks"]
+    assert list(told) == ["start"]
+    its = told["start"]
+    assert {"processor", "cores", "memory_gib", "system", "python", "load_before"} == its["machine"].keys()
+    assert its["versions"].keys() == {"trl_hotfix", "commit", "coverage"}
+    assert its["date"].startswith("20")
+    assert its["quick"] is True
+    assert its["samples"] == {"rounds": [{"a": {"ms": 1.0}}]}
+    assert [(each["what"], each["verdict"]) for each in its["findings"]] == [("it", "met")]
+    assert (tmp_path / "results.svg").is_file()
+
+
+# What is measured.
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> start.Start:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "WORK", tmp_path_factory.mktemp("benchmarks"))
+        return start.Start(start.ours())
+
+
+@pytest.mark.parametrize("name", start.ours())
+def test_each_start_is_what_it_is_called(starts: start.Start, name: str) -> None:
+    starts.check(name)
+    assert starts.run(name)["wall_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("=1", "unset"), ("unset", "=1"), ("nothing", "unset"), ("unset", "nothing")]
+)
+def test_a_start_that_is_not_what_it_is_called_is_refused(
+    starts: start.Start, monkeypatch: pytest.MonkeyPatch, name: str, other: str
+) -> None:
+    its = start.ours()[name].proof
+    monkeypatch.setitem(starts.variants, name, dataclasses.replace(starts.variants[other], proof=its))
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        starts.check(name)
+
+
+def test_the_list_that_is_measured_imports_nothing_heavy() -> None:
+    assert listing.imported() == []
+
+
+@pytest.mark.parametrize("work", per_call.CALLS)
+@pytest.mark.parametrize("variant", per_call.VARIANTS)
+def test_each_variant_of_a_call_gives_what_the_original_gives(variant: str, work: str) -> None:
+    assert per_call.one(variant, work, calls=2) > 0
+
+
+def test_each_variant_of_a_call_is_what_it_is_called() -> None:
+    import wrapt
+
+    from trl_hotfix.guard import Guard
+    from trl_hotfix.install import HotfixWrapper
+
+    made = {name: put_on(per_call.trainer_class("nothing")) for name, put_on in per_call.VARIANTS.items()}
+    step = {name: vars(owner)["step"] for name, owner in made.items()}
+    guard = step["ours"]._self_wrapper
+    assert isinstance(guard, Guard)
+    assert guard.armed
+    assert type(step["ours, strict"]) is HotfixWrapper
+    assert step["ours, strict"]._self_wrapper is per_call.passes_on
+    assert type(step["wrapt"]) is wrapt.FunctionWrapper
+    plain = {name for name, each in step.items() if type(each) is type(per_call.one)}
+    assert plain == {"unpatched", "closure", "subclass"}
+    assert made["subclass"].__mro__[1].__name__ == "Trainer"
+
+
+def at_the_trainer(order: str) -> dict[str, Any]:
+    environment = measure.bare_environment(PYTHONPATH=str(measure.CHECKOUT), HF_HUB_OFFLINE="1")
+    command = [sys.executable, str(BENCHMARKS / "applying.py"), "trainer", "trl.trainer.dpo_trainer", order]
+    return measure.process(command, environment)
+
+
+def test_a_clock_gives_each_function_its_own_time() -> None:
+    clock = applying.Clock()
+    inner = clock.timed("inner", lambda: sum(range(1000)))
+    clock.timed("outer", lambda: [inner() for _ in range(3)])()
+    ((whole,), inside) = clock.calls["outer"], clock.calls["inner"]
+    assert len(inside) == 3
+    assert clock.seconds["inner"] == pytest.approx(sum(inside))
+    assert sum(clock.seconds.values()) == pytest.approx(whole)
+
+
+def test_apply_at_a_real_trainer_has_every_part_and_a_patch_on() -> None:
+    unpatched = at_the_trainer("unpatched")
+    assert (unpatched["parts"], unpatched["applied"]) == ({}, [])
+    parts = {"own imports", "rest", "install", "fingerprints", "catalogue", "gates", "self-tests"}
+    for order in ("before", "after"):
+        told = at_the_trainer(order)
+        assert told["parts"].keys() == parts
+        assert "moe-aux-loss-lost-under-deepspeed" in told["applied"]
+        # Red and green, for each patch that was applied.
+        assert len(told["self_tests_ms"]) >= 2 * len(told["applied"])
+
+
+def test_a_made_up_catalogue_has_as_many_patches_as_it_says_and_few_in_range(tmp_path: Path) -> None:
+    applying.write_made_up(tmp_path, 10)
+    overlay = tmp_path / "overlay" / f"trl-{applying.MADE_UP_ON}.dist-info"
+    overlay.mkdir(parents=True)
+    (overlay / "METADATA").write_text(f"Name: trl\nVersion: {applying.MADE_UP_ON}\n")
+    code = [sys.executable, str(BENCHMARKS / "applying.py"), "made-up"]
+    environment = measure.bare_environment(PYTHONPATH=f"{overlay.parent}:{tmp_path}")
+    done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert (told["patches"], told["pending"]) == (10, len(applying.IN_RANGE))
+
+
+def test_steps_of_a_tiny_model_are_those_of_the_fixed_release() -> None:
+    training.check([{mode: training.sample(mode, "eager", 1, hidden=16) for mode in training.RELEASES}])
+
+
+@pytest.mark.parametrize("wrong", ["patched", "unpatched"])
+def test_steps_that_are_not_what_they_are_called_are_refused(wrong: str) -> None:
+    losses = {"unpatched": 2.0, "patched": 1.0, "fixed": 1.0}
+    losses[wrong] = losses["fixed"] if wrong == "unpatched" else losses["unpatched"]
+    with pytest.raises(RuntimeError, match="the first losses are"):
+        training.check([{mode: {"losses": [loss]} for mode, loss in losses.items()}])
+
+
+def test_the_gain_of_a_tiny_model_is_the_reference_forward_of_each_step() -> None:
+    patch_id = "dpo-precomputed-ref-logps-dropped"
+    done = {mode: gain.sample(patch_id, mode, hidden=16) for mode in gain.MODES}
+    gain.check([done])
+    forwards = {mode: each["reference_forwards"] for mode, each in done.items()}
+    assert forwards == {"unpatched": 1, "patched": 0, "fixed": 0, "instead": 1}
+    assert [mode for mode, each in done.items() if each["reference_mib"] > 0] == ["instead"]
