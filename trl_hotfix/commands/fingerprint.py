@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 import click
 from rich import box
@@ -19,6 +19,27 @@ from ..packs import named
 from ..report import show
 from ..wheels import NotATrlError, Release
 from . import Exit, with_packs
+
+Word = Literal["matches", "fixed", "no bug", "unknown body", "gone"]
+
+
+class Compared(TypedDict):
+    """One target of a patch in the release: its body, what that says, and the last release with the same one."""
+
+    patch: str
+    target: str
+    in_range: bool
+    body: str | None
+    says: Word
+    same_as: str | None
+
+
+class Answer(TypedDict):
+    """Every target of every patch, in the release that was read."""
+
+    trl_hotfix: str
+    trl: str
+    targets: list[Compared]
 
 
 @click.command("fingerprint")
@@ -39,36 +60,36 @@ def command(path: Path, as_data: bool, packs: str | None) -> int:
     patches = catalogue.known(named(packs, os.environ))
     found = [_compared(release, patch, target) for patch in patches for target in patch.targets]
     if as_data:
-        click.echo(json.dumps({"trl_hotfix": __version__, "trl": release.version, "targets": found}, indent=2))
+        answer: Answer = {"trl_hotfix": __version__, "trl": release.version, "targets": found}
+        click.echo(json.dumps(answer, indent=2))
     else:
         view = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"TRL {release.version}", title_justify="left")
         for column in ("patch", "target", "in range", "body", "says", "same as"):
             view.add_column(column, overflow="fold")
         for each in found:
-            view.add_row(
-                *(Text(_word(each[key])) for key in ("patch", "target", "in_range", "body", "says", "same_as"))
-            )
+            view.add_row(*map(_word, each.values()))
         show(view)
     unsure = any(each["in_range"] and each["says"] in ("unknown body", "gone") for each in found)
     return Exit.DEGRADED if unsure else Exit.FINE
 
 
-def _compared(release: Release, patch: Patch, target: Target) -> dict[str, Any]:
+def _compared(release: Release, patch: Patch, target: Target) -> Compared:
     """One target in ``release``, against the bodies on record."""
     body = release.body(target.module, target.attribute)
     known = bodies_for(patch.id)
     what = known.what(patch.id, target.name, body)
-    says = {"buggy": "matches", "fixed": "fixed", "absent": "no bug"}.get(what or "", "unknown body")
+    words: dict[str | None, Word] = {"buggy": "matches", "fixed": "fixed", "absent": "no bug"}
     same = known.releases_with(target.name, body)
     return {
         "patch": patch.id,
         "target": target.name,
         "in_range": gates.in_range(release.version, patch.range_of(target)),
         "body": body,
-        "says": "gone" if body is None else says,
+        "says": "gone" if body is None else words.get(what, "unknown body"),
         "same_as": same[-1] if same else None,
     }
 
 
-def _word(value: Any) -> str:
-    return {True: "yes", False: "no", None: "-"}.get(value) or str(value)
+def _word(value: object) -> Text:
+    words: dict[object, str] = {True: "yes", False: "no", None: "-"}
+    return Text(words.get(value) or str(value))

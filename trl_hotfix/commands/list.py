@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, TypedDict
 
 import click
 from packaging.version import InvalidVersion, Version
@@ -13,7 +14,7 @@ from .. import catalogue, gates, startup
 from ..engine import ENGINE
 from ..errors import suggestion
 from ..fingerprint import bodies
-from ..model import Patch, PatchStatus, Report, Severity, State
+from ..model import Patch, PatchStatus, Reason, Report, Severity, State
 from ..packs import named
 from ..report import as_json, show, table
 from . import Exit, unsupported, with_packs
@@ -45,6 +46,54 @@ def _trainer(ctx: click.Context, option: click.Parameter, value: str | None) -> 
 def _hits(patch: Patch, trainer: str) -> bool:
     names = {each.lower() for hit in patch.hits for each in hit.trainers}
     return trainer in names or "*" in names
+
+
+class Upstream(TypedDict):
+    """TRL's own issues and pull requests, by number, and the first release with the fix."""
+
+    issue: int | list[int] | None
+    fix: int | list[int] | None
+    fixed_in: str | None
+
+
+class Target(TypedDict):
+    """A method or function that the patch wraps, and the TRL range in which it has the bug."""
+
+    module: str
+    attribute: str
+    trl: str
+    state: State
+
+
+class Listed(TypedDict):
+    """One patch, and where it stands here. `evidence` depends on the reason; `review_by` is a day, or null."""
+
+    id: str
+    revision: int
+    title: str
+    severity: Severity
+    trl: str
+    upstream: Upstream
+    review_by: str | None
+    state: State
+    reason: Reason
+    options: dict[str, str]
+    evidence: dict[str, Any]
+    targets: list[Target]
+
+
+class _Report(TypedDict):
+    trl_hotfix: str
+    trl: str | None
+    python: str
+    digest: str
+    patches: list[Listed]
+
+
+class Answer(_Report, total=False):
+    """Every patch. `packs` is there if packs were named: the distribution and version of each."""
+
+    packs: dict[str, str]
 
 
 @click.command("list")
