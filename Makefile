@@ -6,6 +6,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
+DOCS := .venv-docs
 WRAPTS := 1.14.1 1.17.3
 # What depends on the version of wrapt. The stacks of the bench have one of their own.
 BY_WRAPT := tests/unit/test_install.py tests/unit/test_engine.py tests/unit/test_import_hooks.py tests/unit/test_guard.py \
@@ -16,12 +17,12 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types bench benchmarks matrix upstream evidence clean
+.PHONY: demo test lint types bench benchmarks matrix upstream evidence docs schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/patches/demo.py
 
-test: $(VENV)/ready lint types
+test: $(VENV)/ready $(DOCS)/ready lint types
 	for wrapt in $(WRAPTS); do \
 	  PYTHONPATH=$(CURDIR)/$(VENV)/wrapt-$$wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) || exit 1; \
 	done
@@ -49,6 +50,14 @@ upstream: $(VENV)/ready
 evidence: bench
 	$(BIN)/python tests/matrix/evidence.py
 
+# The documentation site, into `site/`. Torch and TRL are not needed for it.
+docs: $(DOCS)/ready
+	$(DOCS)/bin/mkdocs build --strict
+
+# docs/schemas/ again, from what the commands say that they print.
+schemas: $(VENV)/ready
+	$(BIN)/python docs/generate.py
+
 lint: $(VENV)/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -67,5 +76,10 @@ $(VENV)/ready: pyproject.toml tests/matrix/stacks/tf4.44.txt
 	for wrapt in $(WRAPTS); do $(BIN)/pip install --quiet --no-deps --target $(VENV)/wrapt-$$wrapt wrapt==$$wrapt; done
 	touch $@
 
+$(DOCS)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/pip install --quiet -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .bench dist build
+	rm -rf $(VENV) $(DOCS) .bench dist build site

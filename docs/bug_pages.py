@@ -1,0 +1,392 @@
+"""The pages of the catalogue: one a bug, and a table of all.
+
+Everything is read from ``patches.yaml``, the docstrings of the patches' modules and ``evidence/matrix.json``, so that a
+new patch has its page.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import math
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from trl_hotfix import catalogue, evidence, fingerprint
+from trl_hotfix.gates import in_range
+from trl_hotfix.model import Patch, Severity, Target
+from trl_hotfix.report import links
+
+MATRIX = Path(__file__).parents[1] / "evidence" / "matrix.json"
+CURVES = MATRIX.parent / "curves"
+"""Where a patch has a picture of its loss curves, ``<id>.svg``, its page shows it."""
+
+WHAT_IT_IS = {
+    Severity.WRONG_GRADIENT: "the model is trained by a wrong gradient",
+    Severity.WRONG_LOSS: "the loss is wrong, and what is trained by it",
+    Severity.DATA_LOSS: "data are trained on twice, or never",
+    Severity.WRONG_METRIC: "training is right and a logged number is wrong",
+    Severity.CRASH: "the run fails",
+    Severity.WASTED_COMPUTE: "the result is right and costs more than it should",
+    Severity.DIAGNOSIS: "nothing is changed; a line in the log says what is wrong",
+}
+MARKED = re.compile(
+    r"""(?P<link> arXiv:(?P<paper>\d{4}\.\d{4,5}) | (?P<kind>[Pp]ull\ request|[Ii]ssue)\ (?P<number>\d+) )
+    | (?<![\w.]) (?:
+        [A-Za-z_]\w*(?:\.\w+)*=(?:"[^"]*"|\([^)]*\)|\w[\w.\-]*\w|\w)   # name=value
+      | [A-Za-z_]\w*(?:\.\w+)*\(\)                                       # call()
+      | (?:[A-Za-z_]\w*\.)*(?:[A-Za-z]\w*)?_\w+(?:\.\w+)*                # has_underscores, of.its.own
+      | [A-Z]\w+(?:Trainer|Config|Collator|Callback|Error)\b
+    )""",
+    re.VERBOSE,
+)
+"""What stands out in a text: a paper, a thread of upstream's, and what is code by the look of it."""
+
+
+@functools.cache
+def matrix() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(MATRIX.read_text(encoding="utf-8"))
+    return data
+
+
+def pages() -> dict[str, str]:
+    """Markdown by its path within the site."""
+    patches = sorted(catalogue.load(), key=lambda each: (list(Severity).index(each.severity), trainers(each), each.id))
+    return {"bugs/index.md": _index(patches)} | {f"bugs/{patch.id}.md": _page(patch) for patch in patches}
+
+
+def nav() -> list[Any]:
+    """The pages as a tree, by severity."""
+    by_severity: dict[str, list[dict[str, str]]] = {each.value: [] for each in Severity}
+    for patch in sorted(catalogue.load(), key=lambda each: each.id):
+        by_severity[patch.severity.value].append({patch.id: f"bugs/{patch.id}.md"})
+    return ["bugs/index.md", *({word: its} for word, its in by_severity.items() if its)]
+
+
+def trainers(patch: Patch) -> str:
+    """``DPO, KTO``: whose methods are wrapped; for a function, the module that it is in."""
+    return ", ".join(dict.fromkeys(_trainer(target) for target in patch.targets))
+
+
+def _trainer(target: Target) -> str:
+    module = target.module.rpartition(".")[2]
+    if module.endswith("_trainer"):
+        kept = {"online_dpo": "Online DPO", "nash_md": "Nash-MD", "distillation": "Distillation"}
+        name = module.removesuffix("_trainer")
+        return kept.get(name, name.upper())
+    return target.attribute.partition(".")[0]
+
+
+def _index(patches: Sequence[Patch]) -> str:
+    lines = [
+        "# The bugs",
+        "",
+        f"{len(patches)} bugs of TRL, the worst first. Each page has what you see when the bug hits you, what the "
+        "patch does, and what is on record; [the matrix](../evidence/matrix.html) has every number. *Open*: the newest "
+        "release that was looked at still has the bug.",
+    ]
+    for severity in Severity:
+        its = [patch for patch in patches if patch.severity is severity]
+        if its:
+            lines += ["", f"## {severity.value}", "", f"{WHAT_IT_IS[severity].capitalize()}: {len(its)}.", ""]
+            lines += ["| bug | in | TRL |", "|---|---|---|"]
+        for patch in its:
+            name = f"[{prose(patch.title)}]({patch.id}.md)<br><small>`{patch.id}`</small>"
+            lines.append(
+                f"| {name} | {prose(trainers(patch))} | {_releases(patch.trl)}{', open' * bool(patch.review_by)} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def _page(patch: Patch) -> str:
+    blocks = [
+        f"# {prose(patch.title)}",
+        f"`{patch.id}`, revision {patch.revision}",
+        _facts(patch),
+        "## What you see",
+        prose(patch.why),
+        "## What the patch does",
+        prose(patch.how),
+        *_options(patch),
+        *_switches(patch),
+        "## In detail",
+        *from_docstring(docstring(patch)),
+        "## What it wraps",
+        _targets(patch),
+        "## What was seen",
+        *_record(patch),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _facts(patch: Patch) -> str:
+    papers = dict.fromkeys(re.findall(r"arXiv:(\d{4}\.\d{4,5})", f"{patch.why} {docstring(patch)}"))
+    upstream = [
+        f"[{url.split('/')[-2].replace('issues', 'issue')} {url.split('/')[-1]}]({url})"
+        for url in links(patch.upstream)
+    ]
+    facts = {
+        "severity": f"{patch.severity.value}: {WHAT_IT_IS[patch.severity]}",
+        "in": prose(trainers(patch)),
+        "TRL": f"{_releases(patch.trl)} (`{patch.trl}`)"
+        + (f", fixed in {patch.upstream.fixed_in}" if patch.upstream.fixed_in else ""),
+        "open": f"in the newest release that was looked at; looked at again by {patch.review_by}"
+        if patch.review_by
+        else "",
+        "requires": ", ".join(f"{name} `{wanted}`" for name, wanted in patch.requires.items()),
+        "upstream": ", ".join(upstream),
+        "paper": ", ".join(f"[arXiv:{each}](https://arxiv.org/abs/{each})" for each in papers),
+        "default": "" if patch.default else "off: it goes on where `only=` names it",
+    }
+    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value)
+    return f"| | |\n|---|---|\n{rows}".rstrip()
+
+
+def _options(patch: Patch) -> Iterator[str]:
+    if patch.options:
+        yield "## Options"
+    for name, option in patch.options.items():
+        choices = [
+            f"- `{choice}`{' (the default)' if choice == option.default else ''}: {prose(meaning)}"
+            for choice, meaning in option.choices.items()
+        ]
+        other = next(choice for choice in option.choices if choice != option.default)
+        yield f"`{name}`:\n\n" + "\n".join(choices)
+        yield _fenced("bash", f"TRL_HOTFIX_OPTIONS={patch.id}.{name}={other}")
+        yield _fenced("python", f'trl_hotfix.apply(options={{"{patch.id}": {{"{name}": "{other}"}}}})')
+
+
+def _switches(patch: Patch) -> Iterator[str]:
+    if not patch.default:
+        yield "## Turn it on"
+        yield _fenced("bash", f"TRL_HOTFIX=1 TRL_HOTFIX_ONLY={patch.id}    # and no other; ids are separated by commas")
+        yield _fenced("python", f'trl_hotfix.apply(only=["{patch.id}"])')
+    yield "## Turn it off"
+    yield _fenced("bash", f"TRL_HOTFIX_SKIP={patch.id}")
+    yield _fenced(
+        "python", f'trl_hotfix.apply(skip=["{patch.id}"])\ntrl_hotfix.revert("{patch.id}")    # while it runs'
+    )
+
+
+def _targets(patch: Patch) -> str:
+    rows = ["| method | TRL | bodies with the bug |", "|---|---|---|"]
+    known = fingerprint.bodies_for(patch.id)
+    for target in patch.targets:
+        bodies = {
+            known.at(target.name, release)
+            for release in matrix()["releases"]
+            if in_range(release, patch.range_of(target)) and known.at(target.name, release) is not None
+        }
+        buggy = [each for each in bodies if known.what(patch.id, target.name, each) == "buggy"]
+        name = f"`{target.attribute}`<br><small>`{target.module}`</small>"
+        rows.append(f"| {name} | {_releases(patch.range_of(target))} | {len(buggy)} |")
+    return "\n".join(rows)
+
+
+def _record(patch: Patch) -> Iterator[str]:
+    releases = matrix()["releases"]
+    cells, proofs, parity = (
+        [each for each in matrix()[kind] if each["patch"] == patch.id] for kind in ("cells", "proofs", "parity")
+    )
+    yield f"The self-test, red, green and red, on every release: {evidence.in_words(patch)}."
+    yield _strip(releases, cells)
+    proven = sorted((each for each in proofs if each["verdict"] == "proven"), key=lambda each: Version(each["release"]))
+    if (CURVES / f"{patch.id}.svg").is_file():
+        yield f"![The loss, before and after](../evidence/curves/{patch.id}.svg)"
+    if not proven:
+        yield "No proof with the real trainer is on record."
+    else:
+        yield from _proof(proven[-1])
+    if len(proofs) > 1:
+        yield _all_proofs(proofs)
+    if unaffected := [each["release"] for each in proven if "unaffected" in each["runs"]]:
+        yield (
+            "A run that the bug does not hit has the same loss and gradients through the patched method as without the "
+            f"patch, bit by bit: seen on {', '.join(unaffected)}."
+        )
+    if parity:
+        yield "### Against the release with the fix"
+        yield "The same weights, batch and seed; the patched release and the fixed one:"
+        rows = ["| patched | fixed | loss differs by | gradients, at most by |", "|---|---|---|---|"]
+        for each in parity:
+            worst = f"{number(each['gradient_difference'])} ({each['gradients']} gradients)"
+            rows.append(
+                f"| {each['release']} | {each['fixed_release']} | {number(each['loss_difference'])} | {worst} |"
+            )
+        yield "\n".join(rows)
+
+
+def _strip(releases: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> str:
+    """One box a release, in the colours of the matrix. What it says is in words above."""
+    said: dict[str, set[str]] = {}
+    for cell in cells:
+        said.setdefault(cell["release"], set()).add(cell["verdict"])
+    boxes = []
+    for release in releases:
+        verdicts = said.get(release, {"not looked at"})
+        # Beside another transformers the same release may be without the bug.
+        worst = next((each for each in sorted(verdicts) if each not in ("absent", "proven")), "")
+        word = worst or ("proven" if "proven" in verdicts else "absent")
+        boxes.append(f'<i class="{word}" title="{release}: {" or ".join(sorted(verdicts))}"></i>')
+    counts = Counter(word.partition('"')[0] for word in (box.removeprefix('<i class="') for box in boxes))
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    row = f'<div class="strip" role="img" aria-label="{words}">{"".join(boxes)}</div>'
+    return f"{row}\n<small>{releases[0]} to {releases[-1]}: {words}</small>"
+
+
+def _proof(proof: Mapping[str, Any]) -> Iterator[str]:
+    yield f"### With the real trainer, TRL {proof['release']}"
+    runs = {"red": "unpatched", "green": "patched", "red again": "reverted"}
+    for part in parts(proof["runs"]["red"]):
+        red, green = (parts(proof["runs"][run]).get(part, {}) for run in ("red", "green"))
+        if "measured" in red and "measured" in green:
+            yield bars(part, red["measured"], green["measured"], green["right"])
+    rows = ["| | the proof says | measured | right | wrong | loss |", "|---|---|---|---|---|---|"]
+    for run, words in runs.items():
+        for part, seen in parts(proof["runs"][run]).items():
+            name = f"{words}{', ' * bool(part)}{prose(part)}"
+            loss = seen.get("loss", proof["runs"][run].get("loss") if not part else None)
+            numbers = " | ".join(
+                number(value) for value in (*(seen.get(key) for key in ("measured", "right", "wrong")), loss)
+            )
+            why = f": {prose(seen['why'])}" if seen.get("why") else ""
+            rows.append(f"| {name} | {seen['verdict']}{why} | {numbers} |")
+    yield "\n".join(rows)
+    yield (
+        "*Measured* is what the proof looks at; *right* and *wrong* are what it has to be without the bug and with it, "
+        f"computed by the proof itself; *loss* is the first one of the trainer. Stack: `{proof['stack']}`."
+    )
+
+
+def parts(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What a run has seen: once, or once for each trainer or kind of model that it trains."""
+    if "measured" in run:
+        return {"": run}
+    found = {key: value for key, value in run.items() if isinstance(value, Mapping) and "verdict" in value}
+    return found or {"": run}
+
+
+def _all_proofs(proofs: Sequence[Mapping[str, Any]]) -> str:
+    rows = ["| TRL | stack | verdict | unpatched | patched | right |", "|---|---|---|---|---|---|"]
+    for proof in sorted(proofs, key=lambda each: (Version(each["release"]), each["stack"])):
+        red, green = (parts(proof["runs"].get(run, {})) for run in ("red", "green"))
+        part = next((name for name, seen in red.items() if "measured" in seen), "")
+        before, after = red.get(part, {}), green.get(part, {})
+        verdict = proof["verdict"] + (f": {prose(before['why'])}" if before.get("why") else "")
+        numbers = " | ".join(map(number, (before.get("measured"), after.get("measured"), before.get("right"))))
+        verdict += f" ({prose(part)})" if part else ""
+        rows.append(f"| {proof['release']} | {proof['stack']} | {verdict} | {numbers} |")
+    table = "\n".join(rows)
+    return f'<details markdown="1"><summary>All {len(proofs)} proofs on record</summary>\n\n{table}\n\n</details>'
+
+
+def bars(part: str, before: Any, after: Any, right: Any) -> str:
+    """Before, after and right, as bars from 0; how far off, where these would look the same."""
+    shown = {"unpatched": ("before", before), "patched": ("after", after), "right": ("right", right)}
+    finite = [value for _, value in shown.values() if _is_number(value)]
+    if not finite:
+        return ""
+    head = part
+    if len(finite) == 3 and 0 < max(finite) - min(finite) < 0.15 * max(map(abs, finite)):
+        shown = {name: (kind, value - right) for name, (kind, value) in shown.items() if name != "right"}
+        finite = [value for _, value in shown.values()]
+        head = f"{part}{', ' * bool(part)}measured - right"
+    low, high = min(0, *finite), max(0, *finite)
+    scale = 240 / (high - low or 1)
+    top = 22 if head else 4
+    drawn = [f'<text x="0" y="14">{escape(head)}</text>'] if head else []
+    for place, (name, (kind, value)) in enumerate(shown.items()):
+        y = top + 22 * place
+        drawn.append(f'<text x="72" y="{y + 13}" text-anchor="end">{name}</text>')
+        if _is_number(value):
+            x, wide = 80 + (min(0, value) - low) * scale, max(1, abs(value) * scale)
+            drawn.append(f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="17" rx="2"/>')
+        drawn.append(f'<text x="332" y="{y + 13}">{number(value)}</text>')
+    zero, height = 80 - low * scale, top + 22 * len(shown)
+    drawn.append(f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="{top - 2}" y2="{height - 3}"/>')
+    words = ", ".join(f"{name} {number(value)}" for name, (_, value) in shown.items())
+    label = escape(f"{head} {words}".strip())
+    return f'<svg class="bars" viewBox="0 0 420 {height}" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))
+
+
+def docstring(patch: Patch) -> str:
+    spec = find_spec(catalogue.module_of(patch.id))
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"{patch.id} has no module {catalogue.module_of(patch.id)}")
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+
+
+def from_docstring(text: str) -> Iterator[str]:
+    """The blocks of a docstring as Markdown: paragraphs, lists of ``- ``, and formulas, which are indented."""
+    for block in text.split("\n\n"):
+        lines = block.strip("\n").splitlines()
+        if all(line.startswith("    ") for line in lines):
+            yield _fenced("text", textwrap.dedent("\n".join(lines)))
+        elif lines[0].startswith("- "):
+            items = re.split(r"\n(?=- )", "\n".join(lines))
+            yield "\n".join(f"- {_quoted(item.removeprefix('- '))}" for item in items)
+        else:
+            yield _quoted("\n".join(lines))
+
+
+def _quoted(text: str) -> str:
+    """Text in which code stands between double backticks."""
+    pieces = re.split(r"``(.+?)``", text, flags=re.DOTALL)
+    return "".join(_code(piece) if place % 2 else prose(piece) for place, piece in enumerate(pieces))
+
+
+def prose(text: str) -> str:
+    """Plain text as Markdown: what looks like code is set so, papers and upstream's threads are linked."""
+    text = re.sub(r"\s+", " ", text)
+    out, at = [], 0
+    for found in MARKED.finditer(text):
+        out.append(_escaped(text[at : found.start()]))
+        out.append(_link(found) if found["link"] else _code(found[0]))
+        at = found.end()
+    return "".join([*out, _escaped(text[at:])])
+
+
+def _link(found: re.Match[str]) -> str:
+    if found["paper"]:
+        return f"[arXiv:{found['paper']}](https://arxiv.org/abs/{found['paper']})"
+    where = "pull" if found["kind"].lower().startswith("pull") else "issues"
+    return f"[{found[0]}](https://github.com/huggingface/trl/{where}/{found['number']})"
+
+
+def _code(text: str) -> str:
+    return f"`` {text} ``" if "`" in text else f"`{' '.join(text.split())}`"
+
+
+def _escaped(text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+    return re.sub(r"([\\`*_\[\]])", r"\\\1", text)
+
+
+def _releases(specifiers: str) -> str:
+    """``0.9.6 to 0.11.4``: the first and the last release of a range."""
+    its = [release for release in matrix()["releases"] if in_range(release, specifiers)]
+    last = "" if len(its) == 1 else f" to {its[-1]}"
+    return f'<span class="line">{its[0]}{last}</span>'
+
+
+def _fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text}\n```"

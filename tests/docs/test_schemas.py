@@ -1,0 +1,67 @@
+"""The published schemas are those of the commands, and what the commands print is as they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module, metadata
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from trl_hotfix.commands import NAMES, Exit
+
+CHECKOUT = Path(__file__).parents[2]
+SCHEMAS = CHECKOUT / "docs" / "schemas"
+ID = "moe-aux-loss-lost-under-deepspeed"
+WITH = {"verify": [ID], "explain": [ID], "fingerprint": ["--wheel", str(metadata.distribution("trl").locate_file(""))]}
+"""The arguments of commands that need some. The TRL that is installed stands for a wheel."""
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = spec_from_file_location("generate", CHECKOUT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def command(name: str) -> Any:
+    return import_module(f"trl_hotfix.commands.{name}")
+
+
+PRINTS = [name for name in NAMES if any("--json" in each.opts for each in command(name).command.params)]
+
+
+def test_the_schemas_are_made_anew_from_the_commands(generate: ModuleType) -> None:
+    made = {f"{name}.json": generate.as_text(schema) for name, schema in generate.schemas().items()}
+    there = {each.name: each.read_text(encoding="utf-8") for each in SCHEMAS.glob("*.json")}
+    assert there == made, "`make schemas` writes docs/schemas/ again"
+    assert sorted(made) == sorted(f"{name}.json" for name in PRINTS)
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_what_is_printed_is_the_answer_that_is_declared(name: str, tmp_path: Path) -> None:
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
+    line = [sys.executable, "-m", "trl_hotfix", name, "--json", *WITH.get(name, ())]
+    variables["PYTHONPATH"] = str(CHECKOUT)
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode in (Exit.FINE, Exit.DEGRADED), done.stderr
+    answer = msgspec.json.decode(done.stdout.encode(), type=command(name).Answer, strict=True)
+    # msgspec leaves out what the type does not have, so that nothing undeclared is printed either.
+    assert json.loads(msgspec.json.encode(answer)) == json.loads(done.stdout)
+
+
+def test_a_field_that_is_missing_or_of_another_type_is_no_answer() -> None:
+    answer = command("verify").Answer
+    for wrong in ({"trl_hotfix": "0.1.0", "trl": None}, {"trl_hotfix": "0.1.0", "trl": 1, "cells": []}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, answer)
