@@ -43,7 +43,7 @@ MARKED = re.compile(
     r"""(?P<link> arXiv:(?P<paper>\d{4}\.\d{4,5}) | (?P<kind>[Pp]ull\ request|[Ii]ssue)\ (?P<number>\d+) )
     | (?<![\w.]) (?:
         [A-Za-z_]\w*(?:\.\w+)*=(?:"[^"]*"|\([^)]*\)|\w[\w.\-]*\w|\w)   # name=value
-      | [A-Za-z_]\w*(?:\.\w+)*\(\)                                       # call()
+      | [A-Za-z_]\w*(?:\.\w+)*\((?:\w+=[^()]*)?\)                        # call(), call(with=it)
       | (?:[A-Za-z_]\w*\.)*(?:[A-Za-z]\w*)?_\w+(?:\.\w+)*                # has_underscores, of.its.own
       | [A-Z]\w+(?:Trainer|Config|Collator|Callback|Error)\b
     )""",
@@ -109,7 +109,7 @@ def _index(patches: Sequence[Patch]) -> str:
 
 def _page(patch: Patch) -> str:
     blocks = [
-        f"# {prose(patch.title)}",
+        f"# {_escaped(patch.title)}",
         f"`{patch.id}`, revision {patch.revision}",
         _facts(patch),
         "## What you see",
@@ -208,7 +208,7 @@ def _record(patch: Patch) -> Iterator[str]:
         yield from _proof(proven[-1])
     if len(proofs) > 1:
         yield _all_proofs(proofs)
-    if unaffected := [each["release"] for each in proven if "unaffected" in each["runs"]]:
+    if unaffected := dict.fromkeys(each["release"] for each in proven if "unaffected" in each["runs"]):
         yield (
             "A run that the bug does not hit has the same loss and gradients through the patched method as without the "
             f"patch, bit by bit: seen on {', '.join(unaffected)}."

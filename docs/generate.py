@@ -77,8 +77,10 @@ def reference(readme: str) -> str:
     """The sections of the README that are no overview, as a page; its links are those of the site then."""
     sections = re.split(r"\n(?=## )", readme)[1:]
     kept = [each for each in sections if each.partition("\n")[0].removeprefix("## ") not in ELSEWHERE]
-    text = "\n".join(["# Reference", "", *kept])
-    return text.replace("](docs/", "](").replace("(evidence/matrix.json)", "(evidence/matrix.html)")
+    text = "\n".join(["# Reference", "", *kept]).replace("](docs/", "](")
+    # The evidence itself is not published, the picture of it is.
+    text = re.sub(r"\[([^]]+)\]\(evidence/matrix\.json\)", r"\1", text)
+    return text.replace("`evidence/matrix.html`", "[`evidence/matrix.html`](evidence/matrix.html)")
 
 
 def schemas() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,83 @@
+"""How the pages of the catalogue are made: what is code, what is escaped, how numbers are drawn."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from trl_hotfix import catalogue
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    sys.path.insert(0, str(DOCS))
+    try:
+        return import_module("bug_pages")
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('with loss_type="grpo" it is', 'with `loss_type="grpo"` it is'),
+        ("Collator(padding_free=True), of trl.trainer", "`Collator(padding_free=True)`, of trl.trainer"),
+        ("beta * KL <think> a|b [x]", r"beta \* KL &lt;think> a&#124;b \[x\]"),
+        ("as __init__ and model.some_name do", "as `__init__` and `model.some_name` do"),
+        ("DPO (arXiv:2305.18290)", "DPO ([arXiv:2305.18290](https://arxiv.org/abs/2305.18290))"),
+        ("see issue 2995", "see [issue 2995](https://github.com/huggingface/trl/issues/2995)"),
+        ("pull\n request 7", "[pull request 7](https://github.com/huggingface/trl/pull/7)"),
+    ],
+)
+def test_plain_text_becomes_markdown(pages: ModuleType, text: str, expected: str) -> None:
+    assert pages.prose(text) == expected
+
+
+def test_a_docstring_keeps_its_formulas_and_lists(pages: ModuleType) -> None:
+    text = "One ``a * b``\nline.\n\n    loss = x * y\n      + z_1\n\n- first\n  of two\n- ``second``"
+    assert list(pages.from_docstring(text)) == [
+        "One `a * b` line.",
+        "```text\nloss = x * y\n  + z_1\n```",
+        "- first of two\n- `second`",
+    ]
+
+
+def widths(drawn: str) -> dict[str, float]:
+    return {kind: float(width) for kind, width in re.findall(r'class="(\w+)" [^>]* width="([\d.]+)"', drawn)}
+
+
+def test_bars_are_as_long_as_their_numbers(pages: ModuleType) -> None:
+    drawn = widths(pages.bars("", 1.0, 2.0, 2.0))
+    assert drawn == {"before": 120.0, "after": 240.0, "right": 240.0}
+    assert widths(pages.bars("", -1.0, 1.0, 1.0))["before"] == 120.0
+
+
+def test_bars_of_nearly_the_same_length_show_how_far_off_they_are(pages: ModuleType) -> None:
+    drawn = pages.bars("", 4.5, 4.25, 4.25)
+    assert "measured - right" in drawn
+    assert widths(drawn) == {"before": 240.0, "after": 1.0}
+
+
+def test_what_is_no_number_has_no_bar(pages: ModuleType) -> None:
+    drawn = pages.bars("", float("nan"), 2, 2)
+    assert widths(drawn) == {"after": 240.0, "right": 240.0}
+    assert ">nan</text>" in drawn
+    assert pages.bars("", None, None, None) == ""
+
+
+def test_a_picture_of_the_curves_is_shown_where_there_is_one(
+    pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *_ = catalogue.load()
+    monkeypatch.setattr(pages, "CURVES", tmp_path)
+    (tmp_path / f"{first.id}.svg").write_text("<svg/>")
+    made = pages.pages()
+    assert f"../evidence/curves/{first.id}.svg" in made[f"bugs/{first.id}.md"]
+    assert "curves" not in made[f"bugs/{second.id}.md"]
