@@ -20,7 +20,12 @@ from trl_hotfix.commands import NAMES, Exit
 CHECKOUT = Path(__file__).parents[2]
 SCHEMAS = CHECKOUT / "docs" / "schemas"
 ID = "moe-aux-loss-lost-under-deepspeed"
-WITH = {"verify": [ID], "explain": [ID], "fingerprint": ["--wheel", str(metadata.distribution("trl").locate_file(""))]}
+WITH = {
+    "verify": [ID],
+    "explain": [ID],
+    "scan": [str(CHECKOUT / "tests" / "process" / "train_tiny.py")],
+    "fingerprint": ["--wheel", str(metadata.distribution("trl").locate_file(""))],
+}
 """The arguments of commands that need some. The TRL that is installed stands for a wheel."""
 
 
