@@ -22,7 +22,7 @@ from .errors import ScriptError, plain
 
 OF_THE_TRAINER = frozenset(
     {"model", "ref_model", "teacher_model", "peft_config", "quantization_config", "tokenizer", "processing_class"}
-    | {"train_dataset", "eval_dataset", "formatting_func", "data_collator", "callbacks", "reward_funcs", "tools"}
+    | {"train_dataset", "eval_dataset", "formatting_func", "data_collator", "callbacks", "reward_funcs"}
     | {"compute_loss_func", "compute_metrics", "optimizers"}
 )
 """Arguments of trainers that no config has: where nothing but the config is unknown, they are known."""
@@ -36,8 +36,8 @@ POSITIONS: Mapping[str, tuple[str, ...]] = {
 
 SIGNS: Mapping[str, tuple[str, ...]] = {
     "SFT": ("assistant_only_loss", "completion_only_loss", "dataset_text_field", "eval_packing", "packing"),
-    "DPO": ("ld_alpha", "ref_model_sync_steps", "rpo_alpha", "sync_ref_model", "use_weighting"),
-    "GRPO": ("epsilon_high", "importance_sampling_level", "scale_rewards", "use_transformers_paged"),
+    "DPO": ("f_divergence_type", "ld_alpha", "loss_weights", "rpo_alpha", "use_weighting"),
+    "GRPO": ("importance_sampling_level", "multi_objective_aggregation", "scale_rewards", "top_entropy_quantile"),
     "KTO": ("desirable_weight", "undesirable_weight"),
     "RLOO": ("rloo_k", "normalize_advantages"),
     "Reward": ("center_rewards_coefficient",),
