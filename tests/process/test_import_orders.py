@@ -53,7 +53,7 @@ MADE_UP = """
   title: made up
   severity: wrong-metric
   trl: ">=0.9.6"
-  review_by: 2099-01-01
+  review_by: "2099-01-01"
   upstream: {}
   why: made up
   how: made up
@@ -67,7 +67,7 @@ MADE_UP = """
   title: made up
   severity: wrong-metric
   trl: ">=0.9.6"
-  review_by: 2099-01-01
+  review_by: "2099-01-01"
   upstream: {}
   why: made up
   how: made up
