@@ -18,22 +18,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from trl_hotfix import catalogue, gates
+
 if TYPE_CHECKING:
     from conftest import Environment
 
 DRAWN = int(os.environ.get("ORDERS", "100"))
 THREADED = int(os.environ.get("ORDERS_THREADED", "60"))
 
-MOE, EVAL, COLLATOR = (
-    "moe-aux-loss-lost-under-deepspeed",
-    "dpo-eval-reference-from-trained-policy",
-    "completion-only-collator-padding-free",
-)
+MOE = "moe-aux-loss-lost-under-deepspeed"
 FUNCTION, METHODS = "order-function", "order-methods"
-HERE = (MOE, EVAL, COLLATOR, FUNCTION, METHODS)
+LEAF, OTHER = "trl.trainer.dpo_trainer", "trl.trainer.cpo_trainer"
+"""The two that the orders import."""
+
+LEAVES = {
+    patch.id: {target.module for target in gates.targets_for(patch, "0.11.4")}
+    for patch in catalogue.load()
+    if patch.default and gates.targets_for(patch, "0.11.4")
+}
+HERE = (*LEAVES, FUNCTION, METHODS)
 """The patches that this release has the bugs of."""
 
-ON_THE_CLASS = {MOE, EVAL, METHODS}
+ON_THE_CLASS = {METHODS, *(each for each in LEAVES if LEAF in LEAVES[each])}
 VARIABLES: dict[str, dict[str, str]] = {
     "all": {},
     "only": {"TRL_HOTFIX_ONLY": f"{MOE},{FUNCTION}"},
@@ -239,7 +245,10 @@ class Oracle:
 
     def states(self) -> dict[str, str]:
         """Of the patches of this release."""
-        there = {FUNCTION: self.utils, METHODS: self.leaf, EVAL: self.leaf, MOE: self.leaf or self.other, COLLATOR: 0}
+        there = {FUNCTION: self.utils, METHODS: self.leaf}
+        there |= {
+            each: (LEAF in its and self.leaf > 0) or (OTHER in its and self.other) for each, its in LEAVES.items()
+        }
         found = {}
         for patch in HERE:
             if self.selection is None:
