@@ -8,6 +8,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -26,6 +27,17 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 # What differs between the parsers of two Python versions, or says nothing about behaviour.
 _DROPPED = frozenset({"type_params", "type_comment", "type_ignores", "kind", "ctx"})
+
+
+def parse(text: str) -> ast.Module:
+    """``ast.parse``, which in CPython up to 3.12 may raise ``SystemError`` where another thread parses at that moment.
+
+    They count the depth of their trees together (CPython issue 106905).
+    """
+    for _ in range(9):
+        with contextlib.suppress(SystemError):
+            return ast.parse(text)
+    return ast.parse(text)
 
 
 def digest(definition: _Definition) -> str:
@@ -69,7 +81,7 @@ def loaded(function: Any) -> Loaded:
         lines, _ = inspect.getsourcelines(function.__code__)
         # In a class of its own name: dedenting would change the strings, and names are mangled by their class.
         owner = function.__qualname__.split(".")[-2] if lines[0][:1].isspace() and "." in function.__qualname__ else ""
-        parsed = ast.parse((f"class {owner}:\n" if owner else "") + "".join(lines))
+        parsed = parse((f"class {owner}:\n" if owner else "") + "".join(lines))
     except (OSError, SyntaxError):
         return Loaded(None, from_file=True)
     definition = next((each for each in ast.walk(parsed) if isinstance(each, _Definition)), None)

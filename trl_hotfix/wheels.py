@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from .fingerprint import digest
+from .fingerprint import digest, parse
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _Named = _Definition | ast.ClassDef
@@ -85,7 +85,7 @@ class Release:
         *package, name = module.split(".")
         for file in (self._file(*package, name, "__init__.py"), self._file(*package, f"{name}.py")):
             if file.is_file():
-                return ast.parse(file.read_text(encoding="utf-8"))
+                return parse(file.read_text(encoding="utf-8"))
         return None
 
     def _function(self, module: str, name: str, seen: set[tuple[str, str]]) -> _Definition | None:

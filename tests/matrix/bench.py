@@ -30,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trl_hotfix import catalogue, gates
+from trl_hotfix import catalogue, fingerprint, gates
 from trl_hotfix.model import Patch
 
 import evidence
@@ -205,7 +205,7 @@ def proof_of(patch: Patch) -> Mapping[str, Any]:
     if not file.is_file():
         raise click.ClickException(f"{patch.id} has no proof: expected {file.relative_to(CHECKOUT)}")
     found = {"unaffected": False}
-    for statement in ast.parse(file.read_text()).body:
+    for statement in fingerprint.parse(file.read_text()).body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "unaffected":
             found["unaffected"] = True
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):

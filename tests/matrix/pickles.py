@@ -13,7 +13,7 @@ import functools
 import json
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -98,12 +98,32 @@ def patches_of(thing: Any) -> Names:
     return [[patch_id, revision, dict(options)] for patch_id, revision, options in named]
 
 
+def ways_of(kind: str) -> Iterator[str]:
+    for way in INTO_BYTES:
+        if not kind.startswith("lambda") or way.startswith(("dill", "cloudpickle")):
+            yield way
+
+
+def impossible(targets: Iterable[Target]) -> set[tuple[str, str, str]]:
+    """What cannot be pickled and loaded without patches either: dill with recurse takes TRL's globals by value."""
+    found = set()
+    for target in targets:
+        for kind, thing in things(target).items():
+            for way in ways_of(kind):
+                try:
+                    loads(way, INTO_BYTES[way](thing))
+                except (AttributeError, TypeError, pickle.PicklingError):
+                    found.add((target.name, kind, way))
+    return found
+
+
 def write(folder: Path) -> dict[str, Any]:
     """Answers ``{target: {"expected": names, "came out": {"way: kind": names}, "hashes": ...}}``."""
     from datasets import Dataset
     from datasets.fingerprint import Hasher
 
     every = [patch for patch in catalogue.load() if gates.targets_here(patch)]
+    without = impossible({target.name: target for patch in every for target in gates.targets_here(patch)}.values())
     options = {patch.id: patch.every_choice()[-1] for patch in every if patch.options}
     report = trl_hotfix.apply(only=[patch.id for patch in every], options=options, strict=True, unknown_body="try")
     by_target: dict[str, tuple[Target, list[Patch]]] = {}
@@ -120,10 +140,10 @@ def write(folder: Path) -> dict[str, Any]:
         came_out, hashes = {}, {}
         for kind, thing in things(target).items():
             held.append((name, kind, thing))
-            for way, dumps in INTO_BYTES.items():
-                if kind.startswith("lambda") and not way.startswith(("dill", "cloudpickle")):
+            for way in ways_of(kind):
+                if (name, kind, way) in without:
                     continue
-                data = dumps(thing)
+                data = INTO_BYTES[way](thing)
                 came_out[f"{way}: {kind}"] = patches_of(loads(way, data))
                 if (way, kind) in FRESH:
                     pickles[name, way, kind] = data

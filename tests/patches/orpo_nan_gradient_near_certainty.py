@@ -19,7 +19,6 @@ import tiny
 
 OVERLAYS = ()
 PARITY = False
-VARIANTS = {"lora": "The adapters are where the proof has nothing at work, and so have no gradient."}
 
 BETA = 0.5
 CHOSEN, REJECTED = "w10 w11 w12", "w20 w11 w12"
