@@ -30,9 +30,10 @@ _DROPPED = frozenset({"type_params", "type_comment", "type_ignores", "kind", "ct
 
 
 def parse(text: str) -> ast.Module:
-    """``ast.parse``, which in CPython up to 3.12 may raise ``SystemError`` where another thread parses at that moment.
+    """``ast.parse``, asked again where another thread has disturbed it.
 
-    They count the depth of their trees together (CPython issue 106905).
+    CPython 3.11.7 was seen to raise ``SystemError`` where two threads parse at once, as it counts the depth of their
+    trees together (see CPython issue 106905).
     """
     for _ in range(9):
         with contextlib.suppress(SystemError):

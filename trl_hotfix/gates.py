@@ -169,12 +169,19 @@ def fits(patch: Patch, version_of: VersionOf = installed) -> Decision:
         if fixed_in is not None and Version(trl) >= Version(fixed_in):
             return Decision(State.RETIRED, Reason.FIXED_UPSTREAM, {**seen, "fixed_in": fixed_in})
         return Decision(State.SKIPPED, Reason.TRL_VERSION, seen)
+    unmet = lacking(patch, version_of)
+    if unmet is not None:
+        return Decision(State.SKIPPED, Reason.REQUIREMENT, {**seen, **unmet})
+    return Decision(State.PENDING, Reason.APPLIES if inside else Reason.BODY_DECIDES, seen)
+
+
+def lacking(patch: Patch, version_of: VersionOf = installed) -> dict[str, object] | None:
+    """What ``patch`` requires and what is there instead; None if it has all."""
     for distribution, wanted in patch.requires.items():
         found = version_of(distribution)
         if found is None or not in_range(found, wanted):
-            unmet = {"requires": f"{distribution}{wanted}", "found": found}
-            return Decision(State.SKIPPED, Reason.REQUIREMENT, {**seen, **unmet})
-    return Decision(State.PENDING, Reason.APPLIES if inside else Reason.BODY_DECIDES, seen)
+            return {"requires": f"{distribution}{wanted}", "found": found}
+    return None
 
 
 def targets_for(patch: Patch, trl: str) -> tuple[Target, ...]:

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from trl_hotfix import __version__, catalogue
 from trl_hotfix import evidence as shipped
-from trl_hotfix.gates import in_range
+from trl_hotfix.gates import in_range, lacking
 from trl_hotfix.model import Patch, Target
 from trl_hotfix.report import links
 from trl_hotfix.wheels import Release
@@ -131,10 +131,10 @@ def fingerprints() -> dict[str, Any]:
         for release in layout.releases()
         if _hands_on(patch, target, release)
     }
-    requires = {patch.id: patch.requires for patch in catalogue.load()}
+    patches = {patch.id: patch for patch in catalogue.load()}
     for cell in load()["cells"]:
         # Beside a library that has mended it, a body with the bug looks as one without.
-        if not _has_all(cell.get("versions", {}), requires[cell["patch"]]):
+        if lacking(patches[cell["patch"]], layout.Place(cell["release"], cell["stack"]).version_of) is not None:
             continue
         for name, its in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
@@ -165,11 +165,6 @@ def fingerprints() -> dict[str, Any]:
                 if what:
                     known["is"][patch.id] = "fixed" if "fixed" in what else what.copy().pop()
     return {"releases": list(layout.releases()), "targets": dict(sorted(targets.items()))}
-
-
-def _has_all(versions: Mapping[str, str], requires: Mapping[str, str]) -> bool:
-    """Is nothing of what the patch requires there in another version?"""
-    return all(in_range(versions[name], wanted) for name, wanted in requires.items() if name in versions)
 
 
 def _hands_on(patch: Patch, target: Target, release: str) -> bool:

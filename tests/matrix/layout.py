@@ -50,7 +50,11 @@ class Place:
 
     def targets_of(self, patch: Patch) -> tuple[Target, ...]:
         """The targets of ``patch`` that have the bug here."""
-        return gates.targets_here(patch, {**_versions(self.stack), "trl": self.release}.get)
+        return gates.targets_here(patch, self.version_of)
+
+    def version_of(self, distribution: str) -> str | None:
+        """The version that is installed here."""
+        return self.release if distribution == "trl" else _versions(self.stack).get(distribution)
 
     def environment(self, *overlays: str) -> dict[str, str]:
         """The environment of a process that sees this release, this stack, these overlays and the checkout."""

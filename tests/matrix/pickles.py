@@ -55,6 +55,7 @@ FRESH = (
 """What is taken out in the other process too: each puts its patches on, with their self-tests."""
 
 COPIES: Mapping[str, Callable[[Any], Any]] = {"copy": copy.copy, "deepcopy": copy.deepcopy}
+UNABLE = (AttributeError, TypeError, pickle.PicklingError)
 Names = list[Any] | None
 
 
@@ -112,7 +113,7 @@ def impossible(targets: Iterable[Target]) -> set[tuple[str, str, str]]:
             for way in ways_of(kind):
                 try:
                     loads(way, INTO_BYTES[way](thing))
-                except (AttributeError, TypeError, pickle.PicklingError):
+                except UNABLE:
                     found.add((target.name, kind, way))
     return found
 
@@ -141,10 +142,13 @@ def write(folder: Path) -> dict[str, Any]:
         for kind, thing in things(target).items():
             held.append((name, kind, thing))
             for way in ways_of(kind):
-                if (name, kind, way) in without:
+                try:
+                    data = INTO_BYTES[way](thing)
+                    came_out[f"{way}: {kind}"] = patches_of(loads(way, data))
+                except UNABLE:
+                    if (name, kind, way) not in without:
+                        raise
                     continue
-                data = INTO_BYTES[way](thing)
-                came_out[f"{way}: {kind}"] = patches_of(loads(way, data))
                 if (way, kind) in FRESH:
                     pickles[name, way, kind] = data
             for way, copied in COPIES.items():

@@ -88,7 +88,8 @@ class Compared:
 
 def expected(release: str) -> list[str]:
     """The patches that TRL_HOTFIX=1 has to put on in this release."""
-    return [patch.id for patch in catalogue.load() if patch.default and place_of(release).targets_of(patch)]
+    place = place_of(release)
+    return [patch.id for patch in catalogue.load() if patch.default and place.targets_of(patch)]
 
 
 def place_of(release: str) -> Place:
