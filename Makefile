@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types bench benchmarks matrix upstream evidence docs schemas clean
+.PHONY: demo test lint types bench benchmarks curves matrix upstream evidence docs schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/patches/demo.py
@@ -35,6 +35,10 @@ bench: $(VENV)/ready
 
 matrix: $(VENV)/ready
 	$(BIN)/python tests/matrix/bench.py run $(if $(RELEASES),--releases $(RELEASES)) $(if $(PATCHES),--patches $(PATCHES))
+
+# evidence/curves.json: longer runs without each patch and with it, for the pictures of the losses.
+curves: $(VENV)/ready
+	$(BIN)/python tests/matrix/bench.py curves $(if $(PATCHES),--patches $(PATCHES))
 
 # What it costs, and what it gains: benchmarks/README.md. On a machine that does nothing else:
 # `make benchmarks`, or `make benchmarks NAMES="start list"`; `make benchmarks QUICK=1` to see that it works.

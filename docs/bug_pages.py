@@ -27,8 +27,8 @@ from trl_hotfix.model import Patch, Severity, Target
 from trl_hotfix.report import links
 
 MATRIX = Path(__file__).parents[1] / "evidence" / "matrix.json"
-CURVES = MATRIX.parent / "curves"
-"""Where a patch has a picture of its loss curves, ``<id>.svg``, its page shows it."""
+CURVES = MATRIX.parent / "curves.json"
+"""The losses of longer runs, for the patches where they can be told apart: ``make curves``."""
 
 WHAT_IT_IS = {
     Severity.WRONG_GRADIENT: "the model is trained by a wrong gradient",
@@ -200,12 +200,13 @@ def _record(patch: Patch) -> Iterator[str]:
     yield f"The self-test, red, green and red, on every release: {evidence.in_words(patch)}."
     yield _strip(releases, cells)
     proven = sorted((each for each in proofs if each["verdict"] == "proven"), key=lambda each: Version(each["release"]))
-    if (CURVES / f"{patch.id}.svg").is_file():
-        yield f"![The loss, before and after](../evidence/curves/{patch.id}.svg)"
     if not proven:
         yield "No proof with the real trainer is on record."
     else:
         yield from _proof(proven[-1])
+    for curve in json.loads(CURVES.read_text(encoding="utf-8")):
+        if (curve["patch"], curve["revision"]) == (patch.id, patch.revision):
+            yield from _curve(curve["runs"], curve["stack"])
     if len(proofs) > 1:
         yield _all_proofs(proofs)
     if unaffected := dict.fromkeys(each["release"] for each in proven if "unaffected" in each["runs"]):
@@ -316,6 +317,43 @@ def bars(part: str, before: Any, after: Any, right: Any) -> str:
     words = ", ".join(f"{name} {number(value)}" for name, (_, value) in shown.items())
     label = escape(f"{head} {words}".strip())
     return f'<svg class="bars" viewBox="0 0 420 {height}" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
+
+
+def _curve(runs: Mapping[str, Any], stack: str) -> Iterator[str]:
+    yield f"### The loss in the log, TRL {runs['unpatched']['release']}"
+    yield curves({name: run["losses"] for name, run in runs.items()})
+    steps = len(runs["unpatched"]["losses"])
+    fixed = f" *Fixed* is TRL {runs['fixed']['release']}, without the patch." if "fixed" in runs else ""
+    yield (
+        f"The run of the proof for {steps} steps, with a learning rate of 0.001. It shows what the log would show, and "
+        f"not how well a model is trained.{fixed} Stack: `{stack}`."
+    )
+
+
+def curves(runs: Mapping[str, Sequence[float | None]]) -> str:
+    """The losses of each run, step by step; where one is no number, its line has a gap."""
+    kinds = {"fixed": "right", "unpatched": "before", "patched": "after"}
+    finite = [each for losses in runs.values() for each in losses if each is not None]
+    low, high, last = min(finite), max(finite), max(len(losses) for losses in runs.values()) - 1
+    drawn = [f'<text x="40" y="{y}" text-anchor="end">{number(at)}</text>' for at, y in ((high, 30), (low, 174))]
+    drawn += [f'<text x="{x}" y="192" text-anchor="middle">{step}</text>' for step, x in ((1, 48), (last + 1, 412))]
+    drawn.append('<line x1="46" x2="414" y1="176" y2="176"/><line x1="46" x2="46" y1="24" y2="176"/>')
+    # The lines that are drawn later lie above the others.
+    for place, name in enumerate(each for each in kinds if each in runs):
+        kind, at = kinds[name], 48 + 120 * place
+        drawn.append(
+            f'<polyline class="{kind}" points="{at},10 {at + 20},10"/><text x="{at + 26}" y="14">{name}</text>'
+        )
+        points = [
+            None if loss is None else f"{48 + 364 * step / last:.1f},{170 - 140 * (loss - low) / (high - low or 1):.1f}"
+            for step, loss in enumerate(runs[name])
+        ]
+        for piece in " ".join("|" if each is None else each for each in points).split("|"):
+            if piece.strip():
+                drawn.append(f'<polyline class="{kind}" points="{piece.strip()}"/>')
+    ends = ", ".join(f"{name} {number(losses[0])} to {number(losses[-1])}" for name, losses in runs.items())
+    label = f"loss by step: {ends}"
+    return f'<svg class="curves" viewBox="0 0 420 198" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
 
 
 def _is_number(value: Any) -> bool:

@@ -56,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     evidence = CHECKOUT / "evidence"
-    for picture in (evidence / "matrix.svg", evidence / "matrix.html", *sorted(bug_pages.CURVES.glob("*.svg"))):
+    for picture in (evidence / "matrix.svg", evidence / "matrix.html"):
         path = picture.relative_to(CHECKOUT).as_posix()
         files.append(File.generated(config, path, abs_src_path=str(picture)))
     mine = [page.src_uri for page in files.documentation_pages() if "/" not in page.src_uri]

@@ -193,6 +193,8 @@ def _node(node: yaml.Node, mistakes: list[Mistake]) -> _Node:
 
 
 def _scalar(node: yaml.Node, mistakes: list[Mistake]) -> Any:
+    if node.tag == "tag:yaml.org,2002:str":
+        return node.value
     try:
         # Construction alone, by the safe constructor: it refuses tags that name Python objects. Not a whole loader,
         # which would begin to scan an empty text for each value.

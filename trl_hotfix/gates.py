@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,9 +26,13 @@ VersionOf = Callable[[str], "str | None"]
 def installed(distribution: str) -> str | None:
     """The version of an installed distribution, from its metadata; None if it is not installed."""
     try:
-        return metadata.version(distribution)
+        its = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
         return None
+    # `its.version` would read the whole description each time, which is TRL's README.
+    text = its.read_text("METADATA") or its.read_text("PKG-INFO") or ""
+    version: str | None = email.message_from_string(text.partition("\n\n")[0])["Version"]
+    return version or its.version
 
 
 def installed_but(trl: str) -> VersionOf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from importlib import import_module
@@ -72,12 +73,22 @@ def test_what_is_no_number_has_no_bar(pages: ModuleType) -> None:
     assert pages.bars("", None, None, None) == ""
 
 
-def test_a_picture_of_the_curves_is_shown_where_there_is_one(
+def test_curves_go_through_their_losses_and_have_a_gap_where_one_is_no_number(pages: ModuleType) -> None:
+    drawn = pages.curves({"unpatched": [2.0, None, 1.0], "patched": [2.0, 1.5, 0.0]})
+    lines = re.findall(r'<polyline class="(\w+)" points="([^"]*)"', drawn)
+    assert [points for kind, points in lines if kind == "before"][1:] == ["48.0,30.0", "412.0,100.0"]
+    assert [points for kind, points in lines if kind == "after"][1:] == ["48.0,30.0 230.0,65.0 412.0,170.0"]
+    assert 'aria-label="loss by step: unpatched 2 to 1, patched 2 to 0"' in drawn
+
+
+def test_curves_are_shown_of_the_patch_as_it_is_now(
     pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second, *_ = catalogue.load()
-    monkeypatch.setattr(pages, "CURVES", tmp_path)
-    (tmp_path / f"{first.id}.svg").write_text("<svg/>")
+    first, second, third, *_ = catalogue.load()
+    runs = {name: {"release": "0.11.4", "losses": [1.0, 2.0]} for name in ("unpatched", "patched")}
+    curve = {"patch": first.id, "revision": first.revision, "stack": "tf4.44", "runs": runs}
+    other = {**curve, "patch": second.id, "revision": second.revision + 1}
+    monkeypatch.setattr(pages, "CURVES", tmp_path / "curves.json")
+    pages.CURVES.write_text(json.dumps([curve, other]))
     made = pages.pages()
-    assert f"../evidence/curves/{first.id}.svg" in made[f"bugs/{first.id}.md"]
-    assert "curves" not in made[f"bugs/{second.id}.md"]
+    assert [patch.id for patch in (first, second, third) if "<polyline" in made[f"bugs/{patch.id}.md"]] == [first.id]

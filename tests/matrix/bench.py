@@ -2,6 +2,7 @@
 
     python tests/matrix/bench.py build
     python tests/matrix/bench.py run [--releases 0.11.4,1.16.0] [--patches dpo-...] [--proofs none|newest|all]
+    python tests/matrix/bench.py curves [--patches dpo-...]
 
 What was found is kept in ``.bench/results``, so that an interrupted run goes on where it was, and is written to
 ``evidence/matrix.json`` unless ``--no-write`` is given.
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from packaging.version import Version
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -40,6 +42,8 @@ from layout import BENCH, CHECKOUT, HERE, Place
 GOOD = ("proven", "absent")
 SECONDS_A_CELL = 60.0
 SECONDS_A_PROOF = 300.0
+STEPS = 40
+"""Of the runs for a picture of the losses."""
 
 Answer = dict[str, Any]
 
@@ -133,6 +137,28 @@ class Bench:
         if isinstance(done, str):
             done = {**error(patch, done), "runs": {}}
         return [self._keep("proof", patch, task.place, {"patch": patch.id, "revision": patch.revision, **done})]
+
+    def curve(self, patch: Patch) -> Answer | str:
+        """The losses of longer runs where the patch was proved last, and of the first fixed release; or why not."""
+        proofs = [each for each in evidence.load()["proofs"] if each["patch"] == patch.id]
+        proven = [each for each in proofs if each["verdict"] == "proven"]
+        last = max(proven, key=lambda each: Version(each["release"]))
+        place = Place(last["release"], last["stack"])
+        runs = {"unpatched": place, "patched": place}
+        if patch.upstream.fixed_in and proof_of(patch).get("PARITY"):
+            its = layout.places([patch.upstream.fixed_in])
+            # On the same stack where there is one.
+            runs["fixed"] = next((each for each in its if each.stack == place.stack), its[0])
+        answer: Answer = {"patch": patch.id, "revision": patch.revision, "stack": place.stack, "runs": {}}
+        for name, its_place in runs.items():
+            which = "patched" if name == "patched" else "unpatched"
+            command = [str(HERE / "curves.py"), "{out}", str(STEPS), which, patch.id]
+            done = self.process(its_place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
+            if isinstance(done, str):
+                return f"{name}, {its_place}: {done}"
+            answer["runs"][name] = {"release": its_place.release, "losses": done["losses"]}
+        seen = apart(*(answer["runs"][name]["losses"] for name in ("unpatched", "patched")))
+        return answer if seen else "the losses with the patch and without it look the same"
 
     def process(self, place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:
         """What the process wrote to its ``{out}``, or why it wrote nothing."""
@@ -275,6 +301,18 @@ def parity(patches: Sequence[Patch], proofs: Sequence[Answer]) -> list[Answer]:
     return found
 
 
+def apart(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
+    """Can two curves be told apart in one picture? None is a loss that is no number."""
+    numbers = [each for each in (*one, *other) if each is not None]
+    if len(one) != len(other) or len(one) < STEPS / 2 or not numbers:
+        return False
+    visible = 0.02 * (max(numbers) - min(numbers))
+    return any(
+        (each is None) != (its is None) or (each is not None and its is not None and abs(each - its) > visible)
+        for each, its in zip(one, other, strict=True)
+    )
+
+
 @click.group()
 def commands() -> None:
     """The proof bench."""
@@ -340,6 +378,19 @@ def run(
         console.print(f"{kind}: {', '.join(f'{count} {verdict}' for verdict, count in sorted(counted.items()))}")
     failures = [answer for answer in [*cells, *proved] if answer["verdict"] not in GOOD]
     sys.exit(1 if failures or off else 0)
+
+
+@commands.command()
+@click.option("--patches", callback=_patches, help="Ids, separated by commas; default: all.")
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
+def curves(patches: tuple[Patch, ...], jobs: int) -> None:
+    """Train longer without each patch and with it: evidence/curves.json has the losses where they differ to the eye."""
+    layout.build(layout.places(None), click.echo)
+    bench = Bench(jobs, False, Console())
+    with ThreadPoolExecutor(jobs) as pool:
+        for patch, found in zip(patches, pool.map(bench.curve, patches), strict=True):
+            click.echo(f"{patch.id}: {found if isinstance(found, str) else 'drawn'}")
+            evidence.write_curve(patch, None if isinstance(found, str) else found)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import picture
 from layout import BENCH, CHECKOUT
 
 EVIDENCE = CHECKOUT / "evidence" / "matrix.json"
+CURVES = CHECKOUT / "evidence" / "curves.json"
 FINGERPRINTS = CHECKOUT / "trl_hotfix" / "fingerprints.json"
 
 WHAT = {"reproduced": "buggy", "fixed": "fixed", "absent": "absent"}
@@ -53,6 +54,15 @@ def write(cells: Iterable[Any], proofs: Iterable[Any], parity: Iterable[Any]) ->
     EVIDENCE.parent.mkdir(exist_ok=True)
     EVIDENCE.write_text(json.dumps(data, indent=1) + "\n")
     make()
+
+
+def write_curve(patch: Patch, found: Any) -> None:
+    """Put the curve of ``patch`` in the place of the old one; None: there is none to be seen."""
+    curves = json.loads(CURVES.read_text()) if CURVES.is_file() else []
+    kept = [each for each in curves if each["patch"] != patch.id] + ([found] if found is not None else [])
+    # A number a line would be a file of thousands of lines.
+    lines = [json.dumps(each) for each in sorted(kept, key=lambda each: each["patch"])]
+    CURVES.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def make() -> None:

@@ -362,7 +362,7 @@ def serve(cases: list[list[str]]) -> list[Any]:
     catalogue.load()
     fingerprint.bodies()
     # What each child would look up anew: the metadata of TRL, dozens of times, and where every module's source is.
-    metadata.version = functools.cache(metadata.version)
+    metadata.distribution = functools.cache(metadata.distribution)
     inspect.getmodule(compile("", "nowhere", "exec"))
     assert "trl" not in sys.modules
     gc.collect()

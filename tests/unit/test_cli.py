@@ -145,9 +145,9 @@ def without_trl(tmp_path: Path, version: str | None) -> str:
     if version is None:
         hidden = tmp_path / "sitecustomize.py"
         hidden.write_text(
-            "import importlib.metadata as m\nreal = m.version\n"
-            "def version(name):\n    if name == 'trl': raise m.PackageNotFoundError(name)\n    return real(name)\n"
-            "m.version = version\n"
+            "import importlib.metadata as m\nreal = m.distribution\n"
+            "def distribution(name):\n    if name == 'trl': raise m.PackageNotFoundError(name)\n    return real(name)\n"
+            "m.distribution = distribution\n"
         )
     else:
         folder = tmp_path / f"trl-{version}.dist-info"

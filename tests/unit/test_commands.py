@@ -36,9 +36,9 @@ def without_trl(folder: Path, version: str | None) -> str:
     """A folder for PYTHONPATH in which TRL is of this version, or is not to be found."""
     if version is None:
         (folder / "sitecustomize.py").write_text(
-            "import importlib.metadata as m\nreal = m.version\n"
-            "def version(name):\n    if name == 'trl': raise m.PackageNotFoundError(name)\n    return real(name)\n"
-            "m.version = version\n"
+            "import importlib.metadata as m\nreal = m.distribution\n"
+            "def distribution(name):\n    if name == 'trl': raise m.PackageNotFoundError(name)\n    return real(name)\n"
+            "m.distribution = distribution\n"
         )
     else:
         (folder / f"trl-{version}.dist-info").mkdir()

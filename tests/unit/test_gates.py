@@ -133,7 +133,8 @@ def test_the_version_of_what_is_not_installed_is_none() -> None:
 
 
 def test_the_version_of_what_is_installed_comes_from_its_metadata() -> None:
-    assert gates.installed("packaging") == metadata.version("packaging")
+    names = [each.metadata["Name"] for each in metadata.distributions()]
+    assert {name: gates.installed(name) for name in names} == {name: metadata.version(name) for name in names}
 
 
 # fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -113,7 +114,7 @@ def command(
     names = named(packs, os.environ)
     patches = catalogue.known(names)
     selection = gates.Selection.of(None, None, os.environ, patches, None, names)
-    version_of = gates.installed_but(trl) if trl else gates.installed
+    version_of = functools.cache(gates.installed_but(trl) if trl else gates.installed)
     report = ENGINE.preview(patches, selection, version_of)
     wanted = [
         each
