@@ -335,7 +335,7 @@ def curves(runs: Mapping[str, Sequence[float | None]]) -> str:
     kinds = {"fixed": "right", "unpatched": "before", "patched": "after"}
     finite = [each for losses in runs.values() for each in losses if each is not None]
     low, high, last = min(finite), max(finite), max(len(losses) for losses in runs.values()) - 1
-    drawn = [f'<text x="40" y="{y}" text-anchor="end">{number(at)}</text>' for at, y in ((high, 30), (low, 174))]
+    drawn = [f'<text x="40" y="{y}" text-anchor="end">{at:.4g}</text>' for at, y in ((high, 30), (low, 174))]
     drawn += [f'<text x="{x}" y="192" text-anchor="middle">{step}</text>' for step, x in ((1, 48), (last + 1, 412))]
     drawn.append('<line x1="46" x2="414" y1="176" y2="176"/><line x1="46" x2="46" y1="24" y2="176"/>')
     # The lines that are drawn later lie above the others.

@@ -474,6 +474,10 @@ def test_new_writes_three_parts_that_are_red_and_the_list_still_works(checkout: 
     assert (listed["id"], listed["title"], listed["severity"]) == (NEW, 'The "loss": wrong by 2', "wrong-loss")
     assert (listed["trl"], listed["review_by"], listed["upstream"]["fix"]) == ("==0.11.4", None, 1234)
     assert (listed["state"], listed["revision"]) == ("pending", 1)
+    script = checkout / "train.py"
+    script.write_text("from trl import DPOTrainer\nDPOTrainer(model)\n")
+    scanned = run("scan", str(script), PYTHONPATH=str(checkout))
+    assert NEW in scanned.stdout, scanned.stderr
     verified = run("verify", NEW, "--json", PYTHONPATH=str(checkout))
     (cell,) = json.loads(verified.stdout)["cells"]
     assert (verified.returncode, cell["verdict"]) == (1, "error")
@@ -485,7 +489,7 @@ def test_new_writes_three_parts_that_are_red_and_the_list_still_works(checkout: 
         style = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
         assert style.returncode == 0, style.stdout
     for order, next_step in enumerate(
-        ("trl-hotfix verify", "says `proven`", "bench.py run", "why, how", "make matrix"), 1
+        ("trl-hotfix verify", "says `proven`", "bench.py run", "trl-hotfix scan", "make matrix"), 1
     ):
         assert f"  {order}. " in done.stdout
         assert next_step in done.stdout

@@ -37,6 +37,9 @@ ENTRY = """
   targets:
 {targets}
   self_test: bug_is_gone
+  hits:
+    - trainers: [{trainers}]
+      symptom: what the user sees, in half a sentence
 """
 
 MODULE = '''"""{title}.
@@ -101,7 +104,10 @@ Next, in this order:
   3. Write the proof in {proof}, until
          python tests/matrix/bench.py run --releases {release} --patches {id} --no-write
      says `proven` for the cell and the proof.
-  4. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring.
+  4. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring; and under hits the
+     arguments that the bug needs, so that
+         trl-hotfix scan
+     of a training script says it for whom it hits, and not for others.
   5. Set trl: there to the releases that have the bug (now "{trl}"), until
          make matrix PATCHES={id}
      has no `uncovered` (too narrow), no `not-reproduced` (too wide), and no proof that fails. It also puts the bodies
@@ -242,7 +248,11 @@ def _entry(words: dict[str, str], pull: int | None, targets: Targets) -> str:
     endless = SpecifierSet(words["trl"]).contains("999999")
     review = f'  review_by: "{date.today() + REVIEW_AFTER}"\n' if endless else ""
     upstream = f"{{fix: {pull}}}" if pull else "{}"
-    return ENTRY.format(**{**words, "title": title}, upstream=upstream, review=review, targets="\n".join(lines))
+    owners = dict.fromkeys(attribute.partition(".")[0] for _, attribute in targets)
+    named = [owner.removesuffix("Trainer") for owner in owners if owner.endswith("Trainer") and owner != "Trainer"]
+    parts = {"upstream": upstream, "review": review, "targets": "\n".join(lines)}
+    # Of what is no method of a trainer, any trainer may be the user.
+    return ENTRY.format(**{**words, "title": title}, **parts, trainers=", ".join(named) or '"*"')
 
 
 def _docstring(title: str) -> str:
