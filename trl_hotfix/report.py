@@ -150,9 +150,14 @@ def as_html(report: Report) -> str:
 def show(view: Any) -> None:
     """Print a rich view: coloured and folded in a terminal, plain and not cut where output is piped."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=200, no_color=True)
-    console.print(view)
+    if console.is_terminal:
+        console.print(view)
+        return
+    console = Console(width=200, no_color=True)
+    with console.capture() as captured:
+        console.print(view)
+    # rich fills each line of a table up to the whole width.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def as_json(report: Report) -> str:

@@ -270,3 +270,11 @@ def test_verify_says_which_self_test_ended_the_process_and_exits_2(package: Path
     done = run("verify", ID, PYTHONPATH=str(package.parent))
     assert done.returncode == 2
     assert f"ended with exit code 9; {ID} was next" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["list", "--all"], ["explain", "orpo-nan-gradient-near-certainty"]])
+def test_what_is_piped_can_be_pasted(command: list[str]) -> None:
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
