@@ -149,7 +149,7 @@ def made_up_sample(folder: Path) -> dict[str, Any]:
 def _trainers(result: Result, *, quick: bool) -> None:
     for release, leaf in TRAINERS.items():
         variants = {order: functools.partial(trainer_sample, release, leaf, order) for order in ORDERS}
-        done = measure.rounds(variants, 2 if quick else 15)
+        done = measure.rounds(variants, 2 if quick else 7)
         result.samples[f"{release} {leaf}"] = measure.spread(done)
         for order in ORDERS[1:]:
             if not all(each[order]["applied"] for each in done):
@@ -183,7 +183,7 @@ def _made_up(result: Result, *, quick: bool) -> None:
     for size in sizes:
         write_made_up(folder / str(size), size)
     variants = {str(size): functools.partial(made_up_sample, folder / str(size)) for size in sizes}
-    done = measure.rounds(variants, 2 if quick else 9)
+    done = measure.rounds(variants, 2 if quick else 6)
     result.samples["made-up"] = measure.spread(done)
     shutil.rmtree(folder)
     smallest = str(sizes[0])

@@ -130,7 +130,7 @@ def run(*, quick: bool) -> Result:
     result = Result()
     for patch_id, releases in PATCHES.items():
         variants = {mode: functools.partial(sample, patch_id, mode) for mode in MODES}
-        done = measure.rounds(variants, 2 if quick else 12, warm_up=not quick)
+        done = measure.rounds(variants, 2 if quick else 7, warm_up=not quick)
         check(done)
         result.samples[patch_id] = measure.spread(done)
         result.versions[patch_id] = f"trl {releases['buggy']}, fixed {releases['fixed']}"

@@ -125,7 +125,7 @@ def run(*, quick: bool) -> Result:
     result = Result(versions={"trl": f"{BUGGY}, {FIXED}"})
     for how in WAYS:
         variants = {mode: functools.partial(sample, mode, how, 10 if quick else 40) for mode in RELEASES}
-        done = measure.rounds(variants, 2 if quick else 12, warm_up=how == "compiled" or not quick)
+        done = measure.rounds(variants, 2 if quick else 7, warm_up=how == "compiled" or not quick)
         check(done)
         result.samples[how] = measure.spread(done)
         for other in ("fixed", "unpatched"):

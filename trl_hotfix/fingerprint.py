@@ -12,7 +12,9 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import io
 import json
+import linecache
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -78,17 +80,27 @@ def loaded(function: Any) -> Loaded:
     function = inspect.unwrap(getattr(function, "__func__", function))
     if not isinstance(function, FunctionType):
         return Loaded(None, from_file=False)
+    code = function.__code__
+    # What `inspect.getsource` does, but for its search of the module that the function is in among all that there are.
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    return _loaded(code, code.co_filename, function.__qualname__, text)
+
+
+@functools.lru_cache(maxsize=32)  # several patches have the same target
+def _loaded(code: CodeType, path: str, name: str, text: str) -> Loaded:
+    """``path`` is in the key, as code that is the same in two files is equal."""
     try:
-        lines, _ = inspect.getsourcelines(function.__code__)
+        lines = inspect.getblock(io.StringIO(text).readlines()[code.co_firstlineno - 1 :])
         # In a class of its own name: dedenting would change the strings, and names are mangled by their class.
-        owner = function.__qualname__.split(".")[-2] if lines[0][:1].isspace() and "." in function.__qualname__ else ""
+        owner = name.split(".")[-2] if lines[0][:1].isspace() and "." in name else ""
         parsed = parse((f"class {owner}:\n" if owner else "") + "".join(lines))
-    except (OSError, SyntaxError):
+    except (IndexError, SyntaxError):
         return Loaded(None, from_file=True)
     definition = next((each for each in ast.walk(parsed) if isinstance(each, _Definition)), None)
     if definition is None:
         return Loaded(None, from_file=False)
-    return Loaded(digest(definition), from_file=_same_code(function.__code__, parsed))
+    return Loaded(digest(definition), from_file=_same_code(code, parsed))
 
 
 def _same_code(code: CodeType, parsed: ast.Module) -> bool:
