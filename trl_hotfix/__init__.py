@@ -6,8 +6,6 @@ Nothing is imported here: this package is loaded at interpreter start when ``TRL
 still incomplete. The names below load what they need when they are first used.
 """
 
-from __future__ import annotations
-
 TYPE_CHECKING = False  # type checkers know the name; `typing` would cost 3 ms at every interpreter start
 if TYPE_CHECKING:
     from .callback import HotfixCallback as HotfixCallback

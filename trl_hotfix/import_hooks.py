@@ -8,8 +8,6 @@ No lock is held while importing or while calling back. Only the standard library
 start.
 """
 
-from __future__ import annotations
-
 import sys
 from _thread import get_ident
 
@@ -32,7 +30,7 @@ class Finder:
         self._imports: dict[str, Callable[[ModuleType], None]] = {}
         self._busy: set[tuple[int, str]] = set()
 
-    def before_import(self, name: str, callback: Callable[[], None]) -> None:
+    def before_import(self, name: str, callback: "Callable[[], None]") -> None:
         """Call ``callback()`` before the first line of a module ``name`` runs, or when ``do_now(name)`` is called."""
         self._before[name] = callback
         self._be_first()
@@ -51,7 +49,7 @@ class Finder:
             self._busy.discard(busy)
         self._leave_if_idle()
 
-    def when_imported(self, name: str, callback: Callable[[ModuleType], None]) -> None:
+    def when_imported(self, name: str, callback: "Callable[[ModuleType], None]") -> None:
         """Call ``callback(module)`` each time that ``name`` has been imported, reloads included.
 
         At once, if it is imported already; if its import is under way, in this thread or another, when that ends.
@@ -71,8 +69,8 @@ class Finder:
         self._leave_if_idle()
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if fullname not in self._before and fullname not in self._imports:
             return None
         # Other hooks find by asking all of sys.meta_path again, this finder included.
@@ -96,7 +94,7 @@ class Finder:
                 warn(f"the import of {fullname} cannot be watched ({type(error).__name__}: {error})")
         return spec
 
-    def _notify(self, name: str, module: ModuleType) -> None:
+    def _notify(self, name: str, module: "ModuleType") -> None:
         callback = self._imports.get(name)
         if callback is not None:
             callback(module)
@@ -115,8 +113,8 @@ FINDER = Finder()
 
 
 def _find_elsewhere(
-    finder: Finder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
+    finder: Finder, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None"
+) -> "ModuleSpec | None":
     for other in list(sys.meta_path):
         find_spec = getattr(other, "find_spec", None)
         if other is finder or find_spec is None:
@@ -128,7 +126,7 @@ def _find_elsewhere(
 
 
 def _around_execution(
-    spec: ModuleSpec, before: Callable[[str], None], notify: Callable[[str, ModuleType], None]
+    spec: "ModuleSpec", before: "Callable[[str], None]", notify: "Callable[[str, ModuleType], None]"
 ) -> None:
     """Shadow ``exec_module`` on this loader instance, so that the loader stays what it is for everybody else."""
     loader: Any = spec.loader
@@ -140,7 +138,7 @@ def _around_execution(
     if getattr(shadowed, "watches", None) == name:
         return
 
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(module: "ModuleType") -> None:
         if getattr(module.__spec__, "name", None) != name:
             execute(module)  # zipimport: one loader for many modules
             return
@@ -153,7 +151,7 @@ def _around_execution(
         if type(module.__spec__) is not _WatchedSpec:
             notify(name, module)
 
-    def both(name: str, module: ModuleType) -> None:
+    def both(name: str, module: "ModuleType") -> None:
         before(name)
         notify(name, module)
 
@@ -195,14 +193,14 @@ class _WatchedSpec(ModuleSpec):
             raise
 
 
-def _watch(spec: Any, notify: Callable[[str, ModuleType], None]) -> None:
+def _watch(spec: "Any", notify: "Callable[[str, ModuleType], None]") -> None:
     """Have ``notify`` called when the import that uses ``spec`` ends."""
     if type(spec) is ModuleSpec:  # else watched already, or a kind of somebody else's: a later apply() finds the module
         vars(spec)["_trl_hotfix"] = notify
         spec.__class__ = _WatchedSpec
 
 
-def _watch_to_the_end(spec: Any, notify: Callable[[str, ModuleType], None]) -> bool:
+def _watch_to_the_end(spec: "Any", notify: "Callable[[str, ModuleType], None]") -> bool:
     """The same for an import under way; False if it ended meanwhile and nobody has been called back."""
     _watch(spec, notify)
     if type(spec) is not _WatchedSpec or spec._initializing:

@@ -2,10 +2,8 @@
 
 It runs in every Python process of the environment, twice in a virtual environment up to Python 3.14, and while
 ``sys.path`` is incomplete. So it imports the standard library only, is idempotent and never raises: all it does is wait
-for somebody to import ``trl``.
+for somebody to import ``trl``. Annotations stand in quotes here, as ``__future__`` would be one more module to load.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -72,7 +70,7 @@ def apply_now() -> None:
         warn(f"TRL stays unpatched: {type(error).__name__}: {error}")
 
 
-def _give_callback(module: ModuleType) -> None:
+def _give_callback(module: "ModuleType") -> None:
     try:
         from .callback import add_to_every_trainer
 

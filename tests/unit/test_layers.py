@@ -115,7 +115,7 @@ def test_what_runs_at_interpreter_start_imports_only_the_standard_library(module
 
 def test_the_package_itself_imports_nothing_at_its_top() -> None:
     at_top = {each.name for each in of_module("__init__") if each.at_top and not each.for_types}
-    assert at_top == {"__future__"}
+    assert at_top == set()
 
 
 # The callback is a subclass of one of transformers', and loaded when that is there.
