@@ -1,4 +1,4 @@
-"""What the site has that nobody writes: a page for each bug, the reference out of the README, the schemas' tables, the
+"""What the site has that nobody writes: a page for each bug, the README as the first page, the schemas' tables, the
 evidence, and the order of the pages. MkDocs calls it (``hooks`` in mkdocs.yml); nothing is written into ``docs/``.
 
 ``python docs/generate.py`` writes ``docs/schemas/``, which is committed.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +32,7 @@ SCHEMAS = DOCS / "schemas"
 ORDER = (
     "faq.md",
     "promises.md",
+    "bugs-in-short.md",
     "reference.md",
     "json.md",
     "security.md",
@@ -42,8 +42,8 @@ ORDER = (
 )
 """Of those that are there; others come after them."""
 
-ELSEWHERE = ("The five questions", "The bugs")
-"""Sections of the README that other pages of the site have, longer."""
+PICTURE = "![Every patch on every TRL release: proven or absent](evidence/matrix.svg)"
+"""As the README has it. On the site it scrolls by itself, and leads to the page with the numbers."""
 
 HERE = "<!-- commands -->"
 """Where docs/json.md has a section for each command."""
@@ -52,7 +52,7 @@ HERE = "<!-- commands -->"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
-    made = bug_pages.pages() | {"reference.md": reference((CHECKOUT / "README.md").read_text(encoding="utf-8"))}
+    made = bug_pages.pages() | {"index.md": index((CHECKOUT / "README.md").read_text(encoding="utf-8"))}
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     evidence = CHECKOUT / "evidence"
@@ -73,14 +73,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown.replace(HERE, "\n\n".join(section(name, schema) for name, schema in schemas().items()))
 
 
-def reference(readme: str) -> str:
-    """The sections of the README that are no overview, as a page; its links are those of the site then."""
-    sections = re.split(r"\n(?=## )", readme)[1:]
-    kept = [each for each in sections if each.partition("\n")[0].removeprefix("## ") not in ELSEWHERE]
-    text = "\n".join(["# Reference", "", *kept]).replace("](docs/", "](")
-    # The evidence itself is not published, the picture of it is.
-    text = re.sub(r"\[([^]]+)\]\(evidence/matrix\.json\)", r"\1", text)
-    return text.replace("`evidence/matrix.html`", "[`evidence/matrix.html`](evidence/matrix.html)")
+def index(readme: str) -> str:
+    """The README as the first page; its links are those of the site then."""
+    if PICTURE not in readme:
+        raise ValueError(f"the README has no line {PICTURE}")
+    picture = f'<div class="wide" markdown="1">\n\n[{PICTURE}](evidence/matrix.html)\n\n</div>'
+    text = readme.replace(PICTURE, picture).replace("](docs/bugs-in-short.md)", "](bugs/index.md)")
+    return "---\nhide: [navigation, toc]\n---\n\n" + text.replace("](docs/", "](")
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -88,8 +87,8 @@ def schemas() -> dict[str, dict[str, Any]]:
     found = {}
     for name in NAMES:
         module = import_module(f"trl_hotfix.commands.{name}")
-        if not any("--json" in parameter.opts for parameter in module.command.params):
-            continue
+        if not hasattr(module, "Answer"):
+            continue  # `run` becomes the command that it is given
         (its,), parts = msgspec.json.schema_components([module.Answer], ref_template="#/$defs/{name}")
         for part in parts.values():
             # Up to Python 3.12 a docstring keeps its indentation.

@@ -41,7 +41,7 @@ class State(str, Enum):
 
 
 class Reason(str, Enum):
-    """Why a patch stands there. The slugs are stable; the README says what to do about each."""
+    """Why a patch stands there. The slugs are stable; docs/reference.md says what to do about each."""
 
     SWITCHED_OFF = "switched-off"
     NOT_SELECTED = "not-selected"

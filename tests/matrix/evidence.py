@@ -61,8 +61,8 @@ def write_curve(patch: Patch, found: Any) -> None:
     curves = json.loads(CURVES.read_text()) if CURVES.is_file() else []
     kept = [each for each in curves if each["patch"] != patch.id] + ([found] if found is not None else [])
     # A number a line would be a file of thousands of lines.
-    lines = [json.dumps(each) for each in sorted(kept, key=lambda each: each["patch"])]
-    CURVES.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    lines = [f"\n{json.dumps(each)}" for each in sorted(kept, key=lambda each: each["patch"])]
+    CURVES.write_text(f"[{','.join(lines)}\n]\n")
 
 
 def make() -> None:

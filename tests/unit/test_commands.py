@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from trl_hotfix import catalogue
 from trl_hotfix.commands import doctor
+from trl_hotfix.commands.new import Answer
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "moe-aux-loss-lost-under-deepspeed"
@@ -503,6 +505,13 @@ def test_the_proof_of_a_new_patch_fails_until_it_is_written(checkout: Path) -> N
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "write the proof first\n" * 2, done.stderr
+
+
+def test_new_says_what_it_wrote_as_json(checkout: Path) -> None:
+    done = new(checkout, NEW, "--json")
+    answer = msgspec.json.decode(done.stdout.encode(), type=Answer, strict=True)
+    assert all((checkout / answer[part]).is_file() for part in ("manifest", "module", "proof"))
+    assert (answer["id"], answer["trl"], set(json.loads(done.stdout))) == (NEW, "==0.11.4", set(answer))
 
 
 @pytest.mark.parametrize(("specifiers", "reviewed"), [(">=0.9.6", True), (">=0.9.6,<0.12", False), ("==0.11.*", False)])

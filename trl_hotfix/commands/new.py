@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import textwrap
 from datetime import date, timedelta
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import TypedDict
 
 import click
 import yaml
@@ -112,12 +114,22 @@ Next, in this order:
          make matrix PATCHES={id}
      has no `uncovered` (too narrow), no `not-reproduced` (too wide), and no proof that fails. It also puts the bodies
      of the method on record: before, the patch is `skipped` (`unknown-body`) for everybody.
-  6. Say it in README.md, and run `make test`.
+  6. Say it in docs/bugs-in-short.md, and run `make test`.
 docs/add-a-patch.md goes through one, step by step.
 """
 
 Targets = tuple[tuple[str, str], ...]
 """Module and attribute of each."""
+
+
+class Answer(TypedDict):
+    """What was written, from the top of the checkout: the entry went to the end of the manifest."""
+
+    id: str
+    trl: str
+    manifest: str
+    module: str
+    proof: str
 
 
 @click.command("new")
@@ -134,6 +146,7 @@ Targets = tuple[tuple[str, str], ...]
 @click.option(
     "--wheel", type=click.Path(path_type=Path), help="A TRL wheel or a folder with one, to look for the target."
 )
+@click.option("--json", "as_data", is_flag=True, help="What was written as JSON.")
 def command(
     patch_id: str,
     pull: int | None,
@@ -142,6 +155,7 @@ def command(
     severity: str,
     title: str | None,
     wheel: Path | None,
+    as_data: bool,
 ) -> int:
     """Begin a new patch, in a checkout of trl_hotfix: its entry in patches.yaml, its module and its proof.
 
@@ -161,6 +175,10 @@ def command(
     link = f"pull request {pull}" if pull else "no pull request yet"
     code = MODULE.format(title=_docstring(title), upstream=link, wrapper=WRAPPER, attribute=targets[0][1])
     _write(checkout, {module: code, proof: PROOF}, _entry(words, pull, targets))
+    if as_data:
+        answer = Answer(id=patch_id, trl=wanted, manifest="patches.yaml", module=str(module), proof=str(proof))
+        click.echo(json.dumps(answer, indent=2))
+        return Exit.FINE
     for path in (Path("patches.yaml"), module, proof):
         click.echo(f"{'appended to' if path.suffix == '.yaml' else 'wrote'} {path}")
     click.echo(NEXT.format(**words, module=module, proof=proof, release=release.version), nl=False)

@@ -1,4 +1,4 @@
-"""What the README says of the program is what the program says of itself."""
+"""What the reference says of the program is what the program says of itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from trl_hotfix.model import Reason, State
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-STATES = README.partition("## States and reasons")[2].partition("\n## ")[0]
+REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+STATES = REFERENCE.partition("## States and reasons")[2].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize("word", [*State, *Reason], ids=lambda word: word.value)
