@@ -120,11 +120,12 @@ def own(bare: Environment, distributions: dict[str, Path]) -> Environment:
 def checkout(tmp_path: Path) -> Path:
     """A copy of the checkout, for editable installs and broken catalogues."""
     copy = tmp_path / "checkout"
-    for name in ("trl_hotfix", "evidence", "patches.yaml", "pyproject.toml", "README.md", "LICENSE"):
+    parts = ("trl_hotfix", "evidence", "tests/patches", "tests/matrix/prove.py", "patches.yaml", "pyproject.toml")
+    for name in (*parts, "README.md", "LICENSE"):
         source = CHECKOUT / name
         if source.is_dir():
             shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            copy.mkdir(exist_ok=True)
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy / name)
     return copy
