@@ -26,7 +26,7 @@ test: $(VENV)/ready $(DOCS)/ready lint types
 	for wrapt in $(WRAPTS); do \
 	  PYTHONPATH=$(CURDIR)/$(VENV)/wrapt-$$wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) || exit 1; \
 	done
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every patch on every TRL release, proofs and parity included:
 # `make matrix`, or `make matrix RELEASES=0.11.4,1.16.0 PATCHES=some-id`.

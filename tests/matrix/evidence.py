@@ -95,16 +95,14 @@ def _order(key: tuple[str, str, str]) -> tuple[Any, ...]:
     return key[0], Version(key[1]), key[2]
 
 
-@functools.cache
-def wheel(release: str) -> Release:
-    return Release(BENCH / "overlay" / release)
-
-
 def body(release: str, target: Target) -> str | None:
     """The body of ``target`` in a release: read from its wheel once, since that does not change."""
     known, key = _bodies(), f"{release} {target.name}"
     if key not in known:
-        known[key] = wheel(release).body(target.module, target.attribute)
+        # All of one release, which is let go then: the syntax trees of all of them are a gigabyte.
+        its = Release(BENCH / "overlay" / release)
+        every = {target, *(each for patch in catalogue.load() for each in patch.targets)}
+        known |= {f"{release} {each.name}": its.body(each.module, each.attribute) for each in every}
     return known[key]
 
 
