@@ -6,7 +6,7 @@ import ast
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,15 +27,32 @@ Defaults = Mapping[str, Any]
 """Each argument with its default, or NOTHING where that is no literal."""
 
 
-def parsed(file: Path) -> Iterator[ast.ClassDef]:
-    yield from (each for each in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef))
+class Class(NamedTuple):
+    """What is read of a class. Not the syntax trees: those of all releases are gigabytes."""
+
+    name: str
+    bases: tuple[str, ...]
+    fields: Defaults
+    positional: tuple[str, ...]
+    """What ``__init__`` takes by position, without ``self``; empty if it has none of its own."""
+    parameters: frozenset[str]
+
+
+def parsed(file: Path) -> Iterator[Class]:
+    for each in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(each, ast.ClassDef):
+            made = next((its for its in each.body if isinstance(its, ast.FunctionDef) and its.name == "__init__"), None)
+            positional = tuple(part.arg for part in made.args.args[1:]) if made is not None else ()
+            keywords = {part.arg for part in made.args.kwonlyargs} if made is not None else set()
+            bases = tuple(base.id for base in each.bases if isinstance(base, ast.Name))
+            yield Class(each.name, bases, fields(each), positional, frozenset({*positional, *keywords}))
 
 
 @functools.cache
-def classes(release: str) -> dict[str, list[ast.ClassDef]]:
+def classes(release: str) -> dict[str, list[Class]]:
     """The trainers and configs of a release, by name: there may be one in ``trl.trainer`` and one in experimental."""
     folder = layout.BENCH / "overlay" / release / "trl"
-    found: dict[str, list[ast.ClassDef]] = {}
+    found: dict[str, list[Class]] = {}
     for file in [*folder.glob("trainer/*.py"), *folder.glob("experimental/**/*.py")]:
         if file.stem.endswith(("_trainer", "_config", "__init__")):
             for each in parsed(file):
@@ -49,7 +66,7 @@ def of_transformers() -> frozenset[str]:
     files = [*layout.BENCH.glob("stacks/*/lib/python3*/site-packages/transformers/training_args.py")]
     assert files
     each = [part for file in files for part in parsed(file) if part.name == "TrainingArguments"]
-    return frozenset(name for definition in each for name in fields(definition))
+    return frozenset(name for definition in each for name in definition.fields)
 
 
 def fields(definition: ast.ClassDef) -> Defaults:
@@ -74,20 +91,14 @@ def config(release: str, name: str) -> Defaults:
     found: dict[str, Any] = {}
     for definition in classes(release).get(name, []):
         for base in definition.bases:
-            if isinstance(base, ast.Name) and base.id != name:
-                found |= config(release, base.id)
-        found |= fields(definition)
+            if base != name:
+                found |= config(release, base)
+        found |= definition.fields
     return found
 
 
-@functools.cache
-def trainer(release: str, name: str) -> frozenset[str]:
-    parameters: set[str] = set()
-    for definition in classes(release).get(name, []):
-        for each in definition.body:
-            if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-                parameters |= {part.arg for part in [*each.args.args, *each.args.kwonlyargs]}
-    return frozenset(parameters)
+def trainer(release: str, name: str) -> set[str]:
+    return {each for definition in classes(release).get(name, []) for each in definition.parameters}
 
 
 def releases(*ranges: str | None) -> list[str]:
@@ -141,11 +152,9 @@ def test_what_is_given_by_position_is_there_in_every_release(everywhere: None) -
     for release in layout.releases():
         for name, order in scripts.POSITIONS.items():
             for definition in classes(release).get(f"{name}Trainer", []):
-                for each in definition.body:
-                    if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-                        first = tuple(part.arg for part in each.args.args[1:])
-                        # RLOO was another trainer up to 0.21, of which the catalogue knows no bug.
-                        assert first[: len(order)] == order or "policy" in first or not first, (release, name)
+                first = definition.positional
+                # RLOO was another trainer up to 0.21, of which the catalogue knows no bug.
+                assert first[: len(order)] == order or "policy" in first or not first, (release, name)
 
 
 @pytest.mark.parametrize("name", scripts.SIGNS)
