@@ -15,6 +15,7 @@ import inspect
 import io
 import json
 import linecache
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -95,7 +96,7 @@ def _loaded(code: CodeType, path: str, name: str, text: str) -> Loaded:
         # In a class of its own name: dedenting would change the strings, and names are mangled by their class.
         owner = name.split(".")[-2] if lines[0][:1].isspace() and "." in name else ""
         parsed = parse((f"class {owner}:\n" if owner else "") + "".join(lines))
-    except (IndexError, SyntaxError):
+    except (IndexError, SyntaxError, tokenize.TokenError):  # the file is another one since
         return Loaded(None, from_file=True)
     definition = next((each for each in ast.walk(parsed) if isinstance(each, _Definition)), None)
     if definition is None:

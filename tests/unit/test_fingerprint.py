@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import ast
+import os
+from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -32,3 +35,32 @@ def test_a_parser_that_another_thread_has_disturbed_is_asked_again(monkeypatch: 
     monkeypatch.setattr(ast, "parse", lambda text: disturbed(calls.clear() or text))
     with pytest.raises(SystemError):
         fingerprint.parse("x = 1")
+
+
+SOURCE = "def f():\n    return 1\n"
+
+
+def of_file(file: Path) -> FunctionType:
+    """The function of ``SOURCE``, as if it was imported from ``file``."""
+    return FunctionType(compile(SOURCE, str(file), "exec").co_consts[0], {})
+
+
+NO_PYTHON = ["def f():\n    return (1,\n", 'x = """\n', "", "class A:\n  def f(self):\n", ")\n", "\0"]
+
+
+@pytest.mark.parametrize("text", NO_PYTHON)
+def test_a_file_that_has_been_changed_into_no_python_since_has_no_body(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "changed.py"
+    file.write_text(SOURCE)
+    assert fingerprint.loaded(of_file(file)).digest is not None
+    file.write_text(text)
+    os.utime(file, (1, 1))
+    assert fingerprint.loaded(of_file(file)).digest is None
+
+
+def test_the_same_code_in_two_files_has_the_body_of_its_own_file(tmp_path: Path) -> None:
+    one, other = (of_file(tmp_path / name) for name in ("one.py", "other.py"))
+    (tmp_path / "one.py").write_text(SOURCE)
+    (tmp_path / "other.py").write_text(SOURCE.replace("1", "2"))
+    assert one.__code__ == other.__code__
+    assert [fingerprint.loaded(each).from_file for each in (one, other, one)] == [True, False, True]
