@@ -112,18 +112,17 @@ def because(found: PatchStatus) -> str:
 def table(report: Report) -> Table:
     """Every patch: what it repairs, and whether it applies here."""
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    view.add_column("patch", overflow="fold", ratio=3)
-    view.add_column("repairs", overflow="fold", ratio=4)
-    view.add_column("severity")
-    view.add_column("TRL range", overflow="fold", ratio=2)
-    view.add_column("evidence", overflow="fold", ratio=2)
-    view.add_column(f"here: TRL {report.trl or 'none'}", overflow="fold", ratio=3)
+    # An id is to be copied, and never folded. With `min_width` rich makes the others too wide for the terminal.
+    longest = max((len(each.id) for each in report), default=0)
+    view.add_column("patch, what it repairs", overflow="fold", width=max(longest, int(0.45 * _width())))
+    view.add_column("TRL range, evidence", overflow="fold")
+    view.add_column(f"here: TRL {report.trl or 'none'}", overflow="fold")
     for each in report:
         applies = {State.PENDING: "applies", State.APPLIED: "applied"}.get(each.state, "does not apply")
         answer = Text(f"{applies}: {because(each)}", style=_COLOURS.get(each.state, "dim"))
-        # A cell that starts with a bracket is text, not rich's markup.
-        cells = (each.id, each.patch.title, each.patch.severity.value, each.patch.trl, evidence.in_words(each.patch))
-        view.add_row(*(Text(cell) for cell in cells), answer)
+        # Text, not rich's markup: a cell may start with a bracket.
+        what = Text.assemble((each.id, "bold"), f"\n{each.patch.severity.value}: {each.patch.title}")
+        view.add_row(what, Text(f"{each.patch.trl}\n{evidence.in_words(each.patch)}"), answer)
     return view
 
 
@@ -153,11 +152,17 @@ def show(view: Any) -> None:
     if console.is_terminal:
         console.print(view)
         return
-    console = Console(width=200, no_color=True)
+    console = Console(width=_width(), no_color=True)
     with console.capture() as captured:
         console.print(view)
     # rich fills each line of a table up to the whole width.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _width() -> int:
+    """Of what is printed: the terminal's, or so much that little is folded."""
+    console = Console()
+    return console.width if console.is_terminal else 200
 
 
 def as_json(report: Report) -> str:
