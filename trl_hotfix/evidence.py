@@ -19,12 +19,15 @@ Cell = Mapping[str, Any]
 """One patch on one release: ``patch, revision, release, stack, versions, verdict, why, leaves, bodies``."""
 
 
+_Version = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
+
+
 class _Read(TypedDict):
     """What is read of a cell."""
 
     patch: str
     revision: int
-    release: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
+    release: _Version
     verdict: str
     bodies: dict[str, str | None]
 
@@ -34,7 +37,7 @@ class Proof(TypedDict):
 
     patch: str
     revision: int
-    release: str
+    release: _Version
     stack: str
     verdict: str
     runs: dict[str, dict[str, Any]]
@@ -44,9 +47,9 @@ class Parity(TypedDict):
     """How far the patched release is from the first fixed one: the differences of the loss and of the gradients."""
 
     patch: str
-    release: str
+    release: _Version
     stack: str
-    fixed_release: str
+    fixed_release: _Version
     loss_difference: float
     gradient_difference: float
 

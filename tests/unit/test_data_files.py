@@ -24,7 +24,23 @@ CELL = {
     "verdict": "proven",
     "bodies": {TARGET: "c1:0"},
 }
-EVIDENCE = {"cells": [CELL]}
+PROOF = {
+    "patch": PATCH.id,
+    "revision": PATCH.revision,
+    "release": "0.11.4",
+    "stack": "tf4.44",
+    "verdict": "proven",
+    "runs": {},
+}
+PARITY = {
+    "patch": PATCH.id,
+    "release": "0.11.4",
+    "stack": "tf4.44",
+    "fixed_release": "0.12.0",
+    "loss_difference": 0.0,
+    "gradient_difference": 0.0,
+}
+EVIDENCE = {"cells": [CELL], "proofs": [PROOF], "parity": [PARITY]}
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -64,6 +80,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, tuple[bytes, bytes]
             its.setattr(evidence, "bodies", fingerprint.bodies.__wrapped__)
             its.setattr(evidence, "matrix", evidence.matrix.__wrapped__)
             what = fingerprint.bodies.__wrapped__().what(PATCH.id, TARGET, "c1:0")
+            evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
             return what, evidence.in_words(PATCH)
 
     return both
