@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -54,8 +54,11 @@ class Parity(TypedDict):
     gradient_difference: float
 
 
-class _Matrix(TypedDict):
+class _Cells(TypedDict):
     cells: list[_Read]
+
+
+class _Trainings(TypedDict):
     proofs: list[Proof]
     parity: list[Parity]
 
@@ -68,13 +71,29 @@ def file() -> Path:
 
 
 @functools.cache
-def matrix() -> _Matrix:
-    """The evidence on record; empty where the package was built without it. Raises ``DamagedError``."""
+def cells() -> Mapping[str, Sequence[_Read]]:
+    """What the self-tests said, by patch; empty where the package was built without it. Raises ``DamagedError``."""
+    read: _Cells | None = _decoded(_Cells)
+    found: dict[str, list[_Read]] = {}
+    for cell in read["cells"] if read is not None else ():
+        found.setdefault(cell["patch"], []).append(cell)
+    return found
+
+
+@functools.cache
+def trainings() -> _Trainings:
+    """The proofs on record and the comparisons with fixed releases. Raises ``DamagedError``."""
+    read: _Trainings | None = _decoded(_Trainings)
+    return read if read is not None else {"proofs": [], "parity": []}
+
+
+def _decoded(part: type) -> Any:
+    """A part of the file, None if there is none: ``--list`` shows the cells only, and reading all takes longer."""
     its = file()
     if not its.is_file():
-        return {"cells": [], "proofs": [], "parity": []}
+        return None
     try:
-        return msgspec.json.decode(its.read_bytes(), type=_Matrix)
+        return msgspec.json.decode(its.read_bytes(), type=part)
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedError(its, error) from error
 
@@ -88,21 +107,21 @@ def holds(cell: Cell, patch: Patch) -> bool:
 
 def proven_on(patch: Patch) -> tuple[str, ...]:
     """The releases, oldest first, on which ``patch`` as it is now was seen red, green and red."""
-    cells = [cell for cell in matrix()["cells"] if cell["patch"] == patch.id]
-    proven = {cell["release"] for cell in cells if cell["verdict"] == "proven" and holds(cell, patch)}
-    failed = {cell["release"] for cell in cells if cell["verdict"] not in ("proven", "absent")}
+    its = cells().get(patch.id, ())
+    proven = {cell["release"] for cell in its if cell["verdict"] == "proven" and holds(cell, patch)}
+    failed = {cell["release"] for cell in its if cell["verdict"] not in ("proven", "absent")}
     return tuple(sorted(proven - failed, key=Version))
 
 
 def proofs_of(patch: Patch) -> list[Proof]:
     """What trainings on real releases have shown of ``patch`` as it is now, oldest release first."""
-    its = (each for each in matrix()["proofs"] if each["patch"] == patch.id and each["revision"] == patch.revision)
+    its = (each for each in trainings()["proofs"] if each["patch"] == patch.id and each["revision"] == patch.revision)
     return sorted(its, key=lambda each: (Version(each["release"]), each["stack"]))
 
 
 def parity_of(patch: Patch) -> list[Parity]:
     """The comparisons with the first fixed release."""
-    return [each for each in matrix()["parity"] if each["patch"] == patch.id]
+    return [each for each in trainings()["parity"] if each["patch"] == patch.id]
 
 
 def in_words(patch: Patch) -> str:

@@ -335,7 +335,7 @@ def _files(packs: str | None, problems: _Problems) -> tuple[dict[str, DataFile],
     ways: dict[str, tuple[Path, Callable[[], int]]] = {
         "patches": (catalogue.manifest(), of_manifest),
         "fingerprints": (Path(fingerprint.__file__).with_name("fingerprints.json"), _releases),
-        "evidence": (evidence.file(), lambda: len(evidence.matrix()["cells"])),
+        "evidence": (evidence.file(), lambda: sum(map(len, evidence.cells().values()))),
     }
     files = {}
     for name, (path, count) in ways.items():
