@@ -92,3 +92,15 @@ def test_curves_are_shown_of_the_patch_as_it_is_now(
     pages.CURVES.write_text(json.dumps([curve, other]))
     made = pages.pages()
     assert [patch.id for patch in (first, second, third) if "<polyline" in made[f"bugs/{patch.id}.md"]] == [first.id]
+
+
+def test_the_curve_of_a_patched_release_is_that_of_the_fixed_one_and_not_that_without_the_patch(
+    pages: ModuleType,
+) -> None:
+    curves = json.loads(pages.CURVES.read_text())
+    assert {each["patch"] for each in curves} <= {patch.id for patch in catalogue.load()}
+    for curve in curves:
+        losses = {name: run["losses"] for name, run in curve["runs"].items()}
+        assert losses["unpatched"] != losses["patched"]
+        # The log has four digits behind the point.
+        assert losses.get("fixed", losses["patched"]) == pytest.approx(losses["patched"], abs=1.01e-4), curve["patch"]
