@@ -46,11 +46,6 @@ def main(out: str, folder: str, *words: str) -> None:
     trainer.train(resume_from_checkpoint=f"{folder}/out/checkpoint-1" if "resume" in words else None)
     if trainer.state.is_world_process_zero:
         Path(out).write_text(json.dumps(trainer.state.log_history))
-    import torch.distributed as dist
-
-    # A rank that ends with its group's threads still there is aborted by them, now and then.
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
