@@ -140,11 +140,25 @@ def _patches(text: str, mistakes: list[Mistake], pack: str) -> Iterator[Patch]:
             yield patch
 
 
+class _TooDeepError(Exception):
+    pass
+
+
 def _compose(text: str, mistakes: list[Mistake]) -> _Node | None:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    """The text as nodes, built while libyaml reads it: its own composer overflows the stack where lists are deep."""
+    events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    unwanted: list[Mistake] = []
+    found: list[Mistake] = []
+    root = None
     try:
-        mistakes.extend(_unwanted(yaml.parse(text, Loader=loader)))
-        root = yaml.compose(text, Loader=loader) if not mistakes else None
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
+                mistakes.append(Mistake(_line(event), "not YAML: expected a single document, found another"))
+                return None
+            if isinstance(event, yaml.NodeEvent):
+                root = _node(event, events, 0, unwanted, found)
+    except _TooDeepError:
+        pass
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         mistakes.append(Mistake(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}"))
@@ -152,37 +166,40 @@ def _compose(text: str, mistakes: list[Mistake]) -> _Node | None:
     except yaml.YAMLError as error:
         mistakes.append(Mistake(1, f"not YAML: {error or type(error).__name__}"))
         return None
+    mistakes.extend(unwanted or found)
     if root is None and not mistakes:
         mistakes.append(Mistake(1, "expected a list of patches, found nothing"))
-    return _node(root, mistakes) if root is not None else None
+    return None if unwanted else root
 
 
-def _unwanted(events: Iterable[yaml.Event]) -> Iterator[Mistake]:
-    """What a catalogue has no use for: aliases, tags, and a depth at which libyaml overflows the stack."""
-    depth = 0
-    for event in events:
-        line = (event.start_mark.line if event.start_mark is not None else 0) + 1
-        if isinstance(event, yaml.AliasEvent):
-            yield Mistake(line, f"an alias (*{event.anchor}); write the value out where it is used")
-        elif isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag not in (None, "!"):
-            yield Mistake(line, f"a tag ({event.tag}); a catalogue is plain text, numbers, lists and mappings")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEPTH:
-            yield Mistake(line, f"lists and mappings within one another, more than {DEPTH} deep")
-            return
+def _line(event: Any) -> int:
+    return int(event.start_mark.line) + 1
 
 
-def _node(node: yaml.Node, mistakes: list[Mistake]) -> _Node:
-    line = node.start_mark.line + 1
-    if isinstance(node, yaml.SequenceNode):
-        return _Node([_node(item, mistakes) for item in node.value], line)
-    if not isinstance(node, yaml.MappingNode):
-        return _Node(_scalar(node, mistakes), line)
+def _node(event: Any, events: Iterator[Any], depth: int, unwanted: list[Mistake], mistakes: list[Mistake]) -> _Node:
+    """The value that begins with ``event``. ``unwanted``: aliases and tags, for which a catalogue has no use."""
+    line = _line(event)
+    if isinstance(event, yaml.AliasEvent):
+        unwanted.append(Mistake(line, f"an alias (*{event.anchor}); write the value out where it is used"))
+        return _Node(None, line)
+    if event.tag not in (None, "!"):
+        message = f"a tag ({event.tag}); a catalogue is plain text, numbers, lists and mappings"
+        unwanted.append(Mistake(line, message))
+    if isinstance(event, yaml.ScalarEvent):
+        return _Node(_scalar(event, mistakes), line)
+    if depth == DEPTH:
+        unwanted.append(Mistake(line, f"lists and mappings within one another, more than {DEPTH} deep"))
+        raise _TooDeepError
+    if isinstance(event, yaml.SequenceStartEvent):
+        items = []
+        while not isinstance(item := next(events), yaml.SequenceEndEvent):
+            items.append(_node(item, events, depth + 1, unwanted, mistakes))
+        return _Node(items, line)
     values: dict[Hashable, _Node] = {}
     lines: dict[Hashable, int] = {}
-    for key_node, value_node in node.value:
-        key = _node(key_node, mistakes)
-        value = _node(value_node, mistakes)
+    while not isinstance(first := next(events), yaml.MappingEndEvent):
+        key = _node(first, events, depth + 1, unwanted, mistakes)
+        value = _node(next(events), events, depth + 1, unwanted, mistakes)
         if not isinstance(key.value, str):
             mistakes.append(Mistake(key.line, f"expected a name as the key, found {_kind(key.value)} {key.plain()!r}"))
         elif key.value in values:
@@ -192,18 +209,23 @@ def _node(node: yaml.Node, mistakes: list[Mistake]) -> _Node:
     return _Node(values, line, lines)
 
 
-def _scalar(node: yaml.Node, mistakes: list[Mistake]) -> Any:
-    if node.tag == "tag:yaml.org,2002:str":
-        return node.value
+def _scalar(event: Any, mistakes: list[Mistake]) -> Any:
+    tag = _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
+    if tag == "tag:yaml.org,2002:str":
+        return event.value
     try:
         # Construction alone, by the safe constructor: it refuses tags that name Python objects. Not a whole loader,
         # which would begin to scan an empty text for each value.
+        node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
         return yaml.constructor.SafeConstructor().construct_object(node)
     except yaml.MarkedYAMLError as error:
-        mistakes.append(Mistake(node.start_mark.line + 1, f"not a plain value: {error.problem or error}"))
+        mistakes.append(Mistake(_line(event), f"not a plain value: {error.problem or error}"))
     except ValueError as error:  # a date that is none, such as 2026-02-31
-        mistakes.append(Mistake(node.start_mark.line + 1, f"not a plain value: {error}"))
+        mistakes.append(Mistake(_line(event), f"not a plain value: {error}"))
     return None
+
+
+_RESOLVER: Any = yaml.resolver.Resolver()
 
 
 def _build(node: _Node, cls: Any, what: str, mistakes: list[Mistake]) -> Any:
@@ -366,16 +388,19 @@ def _check_review(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake
 
 def _check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
     name = module_of(f"{pack}/{patch.id}" if pack else patch.id)
+    missing = Mistake(line_of("id"), f"id {patch.id!r} has no module {name}")
     try:
-        spec = find_spec(name)
-        if spec is None or (pack and not _belongs(spec, pack)):
-            yield Mistake(line_of("id"), f"id {patch.id!r} has no module {name}")
+        if pack and not _belongs(find_spec(name), pack):
+            yield missing
             return
         module = import_module(name)
     # A third border where anything may come: the top level of a patch's module is code, and a mistake in it is one of
     # the catalogue.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        yield Mistake(line_of("id"), f"{name} cannot be imported: {type(error).__name__}: {error}")
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            yield missing
+        else:
+            yield Mistake(line_of("id"), f"{name} cannot be imported: {type(error).__name__}: {error}")
         return
     functions = {key: value for key, value in vars(module).items() if isinstance(value, types.FunctionType)}
     here = {key for key, value in functions.items() if value.__module__ == name}
@@ -391,10 +416,12 @@ def _check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> It
             yield Mistake(line, f"{role}: {name}.{wanted} {takes} options, {found}")
 
 
-def _belongs(spec: ModuleSpec, pack: str) -> bool:
+def _belongs(spec: ModuleSpec | None, pack: str) -> bool:
     """Is the module a file that the pack's distribution has installed, where a patch's module belongs?"""
+    if spec is None or spec.origin is None:
+        return False
     its = packs.find(pack).file("patches", f"{spec.name.rpartition('.')[2]}.py")
-    return its is not None and spec.origin is not None and Path(spec.origin).is_file() and its.samefile(spec.origin)
+    return its is not None and Path(spec.origin).is_file() and its.samefile(spec.origin)
 
 
 def _a(what: str) -> str:

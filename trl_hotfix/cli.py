@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ def commands() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exits with one of ``Exit``."""
+    # A short process: nearly all that the collector would look through, again and again, is in use until the end.
+    gc.disable()
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Behind the name of a command, they are its own: `trl-hotfix run conda env --list`.
     own = list(itertools.takewhile(lambda word: word not in (*NAMES, "--"), words))
@@ -63,4 +66,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (CatalogueError, DamagedError) as error:
         click.echo(f"trl-hotfix: {error}", err=True)
         code = Exit.CATALOGUE
+    gc.freeze()  # nor does Python look through it at its end
     sys.exit(code)

@@ -1,9 +1,13 @@
-"""What the proof bench has seen: ``evidence/matrix.json``, which ships with the package, in words."""
+"""What the proof bench has seen, in words.
+
+``proven.json`` has the releases that each patch was seen to repair; ``evidence.json``, which is the evidence whole, is
+read for the trainings alone, since it takes longer than all else that ``--list`` does.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -12,24 +16,16 @@ from packaging.version import Version
 
 from . import packs
 from .errors import DamagedError
-from .fingerprint import bodies
 from .model import Patch
-
-Cell = Mapping[str, Any]
-"""One patch on one release: ``patch, revision, release, stack, versions, verdict, why, leaves, bodies``."""
-
 
 _Version = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
 
 
-class _Read(TypedDict):
-    """What is read of a cell."""
+class Proven(TypedDict):
+    """The releases, oldest first, on which this revision of a patch was seen red, green and red."""
 
-    patch: str
     revision: int
-    release: _Version
-    verdict: str
-    bodies: dict[str, str | None]
+    releases: list[_Version]
 
 
 class Proof(TypedDict):
@@ -54,10 +50,6 @@ class Parity(TypedDict):
     gradient_difference: float
 
 
-class _Cells(TypedDict):
-    cells: list[_Read]
-
-
 class _Trainings(TypedDict):
     proofs: list[Proof]
     parity: list[Parity]
@@ -71,46 +63,34 @@ def file() -> Path:
 
 
 @functools.cache
-def cells() -> Mapping[str, Sequence[_Read]]:
-    """What the self-tests said, by patch; empty where the package was built without it. Raises ``DamagedError``."""
-    read: _Cells | None = _decoded(_Cells)
-    found: dict[str, list[_Read]] = {}
-    for cell in read["cells"] if read is not None else ():
-        found.setdefault(cell["patch"], []).append(cell)
+def proven() -> Mapping[str, Proven]:
+    """By patch, what the self-tests have proven. Raises ``DamagedError``."""
+    found: Mapping[str, Proven] = _decoded(Path(__file__).with_name("proven.json"), dict[str, Proven])
     return found
 
 
 @functools.cache
 def trainings() -> _Trainings:
-    """The proofs on record and the comparisons with fixed releases. Raises ``DamagedError``."""
-    read: _Trainings | None = _decoded(_Trainings)
-    return read if read is not None else {"proofs": [], "parity": []}
+    """The proofs on record and the comparisons with fixed releases. Raises ``DamagedError``.
 
-
-def _decoded(part: type) -> Any:
-    """A part of the file, None if there is none: ``--list`` shows the cells only, and reading all takes longer."""
+    There are none where the package was built without them.
+    """
     its = file()
-    if not its.is_file():
-        return None
+    read: _Trainings = _decoded(its, _Trainings) if its.is_file() else {"proofs": [], "parity": []}
+    return read
+
+
+def _decoded(path: Path, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(its.read_bytes(), type=part)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedError(its, error) from error
-
-
-def holds(cell: Cell, patch: Patch) -> bool:
-    """Is the cell about the patch as it is now, and about the bodies that the release has? Else it is stale."""
-    known = bodies()
-    same = all(known.at(target, cell["release"]) in (None, body) for target, body in cell["bodies"].items())
-    return bool(cell["revision"] == patch.revision) and same
+        raise DamagedError(path, error) from error
 
 
 def proven_on(patch: Patch) -> tuple[str, ...]:
     """The releases, oldest first, on which ``patch`` as it is now was seen red, green and red."""
-    its = cells().get(patch.id, ())
-    proven = {cell["release"] for cell in its if cell["verdict"] == "proven" and holds(cell, patch)}
-    failed = {cell["release"] for cell in its if cell["verdict"] not in ("proven", "absent")}
-    return tuple(sorted(proven - failed, key=Version))
+    its = proven().get(patch.id)
+    return tuple(its["releases"]) if its is not None and its["revision"] == patch.revision else ()
 
 
 def proofs_of(patch: Patch) -> list[Proof]:

@@ -1,6 +1,6 @@
-"""``evidence/matrix.json`` and what is made of it: ``fingerprints.json`` and the picture.
+"""``evidence/matrix.json`` and what is made of it: ``fingerprints.json``, ``proven.json`` and the picture.
 
-python tests/matrix/evidence.py     # make the two again from the evidence and the wheels
+python tests/matrix/evidence.py     # make these again from the evidence and the wheels
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from packaging.version import Version
 
 from trl_hotfix import __version__, catalogue
-from trl_hotfix import evidence as shipped
+from trl_hotfix.fingerprint import Bodies
 from trl_hotfix.gates import in_range, lacking
 from trl_hotfix.model import Patch, Target
 from trl_hotfix.report import links
@@ -31,6 +31,7 @@ from layout import BENCH, CHECKOUT
 EVIDENCE = CHECKOUT / "evidence" / "matrix.json"
 CURVES = CHECKOUT / "evidence" / "curves.json"
 FINGERPRINTS = CHECKOUT / "trl_hotfix" / "fingerprints.json"
+PROVEN = CHECKOUT / "trl_hotfix" / "proven.json"
 
 WHAT = {"reproduced": "buggy", "fixed": "fixed", "absent": "absent"}
 
@@ -66,13 +67,15 @@ def write_curve(patch: Patch, found: Any) -> None:
 
 
 def make() -> None:
-    """Write ``fingerprints.json`` and the picture from the evidence and the wheels."""
-    FINGERPRINTS.write_text(json.dumps(fingerprints(), indent=1) + "\n")
+    """Write ``fingerprints.json``, ``proven.json`` and the picture from the evidence and the wheels."""
+    made = fingerprints()
+    FINGERPRINTS.write_text(json.dumps(made, indent=1) + "\n")
+    PROVEN.write_text(json.dumps(proven(made), indent=1) + "\n")
     _bodies_file().parent.mkdir(exist_ok=True)
     _bodies_file().write_text(json.dumps(_bodies()))
     data = load()
     for cell in data["cells"]:
-        cell["stale"] = is_stale(cell)
+        cell["stale"] = is_stale(cell, made)
     rows = [
         picture.Row(patch.id, patch.title, patch.severity.value, patch.trl, tuple(links(patch.upstream)))
         for patch in catalogue.load()
@@ -81,10 +84,24 @@ def make() -> None:
         (EVIDENCE.parent / name).write_text(drawn)
 
 
-def is_stale(cell: Any) -> bool:
-    """The patch has another revision since, or the method has another body."""
+def is_stale(cell: Any, made: dict[str, Any]) -> bool:
+    """The patch has another revision since, or the method has another body in ``made``, the fingerprints of now."""
     patch = next((patch for patch in catalogue.load() if patch.id == cell["patch"]), None)
-    return patch is None or not shipped.holds(cell, patch)
+    known = Bodies(**made)
+    same = all(known.at(target, cell["release"]) in (None, body) for target, body in cell["bodies"].items())
+    return patch is None or cell["revision"] != patch.revision or not same
+
+
+def proven(made: dict[str, Any]) -> dict[str, Any]:
+    """For every patch as it is now, the releases on which each of its cells is red, green and red."""
+    found: dict[str, Any] = {}
+    every = load()["cells"]
+    for patch in catalogue.load():
+        cells = [each for each in every if each["patch"] == patch.id]
+        good = {each["release"] for each in cells if each["verdict"] == "proven" and not is_stale(each, made)}
+        bad = {each["release"] for each in cells if each["verdict"] not in ("proven", "absent")}
+        found[patch.id] = {"revision": patch.revision, "releases": sorted(good - bad, key=Version)}
+    return found
 
 
 def _key(answer: Any) -> tuple[str, str, str]:

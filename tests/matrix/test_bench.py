@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from trl_hotfix import catalogue
-from trl_hotfix import evidence as shipped
 
 import bench as module
 import evidence
@@ -101,11 +100,23 @@ def test_a_range_is_proposed_from_where_the_bug_was_seen(reproduced: list[str], 
 
 def test_a_cell_is_stale_when_the_revision_or_the_body_is_another() -> None:
     cell = next(each for each in evidence.load()["cells"] if each["verdict"] == "proven")
-    patch = next(each for each in catalogue.load() if each.id == cell["patch"])
-    assert shipped.holds(cell, patch)
-    assert not shipped.holds({**cell, "revision": cell["revision"] + 1}, patch)
+    made = json.loads(evidence.FINGERPRINTS.read_text())
+    assert not evidence.is_stale(cell, made)
+    assert evidence.is_stale({**cell, "revision": cell["revision"] + 1}, made)
     other_bodies = dict.fromkeys(cell["bodies"], "c1:0000000000000000")
-    assert not shipped.holds({**cell, "bodies": other_bodies}, patch)
+    assert evidence.is_stale({**cell, "bodies": other_bodies}, made)
+
+
+def test_proven_is_what_has_no_cell_that_failed_and_none_that_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, made = evidence.load(), json.loads(evidence.FINGERPRINTS.read_text())
+    cells = [each for each in data["cells"] if each["patch"] == PATCH.id and each["verdict"] == "proven"]
+    failed, stale, *_ = {each["release"]: each for each in cells}.values()
+    before = evidence.proven(made)[PATCH.id]
+    others = [each for each in data["cells"] if each not in (failed, stale)]
+    new = [{**failed, "verdict": "error"}, {**stale, "revision": stale["revision"] + 1}]
+    monkeypatch.setattr(evidence, "load", lambda: {**data, "cells": [*others, *new]})
+    left = [each for each in before["releases"] if each not in (failed["release"], stale["release"])]
+    assert evidence.proven(made)[PATCH.id] == {"revision": PATCH.revision, "releases": left}
 
 
 def test_a_body_seen_with_the_bug_and_without_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +136,7 @@ def test_the_picture_on_record_is_drawn_from_the_evidence_on_record(
     drawn = {name: (evidence.EVIDENCE.parent / name).read_text() for name in ("matrix.svg", "matrix.html")}
     monkeypatch.setattr(evidence, "EVIDENCE", copy)
     monkeypatch.setattr(evidence, "FINGERPRINTS", tmp_path / "fingerprints.json")
+    monkeypatch.setattr(evidence, "PROVEN", tmp_path / "proven.json")
     evidence.make()
     assert {name: (tmp_path / name).read_text() for name in drawn} == drawn
     assert json.loads((tmp_path / "fingerprints.json").read_text())["releases"] == list(layout.releases())

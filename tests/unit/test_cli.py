@@ -115,7 +115,7 @@ def test_a_broken_manifest_is_exit_3_with_every_mistake_and_its_line(package: Pa
 
 
 def test_damaged_evidence_is_exit_3_and_says_what_to_do(package: Path) -> None:
-    (package / "evidence.json").write_text("{")
+    (package / "proven.json").write_text("{")
     done = run("--list", PYTHONPATH=str(package.parent))
     assert done.returncode == 3
     assert "install trl_hotfix again" in done.stderr

@@ -17,13 +17,7 @@ from trl_hotfix.errors import DamagedError
 PATCH = catalogue.load()[0]
 TARGET = PATCH.targets[0].name
 BODIES = {"releases": ["0.11.4"], "targets": {TARGET: {"c1:0": {"releases": ["0.11.4"], "is": {PATCH.id: "buggy"}}}}}
-CELL = {
-    "patch": PATCH.id,
-    "revision": PATCH.revision,
-    "release": "0.11.4",
-    "verdict": "proven",
-    "bodies": {TARGET: "c1:0"},
-}
+PROVEN = {PATCH.id: {"revision": PATCH.revision, "releases": ["0.11.4"]}}
 PROOF = {
     "patch": PATCH.id,
     "revision": PATCH.revision,
@@ -40,7 +34,8 @@ PARITY = {
     "loss_difference": 0.0,
     "gradient_difference": 0.0,
 }
-EVIDENCE = {"cells": [CELL], "proofs": [PROOF], "parity": [PARITY]}
+EVIDENCE = {"proofs": [PROOF], "parity": [PARITY]}
+FILES = {"fingerprints.json": BODIES, "proven.json": PROVEN, "evidence.json": EVIDENCE}
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -56,45 +51,44 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    """The two files, with the same kind of damage in both: something in it replaced or cut off."""
+def damaged(draw: st.DrawFn) -> list[bytes]:
+    """The files, with the same kind of damage in all: something in it replaced or cut off."""
     found = []
-    for right in (BODIES, EVIDENCE):
+    for right in FILES.values():
         data = json.loads(json.dumps(right))
         container, key = draw(st.sampled_from(places(data)))
         container[key] = draw(json_values)
         text = json.dumps(data).encode()
         found.append(text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text)
-    return found[0], found[1]
+    return found
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, tuple[bytes, bytes]], Any]:
-    def both(folder: Path, contents: tuple[bytes, bytes]) -> Any:
-        """What is made of the two files. The caches are those of the process: they are gone past."""
-        for name, content in zip(("fingerprints.json", "evidence.json"), contents, strict=True):
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
+    def all_of_them(folder: Path, contents: list[bytes]) -> Any:
+        """What is made of the files. The caches are those of the process: they are gone past."""
+        for name, content in zip(FILES, contents, strict=True):
             (folder / name).write_bytes(content)
         with monkeypatch.context() as its:
             its.setattr(fingerprint, "__file__", str(folder / "fingerprint.py"))
             its.setattr(evidence, "__file__", str(folder / "evidence.py"))
-            its.setattr(evidence, "bodies", fingerprint.bodies.__wrapped__)
-            its.setattr(evidence, "cells", evidence.cells.__wrapped__)
+            its.setattr(evidence, "proven", evidence.proven.__wrapped__)
             its.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
             what = fingerprint.bodies.__wrapped__().what(PATCH.id, TARGET, "c1:0")
             evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
             return what, evidence.in_words(PATCH)
 
-    return both
+    return all_of_them
 
 
 def test_the_files_as_they_should_be(read: Any, tmp_path: Path) -> None:
-    contents = (json.dumps(BODIES).encode(), json.dumps(EVIDENCE).encode())
+    contents = [json.dumps(right).encode() for right in FILES.values()]
     assert read(tmp_path, contents) == ("buggy", "proven on 0.11.4")
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(contents=damaged() | st.tuples(st.binary(max_size=30), st.binary(max_size=30)))
-def test_whatever_is_damaged_is_read_or_is_one_error(contents: tuple[bytes, bytes], read: Any, tmp_path: Path) -> None:
+@given(contents=damaged() | st.lists(st.binary(max_size=30), min_size=len(FILES), max_size=len(FILES)))
+def test_whatever_is_damaged_is_read_or_is_one_error(contents: list[bytes], read: Any, tmp_path: Path) -> None:
     try:
         what, words = read(tmp_path, contents)
     except DamagedError:
@@ -106,10 +100,9 @@ def test_whatever_is_damaged_is_read_or_is_one_error(contents: tuple[bytes, byte
 @pytest.mark.parametrize(
     "wrong", [b"", b"[" * 100_000, b"null", b"\xff", b'{"cells": 3, "releases": [], "targets": 3}']
 )
-@pytest.mark.parametrize("which", [0, 1])
-def test_one_damaged_file_is_named_with_the_remedy(wrong: bytes, which: int, read: Any, tmp_path: Path) -> None:
-    contents = [json.dumps(BODIES).encode(), json.dumps(EVIDENCE).encode()]
-    contents[which] = wrong
+@pytest.mark.parametrize("name", FILES)
+def test_one_damaged_file_is_named_with_the_remedy(wrong: bytes, name: str, read: Any, tmp_path: Path) -> None:
+    contents = [wrong if each == name else json.dumps(right).encode() for each, right in FILES.items()]
     with pytest.raises(DamagedError, match="install trl_hotfix again") as caught:
-        read(tmp_path, tuple(contents))
-    assert ("fingerprints.json", "evidence.json")[which] in str(caught.value)
+        read(tmp_path, contents)
+    assert name in str(caught.value)

@@ -50,7 +50,7 @@ PATCHERS = {
 }
 """Distributions that change TRL or transformers when they are imported."""
 
-COUNTED = {"patches": "patches", "fingerprints": "releases", "evidence": "cells"}
+COUNTED = {"patches": "patches", "fingerprints": "releases", "proven": "cells", "evidence": "trainings"}
 
 LOOK = "states conflicted, displaced and unreached in trl_hotfix.status() after it was imported"
 
@@ -108,7 +108,7 @@ class PthFile(TypedDict):
 
 
 class DataFile(TypedDict):
-    """``count``: of patches; of releases whose bodies are known; of cells of evidence."""
+    """``count``: of patches; of releases whose bodies are known; of pairs of a patch and a release; of trainings."""
 
     path: str
     sha256: str | None
@@ -335,7 +335,8 @@ def _files(packs: str | None, problems: _Problems) -> tuple[dict[str, DataFile],
     ways: dict[str, tuple[Path, Callable[[], int]]] = {
         "patches": (catalogue.manifest(), of_manifest),
         "fingerprints": (Path(fingerprint.__file__).with_name("fingerprints.json"), _releases),
-        "evidence": (evidence.file(), lambda: sum(map(len, evidence.cells().values()))),
+        "proven": (Path(evidence.__file__).with_name("proven.json"), _pairs),
+        "evidence": (evidence.file(), lambda: len(evidence.trainings()["proofs"])),
     }
     files = {}
     for name, (path, count) in ways.items():
@@ -357,6 +358,10 @@ def _files(packs: str | None, problems: _Problems) -> tuple[dict[str, DataFile],
 
 def _releases() -> int:
     return len(fingerprint.bodies().releases)
+
+
+def _pairs() -> int:
+    return sum(len(each["releases"]) for each in evidence.proven().values())
 
 
 def _variables(patches: tuple[Patch, ...], packs: str | None, problems: _Problems) -> list[Variable]:
