@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import resource
 import statistics
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -33,16 +31,10 @@ def one(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
     import torch
     import transformers
 
-    import trl_hotfix
-
     import tiny
 
-    if mode == "patched":
-        trl_hotfix.apply(only=[patch_id], strict=True)
-    from trl import DPOTrainer
-
-    if mode == "patched":
-        assert trl_hotfix.status()[patch_id].state.value == "applied", trl_hotfix.status()[patch_id]
+    with measure.only(patch_id, mode):
+        from trl import DPOTrainer
     references: list[int] = []
     took: list[float] = []
     losses: list[float] = []
@@ -107,12 +99,7 @@ def one(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
 
 def sample(patch_id: str, mode: str, hidden: int = 512) -> dict[str, Any]:
     release = PATCHES[patch_id]["fixed" if mode == "fixed" else "buggy"]
-    environment = measure.release_environment(release)
-    path = [environment["PYTHONPATH"], str(measure.CHECKOUT / "tests" / "patches")]
-    with tempfile.TemporaryDirectory() as home:
-        environment |= {"PYTHONPATH": os.pathsep.join(path), "HF_HOME": home, "TMPDIR": home}
-        command = [measure.place(release).python, __file__, patch_id, mode, str(hidden)]
-        return measure.process(command, environment)
+    return measure.trained(__file__, release, patch_id, mode, hidden)
 
 
 def check(done: list[measure.Round]) -> None:

@@ -6,6 +6,7 @@ round, so the ratio or the difference within the round keeps little of it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,27 @@ def release_environment(release: str, stack: str | None = None, **variables: str
     made = place(release, stack).environment()
     made.pop("PYTHONDONTWRITEBYTECODE", None)
     return {**made, **variables}
+
+
+def trained(script: str, release: str, *arguments: object, **variables: str) -> dict[str, Any]:
+    """Run a script with the tiny models of the proofs at hand on a release, in a process and a home of its own."""
+    environment = release_environment(release, **variables)
+    path = [environment["PYTHONPATH"], str(CHECKOUT / "tests" / "patches")]
+    with tempfile.TemporaryDirectory() as home:
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "HF_HOME": home, "TMPDIR": home}
+        return process([place(release).python, script, *map(str, arguments)], environment)
+
+
+@contextlib.contextmanager
+def only(patch_id: str, mode: str) -> Iterator[None]:
+    """TRL's trainer is imported inside: in the mode ``patched`` with this patch, which must be on then."""
+    import trl_hotfix
+
+    if mode == "patched":
+        trl_hotfix.apply(only=[patch_id], strict=True)
+    yield
+    found = trl_hotfix.status()[patch_id]
+    assert (found.state.value == "applied") == (mode == "patched"), found
 
 
 def fresh_folder(name: str) -> Path:

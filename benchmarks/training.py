@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import resource
 import statistics
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -31,16 +29,10 @@ def one(mode: str, how: str, steps: int, hidden: int) -> dict[str, Any]:
     import transformers
     from datasets import Dataset
 
-    import trl_hotfix
-
     import tiny
 
-    if mode == "patched":
-        trl_hotfix.apply(only=[PATCH], strict=True)
-    from trl import SFTConfig, SFTTrainer
-
-    if mode == "patched":
-        assert trl_hotfix.status()[PATCH].state.value == "applied", trl_hotfix.status()[PATCH]
+    with measure.only(PATCH, mode):
+        from trl import SFTConfig, SFTTrainer
     stamps: list[tuple[float, float]] = []
 
     class Stamps(transformers.TrainerCallback):  # type: ignore[misc]
@@ -103,14 +95,8 @@ def one(mode: str, how: str, steps: int, hidden: int) -> dict[str, Any]:
 
 
 def sample(mode: str, how: str, steps: int, hidden: int = 256) -> dict[str, Any]:
-    release = RELEASES[mode]
-    environment = measure.release_environment(release)
-    path = [environment["PYTHONPATH"], str(measure.CHECKOUT / "tests" / "patches")]
-    environment |= {"PYTHONPATH": os.pathsep.join(path), "TORCHINDUCTOR_CACHE_DIR": str(measure.WORK / "inductor")}
-    with tempfile.TemporaryDirectory() as home:
-        environment |= {"HF_HOME": home, "TMPDIR": home}
-        command = [measure.place(release).python, __file__, mode, how, str(steps), str(hidden)]
-        return measure.process(command, environment)
+    cache = str(measure.WORK / "inductor")
+    return measure.trained(__file__, RELEASES[mode], mode, how, steps, hidden, TORCHINDUCTOR_CACHE_DIR=cache)
 
 
 def check(done: list[measure.Round]) -> None:

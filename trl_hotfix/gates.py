@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -180,12 +181,28 @@ def fits(patch: Patch, version_of: VersionOf = installed) -> Decision:
     return Decision(State.PENDING, Reason.APPLIES if inside else Reason.BODY_DECIDES, seen)
 
 
+class Requirement(NamedTuple):
+    """A distribution that a patch requires beside TRL, the versions that fit, and what is there."""
+
+    distribution: str
+    wanted: str
+    found: str | None
+
+    @property
+    def met(self) -> bool:
+        return self.found is not None and in_range(self.found, self.wanted)
+
+
+def requirements(patch: Patch, version_of: VersionOf = installed) -> list[Requirement]:
+    """What ``patch`` requires, each with what is there."""
+    return [Requirement(name, wanted, version_of(name)) for name, wanted in patch.requires.items()]
+
+
 def lacking(patch: Patch, version_of: VersionOf = installed) -> dict[str, object] | None:
-    """What ``patch`` requires and what is there instead; None if it has all."""
-    for distribution, wanted in patch.requires.items():
-        found = version_of(distribution)
-        if found is None or not in_range(found, wanted):
-            return {"requires": f"{distribution}{wanted}", "found": found}
+    """The first that ``patch`` requires and that is not there, with what is there instead; None if it has all."""
+    for each in requirements(patch, version_of):
+        if not each.met:
+            return {"requires": f"{each.distribution}{each.wanted}", "found": each.found}
     return None
 
 

@@ -69,10 +69,10 @@ def _finding(made: Made, patch: Patch, trl: str, elsewhere: bool) -> Finding:
         answer = Answer.CANNOT_TELL if silent else Answer.NOT_HIT
         return Finding(patch, answer, patch.title, (made.line,), (), unknown)
     here = [each for each in ways if each.answer is Answer.HIT] or ways
-    unmet = list(_unmet(patch))
+    unmet = [each for each in gates.requirements(patch, gates.installed) if not each.met]
     if unmet and not elsewhere:
         return Finding(patch, Answer.NOT_HIT, patch.title, (made.line,), (), ())
-    said = tuple(f"needs {wanted}, and here is {found or 'none'}" for wanted, found in unmet)
+    said = tuple(f"needs {each.distribution} {each.wanted}, and here is {each.found or 'none'}" for each in unmet)
     return Finding(
         patch,
         Answer.CANNOT_TELL if said else here[0].answer,
@@ -120,13 +120,6 @@ def _in(trl: str, *ranges: str | None) -> bool | None:
         versions = {base, *[each for each in bodies().releases if Version(each) < Version(base)][-1:]}
     answers = {all(gates.in_range(each, wanted) for wanted in ranges if wanted is not None) for each in versions}
     return answers.pop() if len(answers) == 1 else None
-
-
-def _unmet(patch: Patch) -> Iterable[tuple[str, str | None]]:
-    for distribution, wanted in patch.requires.items():
-        found = gates.installed(distribution)
-        if found is None or not gates.in_range(found, wanted):
-            yield f"{distribution} {wanted}", found
 
 
 def _unknown(name: str, argument: Argument) -> str:

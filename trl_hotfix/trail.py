@@ -34,10 +34,8 @@ def trail(
         return [*steps, Step("TRL", "not installed", False)]
     inside = gates.in_range(trl, patch.trl) or gates.advisory(trl)
     steps.append(Step("TRL", f"{trl}, the range is {patch.trl}", inside))
-    for distribution, wanted in patch.requires.items():
-        found = version_of(distribution)
-        fits = found is not None and gates.in_range(found, wanted)
-        steps.append(Step(distribution, f"{found or 'not installed'}, required is {wanted}", fits))
+    for each in gates.requirements(patch, version_of):
+        steps.append(Step(each.distribution, f"{each.found or 'not installed'}, required is {each.wanted}", each.met))
     if all(step.passed for step in steps[1:]):
         targets = gates.targets_for(patch, trl) or patch.targets
         steps += [_body(patch, target, release) for target in targets]

@@ -190,12 +190,13 @@ def test_list_answers_for_a_release_that_is_not_installed_and_for_one_severity()
     assert {each["severity"] for each in report["patches"]} == {"data-loss"}
     states = {each["id"]: each["state"] for each in report["patches"]}
     assert states["grpo-resume-replays-epoch-0-order"] == "pending"
-    assert "is none of the" in run("list", "--trl", "0.16.7").stdout
+    assert "is none of the" in run("list", "--trl", "9.0.0").stdout
+    assert "there is no TRL 0.16.7; did you mean '0.16." in run("list", "--trl", "0.16.7").stderr
     of_kto = json.loads(run("list", "--json", "--trainer", "KTOTrainer").stdout)["patches"]
     assert ID in {each["id"] for each in of_kto}
     assert "grpo-loss-normalisation" not in {each["id"] for each in of_kto}
     assert "did you mean 'GRPO'?" in run("list", "--trainer", "gpro").stderr
-    assert "is no version" in run("list", "--trl", "latest").stderr
+    assert "is not a version such as" in run("list", "--trl", "latest").stderr
     assert run("list", "--trl", "0.9.0").returncode == 4
 
 

@@ -9,44 +9,16 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 import click
-from packaging.version import InvalidVersion, Version
 
 from .. import catalogue, gates, startup
 from ..engine import ENGINE
-from ..errors import suggestion
 from ..fingerprint import bodies
-from ..model import Patch, PatchStatus, Reason, Report, Severity, State
+from ..model import PatchStatus, Reason, Report, Severity, State
 from ..packs import named
 from ..report import as_json, show, table
-from . import Exit, unsupported, with_packs
+from . import Exit, release, trainer, unsupported, with_packs
 
 SEVERITIES = [each.value for each in Severity]
-
-
-def _version(ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    if value is not None:
-        try:
-            Version(value)
-        except InvalidVersion:
-            raise click.BadParameter(f"{value!r} is no version, such as 0.16.1") from None
-    return value
-
-
-def _trainer(ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """``grpo``, ``GRPO`` or ``GRPOTrainer``, in lower case without the last part."""
-    if value is None:
-        return None
-    name = value.lower().removesuffix("trainer")
-    known = {each for patch in catalogue.load() for hit in patch.hits for each in hit.trainers} - {"*"}
-    if name not in {each.lower() for each in known}:
-        there = ", ".join(sorted(known))
-        raise click.BadParameter(f"no bug of a trainer {value!r} is known{suggestion(name.upper(), known)}; of {there}")
-    return name
-
-
-def _hits(patch: Patch, trainer: str) -> bool:
-    names = {each.lower() for hit in patch.hits for each in hit.trainers}
-    return trainer in names or "*" in names
 
 
 class Upstream(TypedDict):
@@ -98,14 +70,19 @@ class Answer(_Report, total=False):
 
 
 @click.command("list")
-@click.option("--trl", metavar="VERSION", callback=_version, help="As if this TRL were installed.")
+@click.option("--trl", metavar="VERSION", help="As if this TRL were installed.")
 @click.option("--all", "everything", is_flag=True, help="Also the patches that are for other releases.")
 @click.option("--severity", "severities", type=click.Choice(SEVERITIES), multiple=True, help="Only these.")
-@click.option("--trainer", metavar="NAME", callback=_trainer, help="Only bugs of this trainer, such as grpo.")
+@click.option("--trainer", "trainer_name", metavar="NAME", help="Only bugs of this trainer, such as grpo.")
 @click.option("--json", "as_data", is_flag=True, help="The report as JSON; it always has all releases' patches.")
 @with_packs
 def command(
-    trl: str | None, everything: bool, severities: Sequence[str], trainer: str | None, as_data: bool, packs: str | None
+    trl: str | None,
+    everything: bool,
+    severities: Sequence[str],
+    trainer_name: str | None,
+    as_data: bool,
+    packs: str | None,
 ) -> int:
     """The patches, those that apply here first, the worst bug first: what each repairs, and whether it applies.
 
@@ -113,6 +90,9 @@ def command(
     """
     names = named(packs, os.environ)
     patches = catalogue.known(names)
+    trl = release(trl) if trl is not None else None
+    # An asterisk is any trainer.
+    of_trainer = {trainer(trainer_name, patches), "*"} if trainer_name is not None else None
     selection = gates.Selection.of(None, None, os.environ, patches, None, names)
     version_of = functools.cache(gates.installed_but(trl) if trl else gates.installed)
     report = ENGINE.preview(patches, selection, version_of)
@@ -120,7 +100,7 @@ def command(
         each
         for each in report
         if (not severities or each.patch.severity.value in severities)
-        and (trainer is None or _hits(each.patch, trainer))
+        and (of_trainer is None or any(of_trainer.intersection(hit.trainers) for hit in each.patch.hits))
     ]
     here = [each for each in wanted if gates.fits(each.patch, version_of).state is State.PENDING]
     shown = wanted if everything or as_data else here

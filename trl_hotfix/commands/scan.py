@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import TypedDict
 
 import click
-from packaging.version import InvalidVersion, Version
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from .. import __version__, catalogue, gates
-from ..errors import ScriptError, plain, suggestion
-from ..fingerprint import bodies
+from ..errors import ScriptError, plain
 from ..packs import named
 from ..report import show
 from ..scan import Finding, Scanned, judge
 from ..scripts import read
-from . import Exit, unsupported, with_packs
+from . import Exit, release, trainer, unsupported, with_packs
 
 
 class Bug(TypedDict):
@@ -58,10 +56,12 @@ class Answer(TypedDict):
 @click.command("scan")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--trl", metavar="VERSION", help="This release of TRL instead of the installed one.")
-@click.option("--trainer", metavar="NAME", help="The trainer that a YAML config is for, such as DPO or SFT.")
+@click.option(
+    "--trainer", "trainer_name", metavar="NAME", help="The trainer that a YAML config is for, such as DPO or SFT."
+)
 @click.option("--json", "as_data", is_flag=True, help="The answer as JSON.")
 @with_packs
-def command(path: Path, trl: str | None, trainer: str | None, as_data: bool, packs: str | None) -> int:
+def command(path: Path, trl: str | None, trainer_name: str | None, as_data: bool, packs: str | None) -> int:
     """Which known bugs a training script (.py) or a config of TRL's command line (.yaml) hits, and which it may.
 
     The file is read, and never run or imported. A bug cannot be told where it needs something of the model, the data or
@@ -73,49 +73,24 @@ def command(path: Path, trl: str | None, trainer: str | None, as_data: bool, pac
     makes no trainer of TRL; 2 the file cannot be read, or usage; 4 no TRL here and no --trl.
     """
     installed = gates.installed("trl")
-    release = _release(trl) if trl is not None else installed
+    looked_at = release(trl) if trl is not None else installed
     patches = catalogue.known(named(packs, os.environ))
-    if release is None or unsupported(release):
-        found = f"TRL is {release or 'not installed'}"
+    if looked_at is None or unsupported(looked_at):
+        found = f"TRL is {looked_at or 'not installed'}"
         click.echo(f"{found}; {gates.SUPPORTED} is needed, installed or given, as in --trl 0.12.2", err=True)
         return Exit.NO_TRL
     try:
-        if trainer is not None and path.suffix.lower() not in (".yaml", ".yml"):
+        if trainer_name is not None and path.suffix.lower() not in (".yaml", ".yml"):
             raise ScriptError("--trainer is for a YAML config; a script says itself which trainers it makes")
-        name = _trainer(trainer, {each for patch in patches for hit in patch.hits for each in hit.trainers})
-        made = read(path, name)
+        made = read(path, trainer(trainer_name, patches) if trainer_name is not None else None)
     except ScriptError as error:
         raise click.ClickException(str(error)) from None
-    scanned = [judge(each, patches, release, elsewhere=release != installed) for each in made]
+    scanned = [judge(each, patches, looked_at, elsewhere=looked_at != installed) for each in made]
     if as_data:
-        click.echo(json.dumps(_answer(path, release, scanned), indent=2))
+        click.echo(json.dumps(_answer(path, looked_at, scanned), indent=2))
     else:
-        _print(path, release, scanned)
+        _print(path, looked_at, scanned)
     return Exit.DEGRADED if not scanned or any(each.hits or each.unsure for each in scanned) else Exit.FINE
-
-
-def _release(wanted: str) -> str:
-    try:
-        version = Version(wanted)
-    except InvalidVersion:
-        raise click.UsageError(f"--trl: {wanted!r} is not a version such as 0.12.2") from None
-    known = bodies().releases
-    if gates.advisory(wanted) or wanted in known or version > Version(known[-1]) or version < Version(known[0]):
-        return wanted
-    spelt = [each for each in known if Version(each) == version]
-    if spelt:
-        return spelt[0]
-    raise click.UsageError(f"--trl: there is no TRL {wanted}{suggestion(wanted, known)}")
-
-
-def _trainer(wanted: str | None, known: set[str]) -> str | None:
-    if wanted is None:
-        return None
-    name = wanted.lower().removesuffix("trainer")
-    for each in sorted(known - {"*"}):
-        if each.lower() == name:
-            return each
-    raise ScriptError(f"--trainer: no trainer {wanted!r} is known{suggestion(wanted, known)}")
 
 
 def _answer(path: Path, trl: str, scanned: list[Scanned]) -> Answer:
