@@ -99,7 +99,8 @@ def one(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
 
 def sample(patch_id: str, mode: str, hidden: int = 512) -> dict[str, Any]:
     release = PATCHES[patch_id]["fixed" if mode == "fixed" else "buggy"]
-    return measure.trained(__file__, release, patch_id, mode, hidden)
+    with measure.for_training(release) as environment:
+        return measure.process([measure.place(release).python, __file__, patch_id, mode, str(hidden)], environment)
 
 
 def check(done: list[measure.Round]) -> None:

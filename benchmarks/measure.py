@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 WORK = CHECKOUT / "build" / "benchmarks"
@@ -173,13 +173,55 @@ def release_environment(release: str, stack: str | None = None, **variables: str
     return {**made, **variables}
 
 
-def trained(script: str, release: str, *arguments: object, **variables: str) -> dict[str, Any]:
-    """Run a script with the tiny models of the proofs at hand on a release, in a process and a home of its own."""
+@contextlib.contextmanager
+def for_training(release: str, **variables: str) -> Iterator[dict[str, str]]:
+    """The environment of a process that trains a tiny model of the proofs on a release, in a home of its own."""
     environment = release_environment(release, **variables)
     path = [environment["PYTHONPATH"], str(CHECKOUT / "tests" / "patches")]
     with tempfile.TemporaryDirectory() as home:
-        environment |= {"PYTHONPATH": os.pathsep.join(path), "HF_HOME": home, "TMPDIR": home}
-        return process([place(release).python, script, *map(str, arguments)], environment)
+        yield {**environment, "PYTHONPATH": os.pathsep.join(path), "HF_HOME": home, "TMPDIR": home}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A process that does one thing each time that it is told to, and answers with a line of JSON."""
+
+    child: subprocess.Popen[str]
+    said: IO[str]
+
+    def answer(self) -> dict[str, Any]:
+        """What it answers next. Raises ``RuntimeError`` if it has ended."""
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        if not line:
+            code = self.child.wait()
+            self.said.seek(0)
+            raise RuntimeError(f"{self.child.args!r} ended with {code}; it said:\n{self.said.read()[-4000:]}")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def ask(self) -> dict[str, Any]:
+        """Let it do one thing."""
+        assert self.child.stdin is not None
+        # That it has ended is said by `answer`, with what it said.
+        with contextlib.suppress(BrokenPipeError):
+            self.child.stdin.write("go\n")
+            self.child.stdin.flush()
+        return self.answer()
+
+
+@contextlib.contextmanager
+def told(command: Sequence[str | Path], environment: Mapping[str, str]) -> Iterator[Told]:
+    """Such a process, as long as it is wanted. Its answers are on the standard output, and nothing else is."""
+    words, pipe = [str(each) for each in command], subprocess.PIPE
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(words, env=dict(environment), stdin=pipe, stdout=pipe, stderr=said, text=True) as child,
+    ):
+        try:
+            yield Told(child, said)
+        finally:
+            child.kill()
 
 
 @contextlib.contextmanager
@@ -200,6 +242,12 @@ def fresh_folder(name: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
+
+
+def ratio_of_steps(done: Sequence[Round], one: str, other: str, quantity: str) -> Estimate:
+    """``one / other``, step by step; of each round, whose steps share their processes, the median."""
+    pairs = (zip(each[one][quantity], each[other][quantity], strict=True) for each in done)
+    return estimate([statistics.median(its / others for its, others in each) for each in pairs])
 
 
 def spread(done: Sequence[Round]) -> list[dict[str, dict[str, Any]]]:

@@ -251,7 +251,28 @@ def test_a_made_up_catalogue_has_as_many_patches_as_it_says_and_few_in_range(tmp
 
 
 def test_steps_of_a_tiny_model_are_those_of_the_fixed_release() -> None:
-    training.check([{mode: training.sample(mode, "eager", 1, hidden=16) for mode in training.RELEASES}])
+    done = training.together("eager", 2, hidden=16)
+    training.check([done])
+    for its in done.values():
+        assert len(its["step_ms"]) == len(its["step_cpu_ms"]) == 2
+        assert min(its["step_ms"]) > 0
+        assert its["peak_mib"] > 0
+
+
+def test_a_process_that_ends_before_it_answers_is_an_error_with_what_it_said() -> None:
+    code = "import sys; print('{}', flush=True); sys.stdin.readline(); sys.exit('no more')"
+    with measure.told([sys.executable, "-c", code], measure.bare_environment()) as child:
+        assert child.answer() == {}
+        with pytest.raises(RuntimeError, match="ended with 1; it said:\nno more"):
+            child.ask()
+
+
+def test_steps_are_compared_one_by_one() -> None:
+    # The machine is twice as slow from the second step on, and the one takes 1.1 of what the other takes.
+    one, other = [1.1, 2.2, 2.2, 2.2], [1.0, 2.0, 2.0, 2.0]
+    done = [{"one": {"ms": one}, "other": {"ms": other}}, {"one": {"ms": other}, "other": {"ms": other}}]
+    it = measure.ratio_of_steps(done, "one", "other", "ms")
+    assert (it.low, it.high, it.n) == (1.0, pytest.approx(1.1), 2)
 
 
 @pytest.mark.parametrize("wrong", ["patched", "unpatched"])
