@@ -41,10 +41,20 @@ def commands() -> None:
     """
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script. Exits with one of ``Exit``."""
-    # A short process: nearly all that the collector would look through, again and again, is in use until the end.
+def script() -> None:
+    """The console script: ``main`` in a process of its own, which is short.
+
+    Nearly all that the garbage collector would look through, again and again, and once more at the end, is in use.
+    """
     gc.disable()
+    try:
+        main()
+    finally:
+        gc.freeze()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """One command. Exits with one of ``Exit``."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Behind the name of a command, they are its own: `trl-hotfix run conda env --list`.
     own = list(itertools.takewhile(lambda word: word not in (*NAMES, "--"), words))
@@ -66,5 +76,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (CatalogueError, DamagedError) as error:
         click.echo(f"trl-hotfix: {error}", err=True)
         code = Exit.CATALOGUE
-    gc.freeze()  # nor does Python look through it at its end
     sys.exit(code)
