@@ -70,12 +70,13 @@ def make() -> None:
     """Write ``fingerprints.json``, ``proven.json`` and the picture from the evidence and the wheels."""
     made = fingerprints()
     FINGERPRINTS.write_text(json.dumps(made, indent=1) + "\n")
-    PROVEN.write_text(json.dumps(proven(made), indent=1) + "\n")
+    known = Bodies(**made)
+    PROVEN.write_text(json.dumps(proven(known), indent=1) + "\n")
     _bodies_file().parent.mkdir(exist_ok=True)
     _bodies_file().write_text(json.dumps(_bodies()))
     data = load()
     for cell in data["cells"]:
-        cell["stale"] = is_stale(cell, made)
+        cell["stale"] = is_stale(cell, known)
     rows = [
         picture.Row(patch.id, patch.title, patch.severity.value, patch.trl, tuple(links(patch.upstream)))
         for patch in catalogue.load()
@@ -84,21 +85,20 @@ def make() -> None:
         (EVIDENCE.parent / name).write_text(drawn)
 
 
-def is_stale(cell: Any, made: dict[str, Any]) -> bool:
-    """The patch has another revision since, or the method has another body in ``made``, the fingerprints of now."""
+def is_stale(cell: Any, known: Bodies) -> bool:
+    """The patch has another revision since, or the method another body in ``known``, the fingerprints of now."""
     patch = next((patch for patch in catalogue.load() if patch.id == cell["patch"]), None)
-    known = Bodies(**made)
     same = all(known.at(target, cell["release"]) in (None, body) for target, body in cell["bodies"].items())
     return patch is None or cell["revision"] != patch.revision or not same
 
 
-def proven(made: dict[str, Any]) -> dict[str, Any]:
+def proven(known: Bodies) -> dict[str, Any]:
     """For every patch as it is now, the releases on which each of its cells is red, green and red."""
     found: dict[str, Any] = {}
     every = load()["cells"]
     for patch in catalogue.load():
         cells = [each for each in every if each["patch"] == patch.id]
-        good = {each["release"] for each in cells if each["verdict"] == "proven" and not is_stale(each, made)}
+        good = {each["release"] for each in cells if each["verdict"] == "proven" and not is_stale(each, known)}
         bad = {each["release"] for each in cells if each["verdict"] not in ("proven", "absent")}
         found[patch.id] = {"revision": patch.revision, "releases": sorted(good - bad, key=Version)}
     return found

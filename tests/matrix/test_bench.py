@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from trl_hotfix import catalogue
+from trl_hotfix.fingerprint import bodies
 
 import bench as module
 import evidence
@@ -100,23 +101,22 @@ def test_a_range_is_proposed_from_where_the_bug_was_seen(reproduced: list[str], 
 
 def test_a_cell_is_stale_when_the_revision_or_the_body_is_another() -> None:
     cell = next(each for each in evidence.load()["cells"] if each["verdict"] == "proven")
-    made = json.loads(evidence.FINGERPRINTS.read_text())
-    assert not evidence.is_stale(cell, made)
-    assert evidence.is_stale({**cell, "revision": cell["revision"] + 1}, made)
+    assert not evidence.is_stale(cell, bodies())
+    assert evidence.is_stale({**cell, "revision": cell["revision"] + 1}, bodies())
     other_bodies = dict.fromkeys(cell["bodies"], "c1:0000000000000000")
-    assert evidence.is_stale({**cell, "bodies": other_bodies}, made)
+    assert evidence.is_stale({**cell, "bodies": other_bodies}, bodies())
 
 
 def test_proven_is_what_has_no_cell_that_failed_and_none_that_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, made = evidence.load(), json.loads(evidence.FINGERPRINTS.read_text())
+    data = evidence.load()
     cells = [each for each in data["cells"] if each["patch"] == PATCH.id and each["verdict"] == "proven"]
     failed, stale, *_ = {each["release"]: each for each in cells}.values()
-    before = evidence.proven(made)[PATCH.id]
+    before = evidence.proven(bodies())[PATCH.id]
     others = [each for each in data["cells"] if each not in (failed, stale)]
     new = [{**failed, "verdict": "error"}, {**stale, "revision": stale["revision"] + 1}]
     monkeypatch.setattr(evidence, "load", lambda: {**data, "cells": [*others, *new]})
     left = [each for each in before["releases"] if each not in (failed["release"], stale["release"])]
-    assert evidence.proven(made)[PATCH.id] == {"revision": PATCH.revision, "releases": left}
+    assert evidence.proven(bodies())[PATCH.id] == {"revision": PATCH.revision, "releases": left}
 
 
 def test_a_body_seen_with_the_bug_and_without_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from trl_hotfix import catalogue
+from trl_hotfix.fingerprint import bodies
 
 import evidence
 import layout
@@ -45,14 +45,13 @@ def test_the_self_test_says_what_the_range_says(cells: Any, patch: Any, place: l
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
 def test_the_evidence_on_record_says_the_same(cells: Any, patch: Any) -> None:
-    made = json.loads(evidence.FINGERPRINTS.read_text())
     on_record = {
         (cell["patch"], layout.Place(cell["release"], cell["stack"])): cell for cell in evidence.load()["cells"]
     }
     for place in PLACES:
         cell, recorded = cells[patch.id, place], on_record[patch.id, place]
         assert (recorded["verdict"], recorded["bodies"]) == (cell["verdict"], cell["bodies"]), place
-        assert not evidence.is_stale(recorded, made), place
+        assert not evidence.is_stale(recorded, bodies()), place
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
