@@ -138,11 +138,14 @@ def process(command: Sequence[str | Path], environment: Mapping[str, str]) -> di
         said.seek(0)
         text = said.read()
     if child.returncode != 0:
-        words = " ".join(map(str, command))
-        raise RuntimeError(f"{words} ended with {child.returncode}; it said:\n{text[-4000:]}")
+        raise _ended(command, child.returncode, text)
     last = text.strip().rpartition("\n")[2]
     told = json.loads(last) if last.startswith("{") else {}
     return {"wall_ms": wall * 1e3, "cpu_ms": (used.ru_utime + used.ru_stime) * 1e3, **told}
+
+
+def _ended(command: Sequence[str | Path], code: int, said: str) -> RuntimeError:
+    return RuntimeError(f"{' '.join(map(str, command))} ended with {code}; it said:\n{said[-4000:]}")
 
 
 def _empty(folder: str) -> str:
@@ -186,6 +189,7 @@ def for_training(release: str, **variables: str) -> Iterator[dict[str, str]]:
 class Told:
     """A process that does one thing each time that it is told to, and answers with a line of JSON."""
 
+    words: Sequence[str]
     child: subprocess.Popen[str]
     said: IO[str]
 
@@ -196,7 +200,7 @@ class Told:
         if not line:
             code = self.child.wait()
             self.said.seek(0)
-            raise RuntimeError(f"{self.child.args!r} ended with {code}; it said:\n{self.said.read()[-4000:]}")
+            raise _ended(self.words, code, self.said.read())
         told: dict[str, Any] = json.loads(line)
         return told
 
@@ -219,7 +223,7 @@ def told(command: Sequence[str | Path], environment: Mapping[str, str]) -> Itera
         subprocess.Popen(words, env=dict(environment), stdin=pipe, stdout=pipe, stderr=said, text=True) as child,
     ):
         try:
-            yield Told(child, said)
+            yield Told(words, child, said)
         finally:
             child.kill()
 
