@@ -1,7 +1,7 @@
 """What the proof bench has seen, in words.
 
 ``proven.json`` has the releases that each patch was seen to repair; ``evidence.json``, which is the evidence whole, is
-read for the trainings alone, since it takes longer than all else that ``--list`` does.
+read for the trainings alone: it is megabytes, and ``--list`` does without.
 """
 
 from __future__ import annotations

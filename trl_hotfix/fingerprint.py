@@ -62,7 +62,7 @@ def _canonical(value: Any) -> Any:
     kept = {}
     for name in value._fields:
         each = getattr(value, name, None) if name not in _DROPPED else None
-        # As it is written: to clean it of its indentation takes longer than all the rest.
+        # Only whether there is one is asked: its indentation is not cleaned for that.
         if name == "body" and isinstance(value, _DOCUMENTED) and ast.get_docstring(value, clean=False) is not None:
             each = value.body[1:]
         if each is not None and each != []:
