@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import inspect
 import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import Enum, EnumMeta
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -19,6 +18,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from msgspec.structs import fields, replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -56,7 +56,7 @@ def of_pack(name: str) -> tuple[Patch, ...]:
     if path is None:
         raise PackError(f"the pack {name!r} ({pack.release}) has no {pack.package}/patches.yaml")
     patches = _read(path, name)
-    return tuple(dataclasses.replace(patch, id=f"{name}/{patch.id}") for patch in patches)
+    return tuple(replace(patch, id=f"{name}/{patch.id}") for patch in patches)
 
 
 def _read(path: Path, pack: str = "") -> tuple[Patch, ...]:
@@ -102,13 +102,12 @@ def parse(text: str, path: str, pack: str = "") -> tuple[Patch, ...]:
     return tuple(patches)
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(msgspec.Struct, frozen=True):
     """A YAML value with its line. A mapping's value is a dict of nodes, a sequence's a list of nodes."""
 
     value: Any
     line: int
-    key_lines: Mapping[Hashable, int] = field(default_factory=dict)
+    key_lines: Mapping[Hashable, int] = {}
 
     def plain(self) -> Any:
         if isinstance(self.value, dict):
@@ -229,12 +228,14 @@ _RESOLVER: Any = yaml.resolver.Resolver()
 
 
 def _build(node: _Node, cls: Any, what: str, mistakes: list[Mistake]) -> Any:
-    """An instance of the dataclass ``cls`` from ``node``, or None after saying all that is wrong with it."""
+    """An instance of the struct ``cls`` from ``node``, or None after saying all that is wrong with it."""
     if not isinstance(node.value, dict):
         mistakes.append(Mistake(node.line, f"expected {_a(what)} (a mapping), found {_kind(node.value)}"))
         return None
+    # msgspec stops at the first mistake and knows no lines: for an entry that has one, each value is looked at.
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.convert(node.plain(), cls)
     before = len(mistakes)
-    hints = _hints(cls)
     known = {each.name: each for each in fields(cls)}
     for key in node.value:
         if key not in known:
@@ -243,24 +244,20 @@ def _build(node: _Node, cls: Any, what: str, mistakes: list[Mistake]) -> Any:
     values = {}
     for name, each in known.items():
         if name in node.value:
-            values[name] = _value(node.value[name], hints[name], name, mistakes)
-        elif each.default is MISSING and each.default_factory is MISSING:
+            values[name] = _value(node.value[name], each.type, name, mistakes)
+        elif each.required:
             mistakes.append(Mistake(node.line, f"the {what} lacks {name!r}"))
     return cls(**values) if len(mistakes) == before else None
 
 
-# Annotations are text here, and evaluating them for each entry anew takes a quarter of the time of reading it.
-_hints = functools.cache(typing.get_type_hints)
-
-
 def _value(node: _Node, hint: Any, name: str, mistakes: list[Mistake]) -> Any:
-    if is_dataclass(hint):
+    if _is_struct(hint):
         return _build(node, hint, name, mistakes)
     item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
-    if is_dataclass(item) and isinstance(node.value, list):
+    if _is_struct(item) and isinstance(node.value, list):
         return tuple(_build(each, item, name.removesuffix("s"), mistakes) for each in node.value)
     item = typing.get_args(hint)[1] if typing.get_origin(hint) is Mapping else None
-    if is_dataclass(item) and isinstance(node.value, dict):
+    if _is_struct(item) and isinstance(node.value, dict):
         return {key: _build(each, item, name.removesuffix("s"), mistakes) for key, each in node.value.items()}
     try:
         return msgspec.convert(node.plain(), type=hint)
@@ -273,6 +270,10 @@ def _value(node: _Node, hint: Any, name: str, mistakes: list[Mistake]) -> Any:
             remedy = f" (one of {', '.join(str(choice.value) for choice in choices)})"
         mistakes.append(Mistake(node.line, f"{name}: {error}{remedy}"))
     return None
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
 def _lines(node: _Node) -> Callable[..., int]:

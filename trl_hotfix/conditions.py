@@ -19,10 +19,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
+
+from msgspec import Struct
 
 NAME = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)?\Z")
 _COMPARED = re.compile(r"(!=|>=|<=|>|<)(.*)\Z", re.DOTALL)
@@ -46,8 +47,7 @@ class Kind(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Struct, frozen=True):
     """What a script says of one argument.
 
     ``by`` are the names of what makes an object; ``whole`` is False if there may be others. ``why`` is why it is

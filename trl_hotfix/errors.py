@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class HotfixError(Exception):
@@ -15,8 +15,7 @@ MANY = 10
 """So many unknown names are told; a variable can hold tens of thousands, and a suggestion for each takes its time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
+class Mistake(Struct, frozen=True):
     """One mistake in a ``patches.yaml``: the line it stands on (1-based) and what is wrong with it."""
 
     line: int
@@ -94,5 +93,8 @@ def plain(text: str) -> str:
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """``; did you mean 'x'?`` for the known name that is most like ``name``, or an empty string."""
+    # Only who has made a mistake waits for it.
+    import difflib
+
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,7 +1,7 @@
 """Which body is this? A digest of a function's canonical syntax tree, and what is known of the bodies in TRL.
 
-The digest is the same on every Python from 3.10 on, and does not see comments, layout or docstrings. The standard
-library only, and no TRL: the tool that reads wheels uses it too.
+The digest is the same on every Python from 3.10 on, and does not see comments, layout or docstrings. No TRL is
+needed: the tool that reads wheels uses it too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import io
 import json
 import linecache
 import tokenize
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, TypedDict
+
+from msgspec import Struct
 
 from . import packs
 from .errors import DamagedError
@@ -70,8 +71,7 @@ def _canonical(value: Any) -> Any:
     return [type(value).__name__, kept]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """The body of a function in this process. ``from_file`` is False if its code is not what its file says."""
 
     digest: str | None
@@ -134,8 +134,7 @@ Body = TypedDict("Body", {"releases": list[str], "is": dict[str, str]})
 """The releases that have a body, and for each patch what its self-test said of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bodies:
+class Bodies(Struct, frozen=True):
     """``fingerprints.json``: for every target, the bodies that releases have, and what the self-test said of each.
 
     ``what`` is ``buggy`` (the self-test reproduced the bug on every release with this body), ``fixed`` or ``absent``.

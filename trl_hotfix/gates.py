@@ -5,10 +5,10 @@ from __future__ import annotations
 import email
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from importlib import metadata
 from typing import NamedTuple
 
+from msgspec import Struct
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -47,13 +47,12 @@ def in_range(version: str, specifiers: str) -> bool:
     return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """What the user asked for: only these ids (None: all), and not those; and for some, other options."""
 
     only: frozenset[str] | None = None
     skip: frozenset[str] = frozenset()
-    options: Mapping[str, Options] = field(default_factory=dict)
+    options: Mapping[str, Options] = {}
     frozen: Frozen | None = None
     packs: tuple[str, ...] = ()
 

@@ -6,11 +6,12 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
 from types import ModuleType
 from typing import Any
+
+from msgspec import Struct
 
 
 class Severity(str, Enum):
@@ -100,15 +101,14 @@ class Verdict(str, Enum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The answer of a self-test: the verdict and the numbers it saw.
 
     ``absent`` is for a release in which the bug cannot show: other code stands there, or something fails before it.
     """
 
     verdict: Verdict
-    numbers: Evidence = field(default_factory=dict)
+    numbers: Evidence = {}
 
     def to_dict(self) -> dict[str, Any]:
         return {"verdict": self.verdict.value, **self.numbers}
@@ -120,8 +120,7 @@ SelfTest = Callable[[ModuleType], Outcome]
 In a patch that has options also ``options=``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
+class Upstream(Struct, frozen=True, forbid_unknown_fields=True):
     """Where TRL's own thread and fix are: numbers of issues and pull requests, and the first fixed release."""
 
     issue: int | tuple[int, ...] | None = None
@@ -132,8 +131,7 @@ class Upstream:
         return {"issue": _plain(self.issue), "fix": _plain(self.fix), "fixed_in": self.fixed_in}
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True, forbid_unknown_fields=True):
     """One method or function of TRL that a patch wraps.
 
     ``trl`` narrows the patch's range to the releases where this target has the bug. ``traced`` marks a target that runs
@@ -151,16 +149,14 @@ class Target:
         return f"{self.module}:{self.attribute}"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True, forbid_unknown_fields=True):
     """What a user may choose in a patch: each choice with what it means, and the one that is taken otherwise."""
 
     choices: Mapping[str, str]
     default: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True, forbid_unknown_fields=True):
     """One way into a bug: the trainers, by their names without ``Trainer``, and what their arguments are then.
 
     All of ``when`` must hold (see ``conditions``). ``depends`` is what no script says, so that nobody can tell from
@@ -169,13 +165,12 @@ class Hit:
 
     trainers: tuple[str, ...]
     symptom: str
-    when: Mapping[str, Any] = field(default_factory=dict)
+    when: Mapping[str, Any] = {}
     depends: str | None = None
     trl: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     """One upstream bug and its repair, as declared in ``patches.yaml``.
 
     ``review_by`` is for a bug that is open in the newest release: the day by which somebody looks whether it still is.
@@ -191,9 +186,9 @@ class Patch:
     how: str
     targets: tuple[Target, ...]
     self_test: str
-    requires: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, str] = {}
     default: bool = True
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Option] = {}
     review_by: date | None = None
     hits: tuple[Hit, ...] = ()
 
@@ -213,28 +208,25 @@ class Patch:
         return target.trl or self.trl
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """A state with its reason and the evidence for it."""
 
     state: State
     reason: Reason
-    evidence: Evidence = field(default_factory=dict)
+    evidence: Evidence = {}
 
     @property
     def degraded(self) -> bool:
         return (self.state, self.reason) in DEGRADED
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStatus:
+class TargetStatus(Struct, frozen=True):
     target: Target
     trl: str
     state: State
 
 
-@dataclass(frozen=True, slots=True)
-class PatchStatus:
+class PatchStatus(Struct, frozen=True):
     """A patch and where it stands in this process."""
 
     patch: Patch
@@ -242,7 +234,7 @@ class PatchStatus:
     reason: Reason
     evidence: Evidence
     targets: tuple[TargetStatus, ...]
-    options: Options = field(default_factory=dict)
+    options: Options = {}
 
     @property
     def id(self) -> str:
@@ -278,15 +270,14 @@ class PatchStatus:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """What ``apply()``, ``revert()`` and ``status()`` return: every patch of the catalogue and where it stands."""
 
     trl_hotfix: str
     trl: str | None
     python: str
     patches: tuple[PatchStatus, ...]
-    packs: Mapping[str, str] = field(default_factory=dict)
+    packs: Mapping[str, str] = {}
     """The packs of third parties that were named, with their distribution and version."""
 
     def __iter__(self) -> Iterator[PatchStatus]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from . import gates
 from .model import Decision, Options, Patch, PatchStatus, Reason, State, Target, TargetStatus
@@ -16,20 +17,19 @@ if TYPE_CHECKING:
     from .install import Site
 
 
-@dataclass(slots=True, eq=False)
-class Part:
+class Part(Struct, eq=False):
     """A patch in one leaf module."""
 
     patch: Patch
     leaf: str
     targets: tuple[Target, ...]
-    options: Options = field(default_factory=dict)
-    decision: Decision = field(default_factory=lambda: Decision(State.PENDING, Reason.NOT_IMPORTED))
-    sites: list[Site] = field(default_factory=list)
-    guards: list[Guard] = field(default_factory=list)
+    options: Options = {}
+    decision: Decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
+    sites: list[Site] = []
+    guards: list[Guard] = []
     recalled: bool = False
     compiled: Compiled = ()
-    journal: list[str] = field(default_factory=list)
+    journal: list[str] = []
 
     @property
     def key(self) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -129,30 +128,32 @@ def table(report: Report) -> Table:
 def as_html(report: Report) -> str:
     """What Jupyter shows of a report: every patch with its state and the reason, those that should be on first."""
 
+    from html import escape  # a notebook's, and nobody else's
+
     def cells(*texts: str, tag: str = "td") -> str:
         aligned = f'<{tag} style="text-align: left">'
         return "<tr>" + "".join(f"{aligned}{each}</{tag}>" for each in texts) + "</tr>"
 
     def state(each: PatchStatus) -> str:
         style = _STYLES.get(each.state, "") or ("color: #c9302c; font-weight: bold" if each.degraded else "color: gray")
-        return f'<span style="{style}">{html.escape(f"{each.state.value} ({each.reason.value})")}</span>'
+        return f'<span style="{style}">{escape(f"{each.state.value} ({each.reason.value})")}</span>'
 
     rows = [
-        cells(html.escape(each.id), state(each), *map(html.escape, (because(each), each.patch.title, each.patch.trl)))
+        cells(escape(each.id), state(each), *map(escape, (because(each), each.patch.title, each.patch.trl)))
         for each in sorted(report, key=lambda each: not each.degraded)
     ]
     head = f"trl_hotfix {report.trl_hotfix}, TRL {report.trl or 'not found'}, digest {report.digest}"
     names = cells("patch", "state", "why", "repairs", "TRL range", tag="th")
-    return f"<p>{html.escape(head)}</p><table><thead>{names}</thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<p>{escape(head)}</p><table><thead>{names}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def show(view: Any) -> None:
     """Print a rich view: coloured and folded in a terminal, plain and not cut where output is piped."""
-    console = Console()
+    console = Console(emoji=False)
     if console.is_terminal:
         console.print(view)
         return
-    console = Console(width=_width(), no_color=True)
+    console = Console(width=_width(), no_color=True, emoji=False)
     with console.capture() as captured:
         console.print(view)
     # rich fills each line of a table up to the whole width.

@@ -6,7 +6,7 @@ in ``status()``; whether the bug is there, the self-test says, which ``verify`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from . import gates
 from .fingerprint import bodies_for
@@ -15,8 +15,7 @@ from .model import Patch, Reason, State, Target
 from .wheels import Release
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One gate: what it looks at, what it found, and whether the patch may go on. None: it cannot be told here."""
 
     gate: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from trl_hotfix import catalogue
@@ -44,7 +44,7 @@ def test_what_was_found_is_remembered_until_the_code_changes(tmp_path: Path, mon
 
     started: list[Any] = []
     monkeypatch.setattr(Bench, "process", lambda *arguments: started.append(arguments) or "not run")
-    revised = dataclasses.replace(PATCH, revision=PATCH.revision + 1)
+    revised = replace(PATCH, revision=PATCH.revision + 1)
     for patches, fresh in (([revised], False), ([PATCH], True)):
         answer = of_the_first(Bench(1, fresh, QUIET, tmp_path / "other").cells(patches, [PLACE]))
         assert (answer["verdict"], answer["why"]) == ("error", "not run")
@@ -71,7 +71,7 @@ def test_every_release_is_on_a_stack_and_the_second_line_has_its_own() -> None:
 
 
 def test_proofs_are_planned_for_the_ends_of_each_body_the_neighbours_and_the_newest() -> None:
-    patch = dataclasses.replace(PATCH, trl=">=0.11.0,<0.12.0", targets=PATCH.targets[:1])
+    patch = replace(PATCH, trl=">=0.11.0,<0.12.0", targets=PATCH.targets[:1])
     planned = [place.release for place in to_prove(patch, layout.places(), "all") if place.stack != "tf5.23"]
     assert planned == ["0.10.1", "0.11.0", "0.11.4", "0.12.0", layout.releases()[-1]]
     newest = to_prove(patch, layout.places(), "newest")

@@ -523,7 +523,7 @@ SCALARS = st.one_of(
 )
 NAMES = st.one_of(
     st.sampled_from(
-        sorted({*Patch.__dataclass_fields__, *Target.__dataclass_fields__, *Hit.__dataclass_fields__, "issue", "fix"})
+        sorted({*Patch.__struct_fields__, *Target.__struct_fields__, *Hit.__struct_fields__, "issue", "fix"})
     ),
     st.text(max_size=10),
 )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -42,7 +42,7 @@ PATCH = Patch(
     self_test="self_test",
 )
 IDS = ("some-patch", "another-patch", "third-patch")
-KNOWN = tuple(dataclasses.replace(PATCH, id=each) for each in IDS)
+KNOWN = tuple(replace(PATCH, id=each) for each in IDS)
 EVERYTHING = Selection()
 
 versions = st.sampled_from(RELEASES)
@@ -55,7 +55,7 @@ def ranges(draw: st.DrawFn) -> str:
 
 
 def patch(**changes: Any) -> Patch:
-    return dataclasses.replace(PATCH, **changes)
+    return replace(PATCH, **changes)
 
 
 def having(**distributions: str) -> Callable[[str], str | None]:
@@ -117,7 +117,7 @@ def test_every_release_of_the_list_is_supported(version: str) -> None:
 
 @pytest.mark.parametrize("shipped", catalogue.load(), ids=lambda each: each.id)
 def test_every_shipped_patch_has_a_release_that_it_is_for(shipped: Patch) -> None:
-    without_requirements = dataclasses.replace(shipped, requires={})
+    without_requirements = replace(shipped, requires={})
     assert any(gates.fits(without_requirements, having(trl=each)).state is State.PENDING for each in RELEASES)
 
 
@@ -224,21 +224,21 @@ def test_a_target_is_in_the_range_of_its_patch() -> None:
 
 
 def test_a_target_narrows_the_range_of_its_patch() -> None:
-    old = dataclasses.replace(TARGET, module="trl.trainer.old", trl=">=0.11.0,<0.11.2")
-    new = dataclasses.replace(TARGET, module="trl.trainer.new", trl=">=0.11.2,<0.12.0")
+    old = replace(TARGET, module="trl.trainer.old", trl=">=0.11.0,<0.11.2")
+    new = replace(TARGET, module="trl.trainer.new", trl=">=0.11.2,<0.12.0")
     both = patch(targets=(old, new, TARGET))
     assert gates.targets_for(both, "0.11.1") == (old, TARGET)
     assert gates.targets_for(both, "0.11.2") == (new, TARGET)
 
 
 def test_a_patch_without_a_target_in_this_release_does_not_fit() -> None:
-    narrow = patch(targets=(dataclasses.replace(TARGET, trl="<0.11.2"),))
+    narrow = patch(targets=(replace(TARGET, trl="<0.11.2"),))
     decision = gates.fits(narrow, having(trl="0.11.4"))
     assert (decision.state, decision.reason) == (State.SKIPPED, Reason.TRL_VERSION)
 
 
 def test_a_target_does_not_widen_the_range_of_its_patch() -> None:
-    wide = patch(upstream=Upstream(), targets=(dataclasses.replace(TARGET, trl=">=0.9.6"),))
+    wide = patch(upstream=Upstream(), targets=(replace(TARGET, trl=">=0.9.6"),))
     assert gates.fits(wide, having(trl="1.0.0")).state is State.SKIPPED
 
 
@@ -310,7 +310,7 @@ def test_an_id_like_no_other_gets_no_suggestion() -> None:
 # Options
 
 OVER = Option({"sequence": "the paper's", "global": "every token"}, "sequence")
-WITH_OPTION = dataclasses.replace(PATCH, options={"over": OVER})
+WITH_OPTION = replace(PATCH, options={"over": OVER})
 OTHERS = (WITH_OPTION, *KNOWN[1:])
 
 
@@ -353,9 +353,7 @@ def test_options_in_the_environment_have_one_form(value: str) -> None:
 
 
 def test_every_combination_of_choices_is_listed_with_the_defaults_first() -> None:
-    two = dataclasses.replace(
-        PATCH, options={"over": Option(OVER.choices, "global"), "tail": Option(OVER.choices, "sequence")}
-    )
+    two = replace(PATCH, options={"over": Option(OVER.choices, "global"), "tail": Option(OVER.choices, "sequence")})
     every = two.every_choice()
     assert every[0] == {"over": "global", "tail": "sequence"}
     assert len(every) == 4

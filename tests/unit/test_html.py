@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from trl_hotfix import catalogue
 from trl_hotfix.model import PatchStatus, Reason, Report, State
@@ -18,7 +18,7 @@ HOSTILE = "<script>alert('x')</script> & \"so on\""
 def report() -> Report:
     """One patch that is on, one that should be on and is not, one that does not belong here."""
     on, off, elsewhere = catalogue.load()[:3]
-    hostile = dataclasses.replace(off, id=HOSTILE, title=HOSTILE, trl=HOSTILE)
+    hostile = replace(off, id=HOSTILE, title=HOSTILE, trl=HOSTILE)
     seen: dict[str, Any] = {"by": HOSTILE}
     statuses = (
         PatchStatus(on, State.APPLIED, Reason.PROVEN, {}, ()),

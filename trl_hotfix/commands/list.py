@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypedDict
 
 import click
+from msgspec.structs import replace
 
 from .. import catalogue, gates, startup
 from ..engine import ENGINE
