@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 
 class HotfixError(Exception):
@@ -15,7 +14,8 @@ MANY = 10
 """So many unknown names are told; a variable can hold tens of thousands, and a suggestion for each takes its time."""
 
 
-class Mistake(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Mistake:
     """One mistake in a ``patches.yaml``: the line it stands on (1-based) and what is wrong with it."""
 
     line: int
@@ -93,8 +93,7 @@ def plain(text: str) -> str:
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """``; did you mean 'x'?`` for the known name that is most like ``name``, or an empty string."""
-    # Only who has made a mistake waits for it.
-    import difflib
+    import difflib  # only who has made a mistake waits for it
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,7 +1,7 @@
 """Which body is this? A digest of a function's canonical syntax tree, and what is known of the bodies in TRL.
 
-The digest is the same on every Python from 3.10 on, and does not see comments, layout or docstrings. No TRL is
-needed: the tool that reads wheels uses it too.
+The digest is the same on every Python from 3.10 on, and does not see comments, layout or docstrings. The standard
+library only, and no TRL: the tool that reads wheels uses it too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import io
 import json
 import linecache
 import tokenize
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, TypedDict
-
-from msgspec import Struct
 
 from . import packs
 from .errors import DamagedError
@@ -71,7 +70,8 @@ def _canonical(value: Any) -> Any:
     return [type(value).__name__, kept]
 
 
-class Loaded(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Loaded:
     """The body of a function in this process. ``from_file`` is False if its code is not what its file says."""
 
     digest: str | None
@@ -93,17 +93,45 @@ def loaded(function: Any) -> Loaded:
 @functools.lru_cache(maxsize=32)  # several patches have the same target
 def _loaded(code: CodeType, path: str, name: str, text: str) -> Loaded:
     """``path`` is in the key, as code that is the same in two files is equal."""
+    lines = io.StringIO(text).readlines()[code.co_firstlineno - 1 :]
     try:
-        lines = inspect.getblock(io.StringIO(text).readlines()[code.co_firstlineno - 1 :])
-        # In a class of its own name: dedenting would change the strings, and names are mangled by their class.
-        owner = name.split(".")[-2] if lines[0][:1].isspace() and "." in name else ""
-        parsed = parse((f"class {owner}:\n" if owner else "") + "".join(lines))
-    except (IndexError, SyntaxError, tokenize.TokenError):  # the file is another one since
-        return Loaded(None, from_file=True)
+        parsed = _parsed(_block(lines, code), name)
+    except (IndexError, SyntaxError, ValueError):
+        try:
+            parsed = _parsed(inspect.getblock(lines), name)
+        except (IndexError, SyntaxError, ValueError, tokenize.TokenError):  # the file is another one since
+            return Loaded(None, from_file=True)
     definition = next((each for each in ast.walk(parsed) if isinstance(each, _Definition)), None)
     if definition is None:
         return Loaded(None, from_file=False)
     return Loaded(digest(definition), from_file=_same_code(code, parsed))
+
+
+def _block(lines: list[str], code: CodeType) -> list[str]:
+    """The lines of the definition that ``lines`` begin with: up to the first past its code that is no deeper than it.
+
+    What ``inspect.getblock`` finds with a tokenizer, which takes as long as all the rest here. A line in the midst of a
+    string, or between parentheses, may be taken for the end; but what is cut off there does not parse.
+    """
+    past = _last_line(code) - code.co_firstlineno + 1
+    for number, line in enumerate(lines[past:], past):
+        text = line.lstrip()
+        if text and text[0] != "#" and len(line) - len(text) <= len(lines[0]) - len(lines[0].lstrip()):
+            return lines[:number]
+    return lines
+
+
+def _last_line(code: CodeType) -> int:
+    own = (line for _, _, line in code.co_lines() if line is not None)
+    return max([*own, *(_last_line(each) for each in code.co_consts if isinstance(each, CodeType))])
+
+
+def _parsed(lines: list[str], name: str) -> ast.Module:
+    head = ""
+    if lines[0][:1].isspace():
+        # In a class of its own name: dedenting would change the strings, and names are mangled by their class.
+        head = f"class {name.split('.')[-2]}:\n" if "." in name else "if True:\n"
+    return parse(head + "".join(lines))
 
 
 def _same_code(code: CodeType, parsed: ast.Module) -> bool:
@@ -134,7 +162,8 @@ Body = TypedDict("Body", {"releases": list[str], "is": dict[str, str]})
 """The releases that have a body, and for each patch what its self-test said of it."""
 
 
-class Bodies(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Bodies:
     """``fingerprints.json``: for every target, the bodies that releases have, and what the self-test said of each.
 
     ``what`` is ``buggy`` (the self-test reproduced the bug on every release with this body), ``fixed`` or ``absent``.

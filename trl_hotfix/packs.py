@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-
-from msgspec import Struct
 
 from .errors import PackError, plain, suggestion
 
@@ -24,7 +23,8 @@ NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 PACKAGE = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 
 
-class Pack(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Pack:
     """A pack that is installed: its package, and the files of its distribution, by their path."""
 
     name: str

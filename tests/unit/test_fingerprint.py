@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+import argparse
 import ast
+import asyncio.base_events
+import email.message
+import inspect
 import os
+import pickletools
+import typing
+import unittest.mock
+from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
+from typing import Any
 
 import pytest
 
@@ -64,3 +73,63 @@ def test_the_same_code_in_two_files_has_the_body_of_its_own_file(tmp_path: Path)
     (tmp_path / "other.py").write_text(SOURCE.replace("1", "2"))
     assert one.__code__ == other.__code__
     assert [fingerprint.loaded(each).from_file for each in (one, other, one)] == [True, False, True]
+
+
+ENDS = {
+    "the next definition": "def f():\n    return 1\ndef g():\n    return 2\n",
+    "the end of the file": "def f():\n    return 1",
+    "a line of its own": "def f(): return 1\nx = 2\n",
+    "a statement": "def f():\n    return 1\n\n\nx = f\n",
+    "a comment further out": "def f():\n    if f:\n        return 1\n# further out\n    return 2\nx = 3\n",
+    "a comment further out, past all code": "def f():\n    return 1\n# further out\n    ...\nx = 3\n",
+    "a header that ends further out": "def f(\n    a=1,\n):\n    return a\nx = 2\n",
+    "code that is optimised away": "def f():\n    return 1\n    if 0:\n        f(2)\n    ...\nx = 3\n",
+    "a string with lines further out": 'def f():\n    return 1\n    """\nx = 2\n    """\n    ...\ny = 3\n',
+    "a call that ends further out": "def f():\n    return f(\n1,\n)\nx = 2\n",
+    "a call that is optimised away and ends further out": "def f():\n    return 1\n    f(\n2\n)\nx = 3\n",
+    "a line that goes on": "def f():\n    return 1 + \\\n2\nx = 3\n",
+    "another method": "class A:\n    def f(self):\n        return 1\n    def g(self):\n        return 2\n",
+    "the end of the class": "class A:\n    @staticmethod\n    def f():\n        return 1\n\nx = 2\n",
+    "an inner function": "def f():\n    def inner():\n        return 1\n\n    return inner\n\n\nx = 2\n",
+    "the end of a branch": "if 1:\n    def f():\n        return 1\nelse:\n    x = 2\n",
+    "tabs": "class A:\n\tdef f(self):\n\t\treturn 1\n\tx = 2\n",
+}
+
+
+@pytest.mark.parametrize("text", ENDS.values(), ids=ENDS)
+def test_a_body_ends_where_its_definition_does(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "ends.py"
+    file.write_text(text)
+    names: dict[str, Any] = {}
+    exec(compile(text, str(file), "exec"), names)
+    found = fingerprint.loaded(vars(names["A"])["f"] if "A" in names else names["f"])
+    (definition,) = (each for each in ast.walk(ast.parse(text)) if getattr(each, "name", "") == "f")
+    assert found == fingerprint.Loaded(fingerprint.digest(definition), from_file=True)
+
+
+def functions(module: ModuleType) -> Iterator[FunctionType]:
+    for value in [*vars(module).values(), *(each for its in vars(module).values() for each in attributes(its))]:
+        function = getattr(value, "__func__", value)
+        own = isinstance(function, FunctionType) and function.__code__.co_filename == module.__file__
+        # What another function has made is no target: it can be reached by no name.
+        if own and "<locals>" not in function.__qualname__:
+            yield function
+
+
+def attributes(value: object) -> list[object]:
+    return list(vars(value).values()) if isinstance(value, type) else []
+
+
+@pytest.mark.parametrize(
+    "module", [argparse, asyncio.base_events, email.message, inspect, pickletools, typing, unittest.mock]
+)
+def test_bodies_of_real_modules_are_those_of_their_files(module: ModuleType) -> None:
+    tree = ast.parse(inspect.getsource(module))
+    definitions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lines = {min([each.lineno, *(on.lineno for on in each.decorator_list)]): each for each in definitions}
+    found = {each: lines.get(each.__code__.co_firstlineno) for each in functions(module)}
+    known = {function: definition for function, definition in found.items() if definition is not None}
+    assert len(known) > 20
+    for function, definition in known.items():
+        if not hasattr(function, "__wrapped__"):
+            assert fingerprint.loaded(function).digest == fingerprint.digest(definition), function

@@ -113,6 +113,19 @@ def test_what_runs_at_interpreter_start_imports_only_the_standard_library(module
     assert at_top <= sys.stdlib_module_names
 
 
+def test_digests_are_made_where_nothing_is_installed() -> None:
+    """They are compared between all the interpreters that a machine has, and these have no libraries."""
+    waiting, seen = ["fingerprint"], set()
+    while waiting:
+        module = waiting.pop()
+        seen.add(module)
+        at_top = [each for each in of_module(module) if each.at_top and not each.for_types]
+        outside = {each.name.split(".")[0] for each in at_top if not each.name.startswith(".")}
+        assert outside <= sys.stdlib_module_names, module
+        waiting += {wanted for wanted, each in own(module) if each in at_top} - seen
+    assert seen == {"fingerprint", "errors", "packs"}
+
+
 def test_the_package_itself_imports_nothing_at_its_top() -> None:
     at_top = {each.name for each in of_module("__init__") if each.at_top and not each.for_types}
     assert at_top == set()
