@@ -27,8 +27,7 @@ def svg(results: Mapping[str, Any]) -> str:
     for name, result in results.items():
         for unit in dict.fromkeys(each["unit"] for each in result["findings"]):
             rows = [each for each in result["findings"] if each["unit"] == unit]
-            drawn = list(_panel(f"{name}, {unit or 'ratio or count'}", rows, y))
-            body += drawn
+            body += _panel(f"{name}, {unit or 'ratio or count'}", rows, y)
             y += ROW * (len(rows) + 2) + 8
     width, height = NAMES + AXIS + 190, y + MARGIN
     size = f'width="{width}" height="{height}"'

@@ -122,7 +122,16 @@ class Start:
 
 def build_wheel(folder: Path) -> Path:
     """The wheel of this checkout, as it would be published."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), measure.CHECKOUT]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        measure.CHECKOUT,
+    ]
     _run(command)
     (wheel,) = folder.glob("*.whl")
     return wheel

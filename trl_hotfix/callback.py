@@ -261,7 +261,7 @@ def _into_tensorboard(tracker: Any, record: Mapping[str, Any]) -> bool:
     return True
 
 
-_TRACKERS = {
+_TRACKERS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "WandbCallback": _into_wandb,
     "TrackioCallback": _into_trackio,
     "MLflowCallback": _into_mlflow,

@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dead = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     variables = {**os.environ, **dead, "PYTHONPATH": str(CHECKOUT)}
     before = _status()
-    command = [MKDOCS, "build", "--strict", "--site-dir", out]
+    command: list[str | Path] = [MKDOCS, "build", "--strict", "--site-dir", out]
     done = subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert _status() == before, "the build writes into the checkout"

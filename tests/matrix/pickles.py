@@ -135,7 +135,8 @@ def write(folder: Path) -> dict[str, Any]:
     report = trl_hotfix.status()
     assert {report[patch.id].state for patch in every} == {State.APPLIED}, report
 
-    answer, pickles, held = {}, {}, []
+    answer: dict[str, dict[str, Any]] = {}
+    pickles, held = {}, []
     for name, (target, patches) in by_target.items():
         expected = [[patch.id, patch.revision, dict(report[patch.id].options)] for patch in patches]
         came_out, hashes = {}, {}

@@ -104,7 +104,7 @@ def strict_by_hand() -> dict[str, Any]:
     from trl_hotfix import NotAppliedError, ranks
 
     said = Said()
-    ranks.compare = lambda record: ["rank 1: something else is on there"]
+    ranks.compare = lambda mine: ["rank 1: something else is on there"]
     trainer = dpo(output_dir="out")
     trainer.add_callback(HotfixCallback(strict=True))
     try:

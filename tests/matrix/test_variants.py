@@ -42,7 +42,7 @@ def found(everywhere: None) -> Mapping[str, Answer | str]:
     for patch in PATCHES:
         by_place.setdefault(first_place(patch), []).append(patch)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = pool.map(lambda item: run(*item, "aot_eager"), sorted(by_place.items()))
+        answers = pool.map(lambda place: run(place, by_place[place], "aot_eager"), sorted(by_place))
     return {patch_id: answer for its in answers for patch_id, answer in its.items()}
 
 

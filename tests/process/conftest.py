@@ -57,7 +57,7 @@ class Environment:
         )
 
     def code(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return self.run("-c", code, **variables)
+        return self.run("-c", code, cwd=None, **variables)
 
 
 def new_environment(folder: Path) -> Environment:

@@ -58,7 +58,7 @@ def found(installed: Environment) -> Mapping[str, Mapping[str, Answers]]:
 
     def run(name: str) -> Any:
         arguments, variables = runs[name]
-        done = installed.run(*arguments, **variables, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+        done = installed.run(*arguments, cwd=None, **variables, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in lines]

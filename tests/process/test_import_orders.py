@@ -384,7 +384,7 @@ def run(environment: Environment, cases: list[Case], how: str, folder: Path, **v
     script = str(Path(__file__).with_name("orders.py"))
     # No release has the bodies that the made-up patches are for; and forks have no use for threads of torch.
     variables = {"TRL_HOTFIX_UNKNOWN_BODY": "try", "OMP_NUM_THREADS": "1", **variables}
-    done = environment.run(script, str(given), str(answers), how, **variables)
+    done = environment.run(script, str(given), str(answers), how, cwd=None, **variables)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(answers.read_text(encoding="utf-8"))
     return found
@@ -510,7 +510,7 @@ def test_processes_that_start_from_nothing_end_there_too(knows_more: Environment
 def test_the_list_says_what_apply_then_does(
     knows_more: Environment, answers: dict[Case, dict[str, Any]], selection: str
 ) -> None:
-    done = knows_more.run("-m", "trl_hotfix", "--list", "--json", **VARIABLES[selection])
+    done = knows_more.run("-m", "trl_hotfix", "--list", "--json", cwd=None, **VARIABLES[selection])
     said = json.loads(done.stdout)
     oracle = at_the_end((f"env:{selection}",))
     case = next(case for case in answers if at_the_end(case).digest() == oracle.digest())

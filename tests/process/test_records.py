@@ -31,7 +31,7 @@ def train(
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     out = folder / "out.json"
     out.unlink(missing_ok=True)
-    return installed.run(*launcher, SCRIPT, str(out), str(folder), *words, **QUIET, **variables)
+    return installed.run(*launcher, SCRIPT, str(out), str(folder), *words, cwd=None, **QUIET, **variables)
 
 
 def recorded(folder: Path) -> list[Any]:

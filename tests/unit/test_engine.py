@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -136,11 +137,12 @@ def test_revert_then_apply_puts_it_on_again(declare: Any) -> None:
 
 def test_an_unknown_id_is_an_error_with_a_suggestion_and_changes_nothing(declare: Any) -> None:
     declare(is_marked, mark)
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: trl_hotfix.apply(only=["made-upp"]),
         lambda: trl_hotfix.apply(skip=["made-upp"]),
         lambda: trl_hotfix.revert("made-upp"),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(trl_hotfix.UnknownPatchError, match=r"'made-upp'; did you mean 'made-up'\?"):
             call()
     assert identity(trl_hotfix.status()) == (State.DISABLED, Reason.SWITCHED_OFF)

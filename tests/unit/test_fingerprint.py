@@ -103,7 +103,9 @@ def test_a_body_ends_where_its_definition_does(text: str, tmp_path: Path) -> Non
     names: dict[str, Any] = {}
     exec(compile(text, str(file), "exec"), names)
     found = fingerprint.loaded(vars(names["A"])["f"] if "A" in names else names["f"])
-    (definition,) = (each for each in ast.walk(ast.parse(text)) if getattr(each, "name", "") == "f")
+    (definition,) = (
+        each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.FunctionDef) and each.name == "f"
+    )
     assert found == fingerprint.Loaded(fingerprint.digest(definition), from_file=True)
 
 

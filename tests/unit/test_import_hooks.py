@@ -10,9 +10,10 @@ import textwrap
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import Loader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import wrapt
@@ -480,7 +481,7 @@ def test_a_loader_whose_attributes_cannot_be_set_still_loads(finder: Finder, mon
 
     class Other(importlib.abc.MetaPathFinder):
         def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-            return importlib.util.spec_from_loader(name, Fixed()) if name == "hook_leaf" else None
+            return importlib.util.spec_from_loader(name, cast(Loader, Fixed())) if name == "hook_leaf" else None
 
     monkeypatch.setattr(sys, "meta_path", [Other(), *sys.meta_path])
     finder.when_imported("hook_leaf", Calls())
@@ -505,7 +506,7 @@ def test_a_loader_that_cannot_be_watched_at_all_still_loads_with_one_warning(
 
     class Other(importlib.abc.MetaPathFinder):
         def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-            return importlib.util.spec_from_loader(name, Odd()) if name == "hook_leaf" else None
+            return importlib.util.spec_from_loader(name, cast(Loader, Odd())) if name == "hook_leaf" else None
 
     monkeypatch.setattr(sys, "meta_path", [Other(), *sys.meta_path])
     finder.when_imported("hook_leaf", Calls())

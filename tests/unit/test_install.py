@@ -688,7 +688,8 @@ def test_a_method_is_copied_as_a_function_is() -> None:
 def test_an_object_that_holds_a_bound_method_can_be_deep_copied(attribute: str) -> None:
     site_of(attribute).put_on(layer())
     trainer = Trainer()
-    copied = copy.deepcopy({"trainer": trainer, "call": trainer.method})
+    held: dict[str, Any] = {"trainer": trainer, "call": trainer.method}
+    copied = copy.deepcopy(held)
     assert copied["call"](1) == 102
     assert copied["call"].__self__ is copied["trainer"]
 
