@@ -7,8 +7,10 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 DOCS := .venv-docs
-WRAPTS := 1.14.1 1.17.3
-# What depends on the version of wrapt. The stacks of the bench have one of their own.
+# The wrapt that many have, and the oldest of everything that pyproject.toml allows and that has a wheel for this Python.
+WRAPT := 1.17.3
+# What depends on the version of wrapt, and of the other libraries. The stacks of the bench have versions of their own.
+BY_LIBRARY := $(foreach each,catalogue cli commands data_files freeze gates html packs records scan,tests/unit/test_$(each).py)
 BY_WRAPT := tests/unit/test_install.py tests/unit/test_engine.py tests/unit/test_import_hooks.py tests/unit/test_guard.py \
   tests/patches/test_moe_aux_loss_lost_under_deepspeed.py
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
@@ -28,9 +30,8 @@ demo: $(VENV)/ready
 	$(BIN)/python tests/patches/demo.py
 
 test: $(VENV)/ready $(DOCS)/ready lint types
-	for wrapt in $(WRAPTS); do \
-	  PYTHONPATH=$(CURDIR)/$(VENV)/wrapt-$$wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) || exit 1; \
-	done
+	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) $(BY_LIBRARY)
+	PYTHONPATH=$(CURDIR)/$(VENV)/wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every patch on every TRL release, proofs and parity included:
@@ -85,7 +86,9 @@ $(VENV)/ready: pyproject.toml tests/matrix/stacks/tf4.44.txt
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -c tests/matrix/stacks/tf4.44.txt deepspeed==0.19.8
 	$(BIN)/pip install --quiet --no-deps trl==0.11.4
 	$(BIN)/pip install --quiet -c tests/matrix/stacks/tf4.44.txt -e '.[dev]'
-	for wrapt in $(WRAPTS); do $(BIN)/pip install --quiet --no-deps --target $(VENV)/wrapt-$$wrapt wrapt==$$wrapt; done
+	$(BIN)/pip install --quiet --no-deps --target $(VENV)/wrapt wrapt==$(WRAPT)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r pyproject.toml --resolution lowest-direct --only-binary :all: \
+	  --target $(VENV)/oldest
 	touch $@
 
 $(DOCS)/ready: pyproject.toml

@@ -83,7 +83,7 @@ def trainings() -> _Trainings:
 def _decoded(path: Path, kind: Any) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise DamagedError(path, error) from error
 
 

@@ -220,7 +220,7 @@ def _read(path: Path, distribution: str) -> Bodies:
 
     try:
         return msgspec.json.decode(path.read_bytes(), type=Bodies)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise DamagedError(path, error, distribution) from error
 
 

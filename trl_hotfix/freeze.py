@@ -42,7 +42,8 @@ def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None 
     """
     try:
         frozen = msgspec.convert(json.loads(_content(path), object_pairs_hook=_each_once), Frozen)
-    except (OSError, ValueError, RecursionError) as error:
+    # Up to 0.20, what msgspec raises is no ValueError.
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         why = plain(str(error)) or type(error).__name__
         raise SettingError(f"the freeze file {path!r} cannot be used: {why}") from None
     named = named or {}
