@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/ready
 	$(BIN)/python tests/patches/demo.py
 
-test: $(VENV)/ready $(DOCS)/ready lint types
+test: $(VENV)/oldest $(VENV)/wrapt $(DOCS)/ready lint types
 	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) $(BY_LIBRARY)
 	PYTHONPATH=$(CURDIR)/$(VENV)/wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -86,9 +86,14 @@ $(VENV)/ready: pyproject.toml tests/matrix/stacks/tf4.44.txt
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -c tests/matrix/stacks/tf4.44.txt deepspeed==0.19.8
 	$(BIN)/pip install --quiet --no-deps trl==0.11.4
 	$(BIN)/pip install --quiet -c tests/matrix/stacks/tf4.44.txt -e '.[dev]'
-	$(BIN)/pip install --quiet --no-deps --target $(VENV)/wrapt wrapt==$(WRAPT)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -r pyproject.toml --resolution lowest-direct --only-binary :all: \
-	  --target $(VENV)/oldest
+	touch $@
+
+$(VENV)/wrapt: $(VENV)/ready
+	$(BIN)/pip install --quiet --no-deps --target $@ --upgrade wrapt==$(WRAPT)
+	touch $@
+
+$(VENV)/oldest: $(VENV)/ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r pyproject.toml --resolution lowest-direct --only-binary :all: --target $@
 	touch $@
 
 $(DOCS)/ready: pyproject.toml
