@@ -15,7 +15,7 @@ import msgspec
 from packaging.version import Version
 
 from . import packs
-from .errors import DamagedError
+from .fingerprint import decoded
 from .model import Patch
 
 _Version = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
@@ -65,7 +65,7 @@ def file() -> Path:
 @functools.cache
 def proven() -> Mapping[str, Proven]:
     """By patch, what the self-tests have proven. Raises ``DamagedError``."""
-    found: Mapping[str, Proven] = _decoded(Path(__file__).with_name("proven.json"), dict[str, Proven])
+    found: Mapping[str, Proven] = decoded(Path(__file__).with_name("proven.json"), dict[str, Proven])
     return found
 
 
@@ -76,15 +76,8 @@ def trainings() -> _Trainings:
     There are none where the package was built without them.
     """
     its = file()
-    read: _Trainings = _decoded(its, _Trainings) if its.is_file() else {"proofs": [], "parity": []}
+    read: _Trainings = decoded(its, _Trainings) if its.is_file() else {"proofs": [], "parity": []}
     return read
-
-
-def _decoded(path: Path, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise DamagedError(path, error) from error
 
 
 def proven_on(patch: Patch) -> tuple[str, ...]:

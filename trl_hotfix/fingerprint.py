@@ -113,10 +113,11 @@ def _block(lines: list[str], code: CodeType) -> list[str]:
     What ``inspect.getblock`` finds with a tokenizer, which takes as long as all the rest here. A line in the midst of a
     string, or between parentheses, may be taken for the end; but what is cut off there does not parse.
     """
+    depth = len(lines[0]) - len(lines[0].lstrip())
     past = _last_line(code) - code.co_firstlineno + 1
     for number, line in enumerate(lines[past:], past):
         text = line.lstrip()
-        if text and text[0] != "#" and len(line) - len(text) <= len(lines[0]) - len(lines[0].lstrip()):
+        if text and text[0] != "#" and len(line) - len(text) <= depth:
             return lines[:number]
     return lines
 
@@ -193,7 +194,8 @@ class Bodies:
 @functools.cache
 def bodies() -> Bodies:
     """The bodies on record. Raises ``DamagedError``."""
-    return _read(Path(__file__).with_name("fingerprints.json"), "trl_hotfix")
+    found: Bodies = decoded(Path(__file__).with_name("fingerprints.json"), Bodies)
+    return found
 
 
 def bodies_for(patch: str) -> Bodies:
@@ -209,17 +211,19 @@ def _of_pack(name: str) -> Bodies:
     path = pack.file("fingerprints.json")
     if path is None:
         return Bodies((), {})
-    found = _read(path, pack.release)
+    found: Bodies = decoded(path, Bodies, pack.release)
     for known in (each for its in found.targets.values() for each in its.values()):
         known["is"] = {f"{name}/{patch}": what for patch, what in known["is"].items()}
     return found
 
 
-def _read(path: Path, distribution: str) -> Bodies:
+def decoded(path: Path, kind: Any, distribution: str = "trl_hotfix") -> Any:
+    """A JSON file of the package, or of a pack, as ``kind``. Raises ``DamagedError``."""
     import msgspec  # here, since digests are also made where nothing is installed
 
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Bodies)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    # Up to 0.20, what msgspec raises is no ValueError.
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise DamagedError(path, error, distribution) from error
 
