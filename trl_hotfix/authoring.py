@@ -282,8 +282,8 @@ def _mask_separates() -> bool:
     return getattr(masking_utils, "_is_torch_greater_or_equal_than_2_6", True)
 
 
-def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any], settings: Any, doing: str) -> Any:
-    """``dataset.map(function)`` as this leaf's own ``_prepare_dataset`` would call it, before it is called.
+def prepared_first(module: ModuleType, dataset: Any, function: Callable[..., Any], settings: Any, doing: str) -> Any:
+    """``dataset.map(function)`` as this module's own ``_prepare_dataset`` would call it, before it is called.
 
     The main process goes first, so that the others find the result in the cache: every rank must come here, unless the
     dataset is a stream. ``settings`` is the trainer's config, and ``doing`` the progress bar's name. ``function``
@@ -295,9 +295,9 @@ def prepared_first(leaf: ModuleType, dataset: Any, function: Callable[..., Any],
     if not isinstance(dataset, Dataset):  # mapped when it is read
         return dataset.map(function)
     # From 0.19 to 1.0.0rc1 this is what the dataset is read through, instead of a transform of its own.
-    if hasattr(leaf, "remove_none_values"):
-        dataset = dataset.with_transform(leaf.remove_none_values)
-    first = getattr(leaf, "global_then_local_main_first", None) or leaf.PartialState().main_process_first
+    if hasattr(module, "remove_none_values"):
+        dataset = dataset.with_transform(module.remove_none_values)
+    first = getattr(module, "global_then_local_main_first", None) or module.PartialState().main_process_first
     with first():
         return dataset.map(function, num_proc=settings.dataset_num_proc, desc=doing)
 

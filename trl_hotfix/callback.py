@@ -23,7 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from . import engine, freeze, ranks
 from .errors import NotAppliedError
 from .install import Layer
-from .log import log, speak
+from .log import ensure_handler, log
 from .model import Report, State, Target
 from .startup import STRICT, switch
 
@@ -172,7 +172,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     def _begin(self, what: str, state: Any, trainer: Any) -> Report:
         """Into the log and the history, and from now on into the trackers."""
-        speak()
+        ensure_handler()
         report = _report(trainer)
         record = report.freeze()
         on = ", ".join(f"{each['id']} (r{each['revision']})" for each in record["patches"]) or "nothing"
@@ -187,7 +187,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
                 log.warning("this run goes on from a checkpoint of other repairs: %s", said)
         self._record = None if before and before[-1] == record else record
         callbacks = trainer.callback_handler.callbacks if trainer is not None else []
-        puts = [(each, _put_of(each)) for each in callbacks]
+        puts = [(each, _tracker_writer(each)) for each in callbacks]
         self._waiting = [(type(each).__name__, functools.partial(put, each, record)) for each, put in puts if put]
         return report
 
@@ -269,7 +269,7 @@ _TRACKERS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
 }
 
 
-def _put_of(callback: Any) -> Callable[[Any, Mapping[str, Any]], bool] | None:
+def _tracker_writer(callback: Any) -> Callable[[Any, Mapping[str, Any]], bool] | None:
     """How to tell the tracker that this callback is of; None for every other callback."""
     for each in type(callback).__mro__:
         if each.__name__ in _TRACKERS and each.__module__.startswith("transformers."):
@@ -290,7 +290,7 @@ def _into_model_cards(trainer: Any) -> None:
         module = sys.modules[of_trl[-1].__module__]
         target = Target(module.__name__, f"{of_trl[-1].__qualname__}.create_model_card", "in_written_card")
         wrapper = _in_written_card
-    site = engine.every_site().at(module, target)
+    site = engine.site_registry().at(module, target)
     if site.occupied() is None and not site.has(CARD):
         site.put_on(Layer(CARD, 1, wrapper, traced=False))
 

@@ -358,7 +358,7 @@ def _check_hit(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
         line = line_of("when", name)
         if not conditions.NAME.match(name):
             yield Mistake(line, f"when: {name!r} is not the name of an argument, such as packing or model.adapter_name")
-        wrong = conditions.mistake(wanted)
+        wrong = conditions.validation_error(wanted)
         if wrong is not None:
             yield Mistake(line, f"when: {name}: {wrong}")
     if hit.trl is not None:

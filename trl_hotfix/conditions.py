@@ -76,13 +76,13 @@ class Argument(Struct, frozen=True):
 Lookup = Callable[[str], Argument]
 
 
-def mistake(wanted: Any) -> str | None:
+def validation_error(wanted: Any) -> str | None:
     """What is wrong with a value in ``when``; None: nothing."""
     if isinstance(wanted, list):
         if not wanted:
             return "an empty list of alternatives"
         nested = any(isinstance(each, list) for each in wanted)
-        return "a list in a list" if nested else next(filter(None, map(mistake, wanted)), None)
+        return "a list in a list" if nested else next(filter(None, map(validation_error, wanted)), None)
     if wanted is not None and not isinstance(wanted, (bool, int, float, str)):
         return f"expected a literal, a word, a comparison or a list of these, found a {type(wanted).__name__}"
     if not isinstance(wanted, str):
@@ -102,10 +102,10 @@ def mistake(wanted: Any) -> str | None:
     return None
 
 
-def holds(wanted: Any, argument: Argument, lookup: Lookup) -> bool | None:
+def evaluate(wanted: Any, argument: Argument, lookup: Lookup) -> bool | None:
     """Does ``argument`` meet what is wanted of it? None: the script does not say."""
     if isinstance(wanted, list):
-        answers = [holds(each, argument, lookup) for each in wanted]
+        answers = [evaluate(each, argument, lookup) for each in wanted]
         return True if True in answers else None if None in answers else False
     if argument.kind is Kind.UNKNOWN:
         return None

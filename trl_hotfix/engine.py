@@ -24,8 +24,8 @@ from . import packs as third_party
 from .errors import NotAppliedError, SettingError, UnknownPatchError, plain
 from .gates import Selection
 from .import_hooks import FINDER
-from .limits import TimeIsUp, within
-from .log import in_one_line, log, speak
+from .limits import TimeLimitExceeded, time_limit
+from .log import ensure_handler, in_one_line, log
 from .model import (
     Decision,
     Options,
@@ -37,7 +37,7 @@ from .model import (
     Target,
     Verdict,
 )
-from .parts import Part, overtaken, status_of
+from .parts import ModulePatch, overtaken, status_of
 from .references import Named, Reference
 from .startup import STRICT, switch
 
@@ -115,7 +115,7 @@ class _Engine:
     def __init__(self) -> None:
         self._one_at_a_time = threading.RLock()
         self._lock = threading.RLock()
-        self._parts: dict[tuple[str, str], Part] = {}
+        self._parts: dict[tuple[str, str], ModulePatch] = {}
         self._busy: set[tuple[str, str]] = set()
         self._decisions: Mapping[str, Decision] = {}
         self._selection: Selection | None = None
@@ -145,7 +145,7 @@ class _Engine:
         _start_first()
         setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
         if setting == "off":
-            speak()
+            ensure_handler()
             log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", plain(os.environ["TRL_HOTFIX"]))
             selection = Selection(only=frozenset(), packs=names)
         strict = setting == STRICT if strict is None else strict
@@ -177,7 +177,7 @@ class _Engine:
         said = [f"{each}: {why.state.value} ({why.reason.value})" for each, why in sorted(off.items())]
         if said and strict:
             raise _not_applied(said)
-        speak()
+        ensure_handler()
         for each in said:
             log.warning("in the freeze file, and not on here: %s", each)
 
@@ -221,7 +221,7 @@ class _Engine:
         left = {part.patch.id: part.patch for part in self._all_parts() if part.patch.id not in patches}
         return (*patches.values(), *left.values())
 
-    def _all_parts(self) -> list[Part]:
+    def _all_parts(self) -> list[ModulePatch]:
         # A list, taken under the lock: another thread's import may add to them at any time.
         with self._lock:
             return list(self._parts.values())
@@ -255,7 +255,7 @@ class _Engine:
 
     def ensure(self, named: Iterable[Named]) -> None:
         """Have these patches on with these options, besides what is. One that no catalogue here has is left out."""
-        speak()
+        ensure_handler()
         if switch(os.environ.get("TRL_HOTFIX", "") or "unset") == "off":
             log.warning("TRL_HOTFIX=%s: the patches of a pickled function stay off", os.environ["TRL_HOTFIX"])
             return
@@ -284,7 +284,7 @@ class _Engine:
 
     def _select(self, selection: Selection, strict: bool, off: bool = False) -> Report:
         with self._one_at_a_time:
-            speak()
+            ensure_handler()
             patches = catalogue.known(selection.packs)
             decisions = gates.decisions(patches, selection)
             if off:
@@ -297,7 +297,7 @@ class _Engine:
             self._drop(changed)
             entering = self._entering()
             try:
-                self._arm(entering)
+                self._watch_imports(entering)
                 degraded = [each for each in self.status() if each.degraded and each.id in wanted] if strict else []
                 if degraded:
                     raise _not_applied(f"{each.id}: {each.state.value} ({each.reason.value})" for each in degraded)
@@ -305,7 +305,7 @@ class _Engine:
                 self._drop(entering)
                 self._decisions, self._selection, self._strict = undo
                 if changed:
-                    self._arm(self._entering())
+                    self._watch_imports(self._entering())
                 raise
             self._drop([part for part in self._all_parts() if part.patch.id not in wanted])
             return self.status(() if strict else None)
@@ -313,26 +313,26 @@ class _Engine:
     def _wanted(self) -> set[str]:
         return {patch_id for patch_id, decision in self._decisions.items() if decision.state is State.PENDING}
 
-    def _drop(self, parts: Iterable[Part]) -> None:
+    def _drop(self, parts: Iterable[ModulePatch]) -> None:
         """Take parts off and forget them; one that somebody stands on is kept, since it cannot be taken off."""
         for part in parts:
             self._take_off(part)
             if part.decision.state is State.REVERTED:
                 self._parts.pop(part.key, None)
 
-    def _arm(self, parts: Iterable[Part]) -> None:
+    def _watch_imports(self, parts: Iterable[ModulePatch]) -> None:
         """Have every part worked on when its leaf is imported: now, if it is."""
         for leaf in dict.fromkeys(part.leaf for part in parts):
             FINDER.when_imported(leaf, self._imported)
 
-    def _entering(self) -> list[Part]:
+    def _entering(self) -> list[ModulePatch]:
         """The parts that wait for their leaf: new, reverted, or with a leaf that came unseen."""
         trl = gates.installed("trl")
         wanted = self._wanted() if trl is not None else set()
         patches = catalogue.known(self._packs())
         return [part for patch in patches if patch.id in wanted for part in self._waiting(patch, trl or "")]
 
-    def _waiting(self, patch: Patch, trl: str) -> Iterator[Part]:
+    def _waiting(self, patch: Patch, trl: str) -> Iterator[ModulePatch]:
         selection = self._selection or Selection()
         by_leaf: dict[str, list[Target]] = {}
         here = gates.targets_for(patch, trl)
@@ -344,7 +344,9 @@ class _Engine:
                 if part is None or part.decision.state is State.REVERTED:
                     journal = part.journal if part is not None else []
                     options = selection.options_of(patch)
-                    part = self._parts[patch.id, leaf] = Part(patch, leaf, tuple(targets), options, journal=journal)
+                    part = self._parts[patch.id, leaf] = ModulePatch(
+                        patch, leaf, tuple(targets), options, journal=journal
+                    )
             if part.decision.state is State.PENDING:
                 yield part
 
@@ -352,22 +354,22 @@ class _Engine:
 
     def _imported(self, module: ModuleType) -> None:
         """Work on every part that waits for this leaf. Under strict, all of them go on, or none and it raises."""
-        worked_on, recalled = [], False
+        worked_on, cancel_requested = [], False
         for part in self._all_parts():
             with ExitStack() as undo:
                 if part.leaf != module.__name__ or not self._claim(part, undo):
                     continue
                 try:
-                    decision = self._enter(part, module)
+                    decision = self._try_apply(part, module)
                 # The first border, the import hook: nothing that goes wrong in here may end the user's import.
                 except Exception as error:
                     decision = _failed(Reason.INSTALL_ERROR, error)
-                if self._settle(part, decision):
+                if self._record_decision(part, decision):
                     worked_on.append(part)
                 else:
-                    recalled = True
+                    cancel_requested = True
                 undo.pop_all()
-        if recalled:
+        if cancel_requested:
             self._imported(module)  # whoever took the part off may have put another in its place, which had to wait
         problems = [part for part in worked_on if part.decision.degraded]
         if problems and self._strict:
@@ -377,7 +379,7 @@ class _Engine:
                 part.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
             raise _not_applied(part.journal[-1] for part in problems)
 
-    def _claim(self, part: Part, undo: ExitStack) -> bool:
+    def _claim(self, part: ModulePatch, undo: ExitStack) -> bool:
         """Take a part to work on, unless another thread has it. An applied one too: its module may be new."""
         with self._lock:
             if part.key in self._busy or part.decision.state not in (State.PENDING, State.APPLIED):
@@ -386,15 +388,15 @@ class _Engine:
             self._busy.add(part.key)
             return True
 
-    def _interrupted(self, part: Part) -> None:
+    def _interrupted(self, part: ModulePatch) -> None:
         """Something came between, such as a keyboard interrupt: off, and to be worked on at the next import."""
         self._off_its_sites(part)
         with self._lock:
-            if part.decision.state is State.REVERTED and not part.recalled:
+            if part.decision.state is State.REVERTED and not part.cancel_requested:
                 part.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
             self._busy.discard(part.key)
 
-    def _enter(self, part: Part, module: ModuleType) -> Decision:
+    def _try_apply(self, part: ModulePatch, module: ModuleType) -> Decision:
         """Red, install, green; or leave everything as it was."""
         from .conflicts import compiled_code, foreign
         from .guard import Guard
@@ -404,7 +406,7 @@ class _Engine:
         sites: list[Site] = []
         for target in part.targets:
             try:
-                sites.append(every_site().at(module, target))
+                sites.append(site_registry().at(module, target))
             except MissingTargetError as error:
                 seen: dict[str, Any] = {"missing": str(error)}
                 if not gates.in_range(gates.installed("trl") or "", patch.trl):
@@ -487,23 +489,23 @@ class _Engine:
         """Whether the release that is installed has this target: where it has not, somebody has deleted it."""
         return fingerprint.bodies().at(target.name, gates.installed("trl") or "") is not None
 
-    def _settle(self, part: Part, decision: Decision) -> bool:
+    def _record_decision(self, part: ModulePatch, decision: Decision) -> bool:
         """The work on a part is done; False if another thread has taken it off meanwhile, so that it is undone."""
         with self._lock:
             news = part.decision is not decision
-            if not part.recalled:
+            if not part.cancel_requested:
                 part.decision = decision
                 self._busy.discard(part.key)
-        if part.recalled:
+        if part.cancel_requested:
             self._off_its_sites(part)
             with self._lock:
                 self._busy.discard(part.key)
             return False
         if news:
-            self._say(part, decision)
+            self._log_decision(part, decision)
         return True
 
-    def _say(self, part: Part, decision: Decision) -> None:
+    def _log_decision(self, part: ModulePatch, decision: Decision) -> None:
         self._note(part)
         where = f"{part.patch.id} (r{part.patch.revision})"
         if decision.state is State.APPLIED:
@@ -520,21 +522,21 @@ class _Engine:
                 in_one_line(decision),
             )
 
-    def _take_off(self, part: Part) -> None:
+    def _take_off(self, part: ModulePatch) -> None:
         """Take a part off its targets, or off the waiting list; where somebody else stands, leave it and say so."""
         with self._lock:
             # Another thread is putting it on, within an import: to wait for that here could be to wait for ever.
-            part.recalled = part.key in self._busy
-            if part.recalled:
+            part.cancel_requested = part.key in self._busy
+            if part.cancel_requested:
                 part.decision = Decision(State.REVERTED, Reason.BY_REQUEST)
-        if part.recalled:
+        if part.cancel_requested:
             self._note(part)
         else:
             self._off_its_sites(part)
         if not any(each.leaf == part.leaf and each.decision.state is not State.REVERTED for each in self._all_parts()):
             FINDER.forget(part.leaf)
 
-    def _off_its_sites(self, part: Part) -> None:
+    def _off_its_sites(self, part: ModulePatch) -> None:
         from .install import OccupiedError
 
         left = []
@@ -552,7 +554,7 @@ class _Engine:
         if left:
             log.warning("%s cannot be taken off: %s stands in its place", part.patch.id, left[0][1].by)
 
-    def _note(self, part: Part) -> None:
+    def _note(self, part: ModulePatch) -> None:
         decision = part.decision
         line = f"{part.patch.id}: {part.leaf}: {decision.state.value} ({decision.reason.value}){in_one_line(decision)}"
         part.journal.append(line)
@@ -602,10 +604,10 @@ def _not_applied(reasons: Iterable[str]) -> NotAppliedError:
 def self_test(patch: Patch, leaf: ModuleType, options: Options) -> Outcome | Decision:
     """What the self-test of ``patch`` says of ``leaf``, or ``failed`` with the traceback if it says nothing."""
     try:
-        with within(SELF_TEST_SECONDS), authoring.undisturbed():
+        with time_limit(SELF_TEST_SECONDS), authoring.undisturbed():
             outcome = catalogue.function_of(patch, patch.self_test, options)(leaf)
     # The second border, the self-test: one that raises says nothing about the bug, and must not end the user's import.
-    except (Exception, SystemExit, TimeIsUp) as error:
+    except (Exception, SystemExit, TimeLimitExceeded) as error:
         return _failed(Reason.SELF_TEST_ERROR, error)
     if not isinstance(outcome, Outcome):
         return Decision(State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {outcome!r}"})
@@ -619,7 +621,7 @@ def _failed(reason: Reason, error: BaseException) -> Decision:
 
 
 @functools.cache
-def every_site() -> Sites:
+def site_registry() -> Sites:
     # Here and not above: wrapt takes 50 ms to import, and `--list` has no use for it.
     from .install import Sites
 

@@ -159,17 +159,17 @@ def decide(patch: Patch, selection: Selection, version_of: VersionOf = installed
         return Decision(State.DISABLED, Reason.NOT_SELECTED)
     if selection.only is None and not patch.default:
         return Decision(State.DISABLED, Reason.DEFAULT_OFF)
-    return fits(patch, version_of)
+    return applicability(patch, version_of)
 
 
-def fits(patch: Patch, version_of: VersionOf = installed) -> Decision:
+def applicability(patch: Patch, version_of: VersionOf = installed) -> Decision:
     """Does ``patch`` belong to what is installed here, whatever the user selected?"""
     trl = version_of("trl")
     if trl is None:
         return Decision(State.SKIPPED, Reason.NO_TRL)
     seen: dict[str, object] = {"installed": trl, "range": patch.trl}
     inside = in_range(trl, patch.trl) and bool(targets_for(patch, trl))
-    if not inside and not advisory(trl):
+    if not inside and not is_unreleased(trl):
         fixed_in = patch.upstream.fixed_in
         if fixed_in is not None and Version(trl) >= Version(fixed_in):
             return Decision(State.RETIRED, Reason.FIXED_UPSTREAM, {**seen, "fixed_in": fixed_in})
@@ -212,11 +212,11 @@ def targets_for(patch: Patch, trl: str) -> tuple[Target, ...]:
 
 def targets_here(patch: Patch, version_of: VersionOf = installed) -> tuple[Target, ...]:
     """The targets that have the bug beside what is installed here; none if ``patch`` does not belong to it."""
-    belongs = fits(patch, version_of).state is State.PENDING
+    belongs = applicability(patch, version_of).state is State.PENDING
     return targets_for(patch, version_of("trl") or "") if belongs else ()
 
 
-def advisory(trl: str) -> bool:
+def is_unreleased(trl: str) -> bool:
     """A development version or a fork: 1.10.0.dev0 lies in neither <1.10 nor >=1.10, so that its bodies must decide."""
     version = Version(trl)
     return version.is_devrelease or version.local is not None

@@ -32,7 +32,7 @@ class Guard:
             return wrapped(*args, **kwargs)
         if not self.armed:
             return self.wrapper(wrapped, instance, args, kwargs)
-        seen = _Seen(wrapped)
+        seen = _CallRecorder(wrapped)
         try:
             return self.wrapper(seen, instance, args, kwargs)
         # The third border: what goes wrong in a wrapper of ours must not end a run that goes on without it.
@@ -48,7 +48,7 @@ class Guard:
             return seen.result if seen.calls else wrapped(*args, **kwargs)
 
 
-class _Seen:
+class _CallRecorder:
     """TRL's method as a wrapper is given it: remembers how it was called and what came of it."""
 
     # Without slots: Dynamo, which traces this where the caller is compiled, does not find what stands in one that has a

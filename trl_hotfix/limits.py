@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 
-class TimeIsUp(BaseException):
+class TimeLimitExceeded(BaseException):
     """The code took longer than it may. No ``Exception``, so that no handler in that code takes it for its own."""
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise ``TimeIsUp`` in here after ``seconds``.
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise ``TimeLimitExceeded`` in here after ``seconds``.
 
     In the main thread an alarm signal wakes what sleeps or waits for a lock as well. Elsewhere, on Windows, and where
     the program has a timer of its own running, only Python code is stopped.
@@ -30,7 +30,7 @@ def within(seconds: float) -> Iterator[None]:
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
     def expire(number: int, frame: FrameType | None) -> None:
-        raise TimeIsUp(f"no answer within {seconds:g} s")
+        raise TimeLimitExceeded(f"no answer within {seconds:g} s")
 
     before = signal.getsignal(signal.SIGALRM)
     try:
@@ -53,14 +53,14 @@ def _watchdog(seconds: float) -> Iterator[None]:
         with lock:
             if not over:
                 on_its_way = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeIsUp))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeLimitExceeded))
 
     timer = threading.Timer(seconds, expire)
     timer.daemon = True
     timer.start()
     try:
         yield
-    except TimeIsUp:
+    except TimeLimitExceeded:
         on_its_way = False
         raise
     finally:
@@ -69,6 +69,6 @@ def _watchdog(seconds: float) -> Iterator[None]:
         timer.cancel()
         # One that was sent at the last moment must not be raised in the user's code. To take it back leaves a mark in
         # the interpreter that slows all code down for good, and hangs Python 3.11 under a trace function.
-        with suppress(TimeIsUp):
+        with suppress(TimeLimitExceeded):
             for _ in range(100 if on_its_way else 0):
                 pass  # it is raised where a loop jumps back, unless the code has swallowed it

@@ -29,7 +29,7 @@ def in_one_line(decision: Decision) -> str:
     return "".join(f"; {key}: {short(value)}" for key, value in shown.items())
 
 
-class _WhereNobodyListens(logging.StreamHandler):  # type: ignore[type-arg]
+class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Standard error, unless the program has set up logging itself; says which rank speaks when there are several."""
 
     def __init__(self) -> None:
@@ -46,9 +46,9 @@ class _WhereNobodyListens(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 @functools.cache
-def speak() -> None:
+def ensure_handler() -> None:
     """What was patched must be seen without a line of logging set-up in the user's program."""
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
     if not log.handlers:
-        log.addHandler(_WhereNobodyListens())
+        log.addHandler(_FallbackHandler())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .install import Site
 
 
-class Part(Struct, eq=False):
+class ModulePatch(Struct, eq=False):
     """A patch in one leaf module."""
 
     patch: Patch
@@ -27,7 +27,7 @@ class Part(Struct, eq=False):
     decision: Decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
     sites: list[Site] = []
     guards: list[Guard] = []
-    recalled: bool = False
+    cancel_requested: bool = False
     compiled: Compiled = ()
     journal: list[str] = []
 
@@ -51,7 +51,7 @@ _WORST_FIRST = (
 def status_of(
     patch: Patch,
     trl: str | None,
-    parts: list[Part],
+    parts: list[ModulePatch],
     decision: Decision,
     options: Options,
     objects: Sequence[object] = (),
@@ -74,7 +74,7 @@ def status_of(
     return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options)
 
 
-def overtaken(part: Part) -> bool:
+def overtaken(part: ModulePatch) -> bool:
     """Has a reload that nobody saw end put a new class or function of TRL's in the place of the one that is patched?"""
     module = sys.modules.get(part.leaf)
     if part.decision.state is not State.APPLIED or module is None:
@@ -85,7 +85,7 @@ def overtaken(part: Part) -> bool:
     return bool(new) or any(site.reloaded() for site in part.sites)
 
 
-def _now(part: Part, objects: Sequence[object]) -> Decision:
+def _now(part: ModulePatch, objects: Sequence[object]) -> Decision:
     """Where a part stands, after a look whether its wrappers are still on their targets."""
     if part.decision.state is not State.APPLIED:
         return part.decision

@@ -19,7 +19,7 @@ from . import freeze
 from .errors import plain
 from .log import log
 
-PATIENCE = 60.0
+RANK_TIMEOUT = 60.0
 """Seconds to wait for a rank, unless ``TRL_HOTFIX_PATIENCE`` says otherwise.
 
 Ranks have made their wrapped model together just before.
@@ -50,7 +50,7 @@ def compare(mine: Record) -> list[str]:
         store.set("verdict", json.dumps(said))
         return said
     store.set(str(rank), json.dumps(mine))
-    if not _there(store, "verdict", patience + 10):
+    if not _wait_for_key(store, "verdict", patience + 10):
         return ["rank 0 does not answer: no trl_hotfix is on there"]
     verdict = _read(store.get("verdict"))
     said = verdict if isinstance(verdict, list) else ["rank 0 answers what cannot be read"]
@@ -59,15 +59,15 @@ def compare(mine: Record) -> list[str]:
 
 def _patience() -> float:
     """Seconds. Not a number, or without end, would be a hang of the whole job while one rank is missing."""
-    value = os.environ.get("TRL_HOTFIX_PATIENCE") or PATIENCE
+    value = os.environ.get("TRL_HOTFIX_PATIENCE") or RANK_TIMEOUT
     try:
         seconds = float(value)
     except ValueError:
         seconds = math.nan
     if 0 <= seconds < math.inf:
         return seconds
-    log.warning("TRL_HOTFIX_PATIENCE is %r, not a number of seconds; taken as %g", value, PATIENCE)
-    return PATIENCE
+    log.warning("TRL_HOTFIX_PATIENCE is %r, not a number of seconds; taken as %g", value, RANK_TIMEOUT)
+    return RANK_TIMEOUT
 
 
 def _read(text: Any) -> Any:
@@ -82,7 +82,7 @@ def _collected(store: Any, mine: Record, world: int, patience: float) -> list[st
     until = time.monotonic() + patience
     for rank in range(1, world):
         what = "no trl_hotfix is on there"
-        if _there(store, str(rank), until - time.monotonic()):
+        if _wait_for_key(store, str(rank), until - time.monotonic()):
             theirs = freeze.record(_read(store.get(str(rank))))
             what = "its record cannot be read"
             if theirs is not None:
@@ -92,7 +92,7 @@ def _collected(store: Any, mine: Record, world: int, patience: float) -> list[st
     return [f"rank {', '.join(map(str, ranks))}: {what}" for what, ranks in by_what.items()]
 
 
-def _there(store: Any, key: str, patience: float) -> bool:
+def _wait_for_key(store: Any, key: str, patience: float) -> bool:
     """Has somebody set ``key`` within ``patience`` seconds? ``Store.wait`` leaves some stores unusable when it ends."""
     until = time.monotonic() + patience
     pause = 0.01

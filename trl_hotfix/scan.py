@@ -12,7 +12,7 @@ from . import conditions, gates
 from .conditions import Argument, Kind
 from .fingerprint import bodies
 from .model import Hit, Patch, Severity
-from .scripts import Made
+from .scripts import TrainerCall
 
 
 class Answer(str, Enum):
@@ -40,13 +40,13 @@ class Finding:
 class Scanned:
     """A trainer of a script: the bugs that it hits, worst first, those that cannot be told, and how many are left."""
 
-    made: Made
+    made: TrainerCall
     hits: tuple[Finding, ...]
     unsure: tuple[Finding, ...]
     rest: int
 
 
-def judge(made: Made, patches: Iterable[Patch], trl: str, *, elsewhere: bool = False) -> Scanned:
+def judge(made: TrainerCall, patches: Iterable[Patch], trl: str, *, elsewhere: bool = False) -> Scanned:
     """Each of ``patches`` for one trainer on the release ``trl``.
 
     ``elsewhere`` if that is not what is installed here: a requirement that is not met here may be met there.
@@ -59,7 +59,7 @@ def judge(made: Made, patches: Iterable[Patch], trl: str, *, elsewhere: bool = F
     return Scanned(made, hits, unsure, len(found) - len(hits) - len(unsure))
 
 
-def _finding(made: Made, patch: Patch, trl: str, elsewhere: bool) -> Finding:
+def _finding(made: TrainerCall, patch: Patch, trl: str, elsewhere: bool) -> Finding:
     """The best answer of the ways into the bug: a hit, before one that cannot be told."""
     ways = [each for hit in patch.hits if (each := _way(made, patch, hit, trl)) is not None]
     if not ways:
@@ -83,7 +83,7 @@ def _finding(made: Made, patch: Patch, trl: str, elsewhere: bool) -> Finding:
     )
 
 
-def _way(made: Made, patch: Patch, hit: Hit, trl: str) -> Finding | None:
+def _way(made: TrainerCall, patch: Patch, hit: Hit, trl: str) -> Finding | None:
     """One way into a bug; None if the script does not go it."""
     if "*" not in hit.trainers and made.name not in hit.trainers:
         return None
@@ -95,7 +95,7 @@ def _way(made: Made, patch: Patch, hit: Hit, trl: str) -> Finding | None:
     lines: list[int] = []
     for name, wanted in hit.when.items():
         argument = made.argument(name)
-        answer = conditions.holds(wanted, argument, made.argument)
+        answer = conditions.evaluate(wanted, argument, made.argument)
         if answer is False:
             return None
         if argument.line is not None:

@@ -34,7 +34,7 @@ POSITIONS: Mapping[str, tuple[str, ...]] = {
 }
 """What trainers take by position, in the same order in every release."""
 
-SIGNS: Mapping[str, tuple[str, ...]] = {
+DISTINCTIVE_KEYS: Mapping[str, tuple[str, ...]] = {
     "SFT": ("assistant_only_loss", "completion_only_loss", "dataset_text_field", "eval_packing", "packing"),
     "DPO": ("f_divergence_type", "ld_alpha", "loss_weights", "rpo_alpha", "use_weighting"),
     "GRPO": ("importance_sampling_level", "multi_objective_aggregation", "scale_rewards", "top_entropy_quantile"),
@@ -44,7 +44,9 @@ SIGNS: Mapping[str, tuple[str, ...]] = {
 }
 """Keys of a config that only one of the trainers of the command line has."""
 
-MOVES = frozenset(["bfloat16", "cpu", "cuda", "eval", "float", "half", "requires_grad_", "to", "train"])
+METHODS_RETURNING_MODEL = frozenset(
+    ["bfloat16", "cpu", "cuda", "eval", "float", "half", "requires_grad_", "to", "train"]
+)
 """Methods of a model that return it."""
 
 LIBRARIES = ("datasets.", "peft.", "torch.", "transformers.")
@@ -64,7 +66,7 @@ _SCOPES = (*_Definition, ast.ClassDef, ast.Lambda, *_COLLECTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TrainerCall:
     """A trainer that a script makes. ``name`` is TRL's, without ``Trainer``; ``called`` is what the script calls it."""
 
     name: str
@@ -73,7 +75,7 @@ class Made:
     argument: Lookup
 
 
-def read(path: Path, trainer: str | None = None) -> list[Made]:
+def read(path: Path, trainer: str | None = None) -> list[TrainerCall]:
     """The trainers of a script or of a config, in the order of the file. Raises ``ScriptError``.
 
     ``trainer`` is the one that a config is for, if its keys do not tell.
@@ -103,10 +105,10 @@ def read(path: Path, trainer: str | None = None) -> list[Made]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Binding:
-    """One place where a name gets its value. ``straight`` is False where it may not be reached, or more than once."""
+    """One place where a name gets its value. Not ``unconditional``: it may not be reached, or more than once."""
 
     line: int
-    straight: bool
+    unconditional: bool
     value: ast.expr | None = None
     why: str = ""
     dotted: str = ""
@@ -123,7 +125,7 @@ class _Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
+class _ScopedExpression:
     """An expression, with where it stands: names mean there what they mean."""
 
     node: ast.expr
@@ -143,71 +145,73 @@ class _Script:
     def _walk(self, tree: ast.Module) -> None:
         waiting: list[tuple[ast.AST, _Scope, bool]] = [(tree, self._module, True)]
         while waiting:
-            node, scope, straight = waiting.pop()
-            inner = list(self._enter(node, scope, straight))
+            node, scope, unconditional = waiting.pop()
+            inner = list(self._enter(node, scope, unconditional))
             waiting.extend(reversed(inner))
         self._calls.sort(key=lambda each: (each[0].lineno, each[0].col_offset))
 
-    def _enter(self, node: ast.AST, scope: _Scope, straight: bool) -> Iterator[tuple[ast.AST, _Scope, bool]]:
+    def _enter(self, node: ast.AST, scope: _Scope, unconditional: bool) -> Iterator[tuple[ast.AST, _Scope, bool]]:
         """Note what ``node`` says, and give the nodes in it, with their scopes."""
         children: list[ast.AST] = list(ast.iter_child_nodes(node))
         if isinstance(node, _SCOPES):
-            yield from self._enter_scope(node, scope, straight, children)
+            yield from self._enter_scope(node, scope, unconditional, children)
             return
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            self._import(node, scope, straight)
+            self._import(node, scope, unconditional)
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             scope.elsewhere.update(node.names)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
-                self._assign(target, node.value, scope, straight)
+                self._assign(target, node.value, scope, unconditional)
             children = [node.value, *(each for each in targets if isinstance(each, ast.Subscript))]
         elif isinstance(node, ast.AugAssign):
-            self._assign(node.target, None, scope, straight)
+            self._assign(node.target, None, scope, unconditional)
             children = [node.value]
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             why = f"{node.id} is not assigned once and for all"
-            self._bind(node.id, scope, _Binding(node.lineno, straight, why=why))
+            self._bind(node.id, scope, _Binding(node.lineno, unconditional, why=why))
         elif isinstance(node, ast.Call):
             self._calls.append((node, scope))
         elif isinstance(node, (ast.ExceptHandler, ast.pattern)):
             for name in (getattr(node, "name", None), getattr(node, "rest", None)):
                 if isinstance(name, str):
-                    self._bind(name, scope, _Binding(node.lineno, straight, why=f"{name} is what was found"))
+                    self._bind(name, scope, _Binding(node.lineno, unconditional, why=f"{name} is what was found"))
         branches = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
         if isinstance(node, branches) and not _is_main(node):
-            straight = False
-        yield from ((child, scope, straight) for child in children)
+            unconditional = False
+        yield from ((child, scope, unconditional) for child in children)
 
     def _enter_scope(
-        self, node: Any, scope: _Scope, straight: bool, children: list[ast.AST]
+        self, node: Any, scope: _Scope, unconditional: bool, children: list[ast.AST]
     ) -> Iterator[tuple[ast.AST, _Scope, bool]]:
         inner = _Scope(scope, of_class=isinstance(node, ast.ClassDef))
         self._scope_of[node] = inner
         name = getattr(node, "name", None)
         if name is not None:
-            self._bind(name, scope, _Binding(node.lineno, straight, definition=node))
+            self._bind(name, scope, _Binding(node.lineno, unconditional, definition=node))
         arguments = getattr(node, "args", None)
         if arguments is not None:
             every = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
             for each in filter(None, every):
                 of = name or "a lambda"
                 self._bind(each.arg, inner, _Binding(each.lineno, True, why=f"{each.arg} is a parameter of {of}"))
-            yield from ((each, scope, straight) for each in [*arguments.defaults, *filter(None, arguments.kw_defaults)])
+            yield from (
+                (each, scope, unconditional) for each in [*arguments.defaults, *filter(None, arguments.kw_defaults)]
+            )
             children = [each for each in children if each is not arguments]
         outer = [*getattr(node, "decorator_list", ()), *getattr(node, "bases", ()), *getattr(node, "keywords", ())]
-        yield from ((each, scope, straight) for each in outer)
+        yield from ((each, scope, unconditional) for each in outer)
         yield from ((each, inner, True) for each in children if each not in outer)
 
-    def _import(self, node: ast.Import | ast.ImportFrom, scope: _Scope, straight: bool) -> None:
+    def _import(self, node: ast.Import | ast.ImportFrom, scope: _Scope, unconditional: bool) -> None:
         for alias in node.names:
             if isinstance(node, ast.ImportFrom):
                 dotted = f"{'.' * node.level}{node.module or ''}.{alias.name}"
             else:
                 dotted = alias.name if alias.asname else alias.name.partition(".")[0]
             name = alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else dotted)
-            self._bind(name, scope, _Binding(node.lineno, straight, dotted=dotted))
+            self._bind(name, scope, _Binding(node.lineno, unconditional, dotted=dotted))
 
     def _bind(self, name: str, scope: _Scope, binding: _Binding) -> None:
         if name in scope.elsewhere:
@@ -216,7 +220,7 @@ class _Script:
             binding = _Binding(binding.line, False, binding.value, binding.why, binding.dotted, binding.definition)
         scope.bindings.setdefault(name, []).append(binding)
 
-    def _assign(self, target: ast.expr, value: ast.expr | None, scope: _Scope, straight: bool) -> None:
+    def _assign(self, target: ast.expr, value: ast.expr | None, scope: _Scope, unconditional: bool) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
             items: list[ast.expr | None] = [None] * len(target.elts)
             starred = any(isinstance(each, ast.Starred) for each in target.elts)
@@ -226,16 +230,16 @@ class _Script:
             for each, item in zip(target.elts, items, strict=True):
                 each = each.value if isinstance(each, ast.Starred) else each
                 if item is None and isinstance(each, ast.Name):
-                    self._bind(each.id, scope, _Binding(each.lineno, straight, why=f"{each.id} is {why}"))
+                    self._bind(each.id, scope, _Binding(each.lineno, unconditional, why=f"{each.id} is {why}"))
                 else:
-                    self._assign(each, item, scope, straight)
+                    self._assign(each, item, scope, unconditional)
         elif isinstance(target, ast.Name):
             why = "" if value is not None else f"{target.id} is changed in place"
-            self._bind(target.id, scope, _Binding(target.lineno, straight, value, why))
+            self._bind(target.id, scope, _Binding(target.lineno, unconditional, value, why))
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             why = "" if value is not None else f"{_text(target)} is changed in place"
             its = scope.attributes.setdefault((target.value.id, target.attr), [])
-            its.append(_Binding(target.lineno, straight, value, why))
+            its.append(_Binding(target.lineno, unconditional, value, why))
 
     def _find(self, name: str, scope: _Scope, line: int) -> tuple[_Binding, _Scope] | None:
         at: _Scope | None = scope
@@ -245,7 +249,7 @@ class _Script:
             at = at.parent
         return None
 
-    def _follow(self, at: _At) -> _At:
+    def _follow(self, at: _ScopedExpression) -> _ScopedExpression:
         """What a name is assigned in the end, and a model that is moved."""
         for _ in range(_DEPTH):
             node = at.node
@@ -253,14 +257,18 @@ class _Script:
                 found = self._find(node.id, at.scope, at.line)
                 if found is None or found[0].value is None:
                     return at
-                at = _At(found[0].value, found[1], found[0].line)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MOVES:
-                at = _At(node.func.value, at.scope, at.line)
+                at = _ScopedExpression(found[0].value, found[1], found[0].line)
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in METHODS_RETURNING_MODEL
+            ):
+                at = _ScopedExpression(node.func.value, at.scope, at.line)
             else:
                 return at
         return at
 
-    def _dotted(self, at: _At) -> str | None:
+    def _dotted(self, at: _ScopedExpression) -> str | None:
         """``a.b.c`` with the name that ``a`` was imported by; None if ``a`` is no module, class or function."""
         steps: list[str] = []
         node = at.node
@@ -277,7 +285,7 @@ class _Script:
         elif found[0].definition is not None:
             root = node.id
         elif isinstance(found[0].value, (ast.Name, ast.Attribute)) and found[0].value is not node:
-            inner = self._dotted_of_alias(_At(found[0].value, found[1], found[0].line))
+            inner = self._dotted_of_alias(_ScopedExpression(found[0].value, found[1], found[0].line))
             if inner is None:
                 return None
             root = inner
@@ -285,7 +293,7 @@ class _Script:
             return None
         return ".".join([root, *reversed(steps)])
 
-    def _dotted_of_alias(self, at: _At) -> str | None:
+    def _dotted_of_alias(self, at: _ScopedExpression) -> str | None:
         """``T = trl.DPOTrainer``: one step, and no more, so that it ends."""
         node, steps = at.node, []
         while isinstance(node, ast.Attribute):
@@ -294,7 +302,7 @@ class _Script:
         found = self._find(node.id, at.scope, at.line) if isinstance(node, ast.Name) else None
         return ".".join([found[0].dotted, *reversed(steps)]) if found is not None and found[0].dotted else None
 
-    def _classes(self, at: _At) -> Iterator[tuple[str, ast.ClassDef | None]]:
+    def _classes(self, at: _ScopedExpression) -> Iterator[tuple[str, ast.ClassDef | None]]:
         """The class that ``at`` names, then those it is derived from: their dotted names, and those of the script."""
         seen: set[ast.AST] = set()
         waiting = [at]
@@ -303,7 +311,7 @@ class _Script:
             node = at.node
             while isinstance(node, ast.Subscript):
                 node = node.value
-            dotted = self._dotted(_At(node, at.scope, at.line))
+            dotted = self._dotted(_ScopedExpression(node, at.scope, at.line))
             found = self._find(node.id, at.scope, at.line) if isinstance(node, ast.Name) else None
             definition = found[0].definition if found is not None else None
             if dotted is None or (definition is not None and definition in seen):
@@ -311,13 +319,13 @@ class _Script:
             if isinstance(definition, ast.ClassDef) and found is not None:
                 seen.add(definition)
                 yield dotted, definition
-                waiting.extend(_At(base, found[1], definition.lineno) for base in definition.bases)
+                waiting.extend(_ScopedExpression(base, found[1], definition.lineno) for base in definition.bases)
             elif definition is None:
                 yield dotted, None
 
     # What an argument is
 
-    def value(self, at: _At, depth: int = 0) -> Argument:
+    def value(self, at: _ScopedExpression, depth: int = 0) -> Argument:
         """What ``at`` is, as far as the text says."""
         node = at.node
         line = node.lineno
@@ -328,7 +336,7 @@ class _Script:
         if isinstance(node, (ast.UnaryOp, ast.BinOp)):
             return self._computed(node, at, depth)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-            return self._collected([_At(each, at.scope, at.line) for each in node.elts], line, depth)
+            return self._collected([_ScopedExpression(each, at.scope, at.line) for each in node.elts], line, depth)
         if isinstance(node, ast.Dict):
             return Argument(Kind.OBJECT, line=line, by=("dict",))
         if isinstance(node, ast.JoinedStr):
@@ -343,14 +351,14 @@ class _Script:
         if dotted is not None and dotted.startswith("torch."):
             return Argument(Kind.LITERAL, dotted.rpartition(".")[2], line)
         if isinstance(node, ast.Subscript):
-            inner = self.value(_At(node.value, at.scope, at.line), depth + 1)
+            inner = self.value(_ScopedExpression(node.value, at.scope, at.line), depth + 1)
             if any(each.startswith("datasets.") for each in inner.by):
                 return Argument(Kind.OBJECT, line=line, by=inner.by)
         return Argument(Kind.UNKNOWN, line=line, why=_text(node))
 
-    def _computed(self, node: ast.UnaryOp | ast.BinOp, at: _At, depth: int) -> Argument:
+    def _computed(self, node: ast.UnaryOp | ast.BinOp, at: _ScopedExpression, depth: int) -> Argument:
         sides = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
-        values = [self.value(_At(each, at.scope, at.line), depth + 1) for each in sides]
+        values = [self.value(_ScopedExpression(each, at.scope, at.line), depth + 1) for each in sides]
         numbers = [each.value for each in values if each.kind is Kind.LITERAL and isinstance(each.value, (int, float))]
         unknown = Argument(Kind.UNKNOWN, line=node.lineno, why=_text(node))
         if len(numbers) < len(values):
@@ -367,64 +375,64 @@ class _Script:
             return unknown
         return unknown
 
-    def _collected(self, items: list[_At], line: int, depth: int) -> Argument:
+    def _collected(self, items: list[_ScopedExpression], line: int, depth: int) -> Argument:
         values = [self.value(each, depth + 1) for each in items[:_DEPTH]]
         if len(items) <= _DEPTH and all(each.kind is Kind.LITERAL for each in values):
             return Argument(Kind.LITERAL, [each.value for each in values], line)
         known = all(each.kind is not Kind.UNKNOWN and each.whole for each in values) and len(items) <= _DEPTH
         return Argument(Kind.OBJECT, line=line, by=tuple(name for each in values for name in each.by), whole=known)
 
-    def _named(self, node: ast.Name, at: _At, depth: int) -> Argument:
+    def _named(self, node: ast.Name, at: _ScopedExpression, depth: int) -> Argument:
         found = self._find(node.id, at.scope, at.line)
         if found is None:
             return Argument(Kind.UNKNOWN, line=node.lineno, why=f"{node.id} is not assigned in this file")
         binding, scope = found
         if binding.value is not None:
-            return self.value(_At(binding.value, scope, binding.line), depth + 1)
+            return self.value(_ScopedExpression(binding.value, scope, binding.line), depth + 1)
         if binding.definition is not None:
             return Argument(Kind.OBJECT, line=node.lineno, by=(node.id,))
         if binding.dotted:
             return Argument(Kind.UNKNOWN, line=node.lineno, why=f"{node.id} is imported ({binding.dotted})")
         return Argument(Kind.UNKNOWN, line=binding.line, why=binding.why)
 
-    def _called(self, node: ast.Call, at: _At, depth: int) -> Argument:
+    def _called(self, node: ast.Call, at: _ScopedExpression, depth: int) -> Argument:
         line = node.lineno
-        if isinstance(node.func, ast.Attribute) and node.func.attr in MOVES:
-            return self.value(_At(node.func.value, at.scope, at.line), depth + 1)
-        classes = list(self._classes(_At(node.func, at.scope, at.line)))
+        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS_RETURNING_MODEL:
+            return self.value(_ScopedExpression(node.func.value, at.scope, at.line), depth + 1)
+        classes = list(self._classes(_ScopedExpression(node.func, at.scope, at.line)))
         names = tuple(name for name, _ in classes)
-        dotted = self._dotted(_At(node.func, at.scope, at.line))
+        dotted = self._dotted(_ScopedExpression(node.func, at.scope, at.line))
         makes = any(part[:1].isupper() for name in names for part in name.split("."))
         if names and (makes or names[0].startswith(LIBRARIES) or (names[0] in BUILTINS)):
             return Argument(Kind.OBJECT, line=line, by=names)
         if dotted is None and isinstance(node.func, ast.Attribute):
-            owner = self.value(_At(node.func.value, at.scope, at.line), depth + 1)
+            owner = self.value(_ScopedExpression(node.func.value, at.scope, at.line), depth + 1)
             if any(each.startswith("datasets.") for each in owner.by):
                 return Argument(Kind.OBJECT, line=line, by=owner.by)
         return Argument(Kind.UNKNOWN, line=line, why=f"what {_text(node.func)}() returns is not in the text")
 
     # Trainers
 
-    def trainers(self) -> Iterator[Made]:
+    def trainers(self) -> Iterator[TrainerCall]:
         """The trainers of TRL, and what is derived from them, in the order in which they are made."""
         added = self._added_callbacks()
         for call, scope in self._calls:
-            at = _At(call.func, scope, call.lineno)
+            at = _ScopedExpression(call.func, scope, call.lineno)
             classes = list(self._classes(at))
             names = [name for name, _ in classes if _is_trainer(name)]
             if names and not _is_super(call.func):
                 name = names[0].rpartition(".")[2].removesuffix("Trainer")
                 reader = _Trainer(self, call, scope, name, [each for _, each in classes if each is not None])
                 reader.callbacks = added.get(call, [])
-                yield Made(name, classes[0][0].rpartition(".")[2], call.lineno, reader.argument)
+                yield TrainerCall(name, classes[0][0].rpartition(".")[2], call.lineno, reader.argument)
 
-    def _added_callbacks(self) -> dict[ast.AST, list[_At]]:
+    def _added_callbacks(self) -> dict[ast.AST, list[_ScopedExpression]]:
         """``trainer.add_callback(x)``, by the call that makes the trainer."""
-        added: dict[ast.AST, list[_At]] = {}
+        added: dict[ast.AST, list[_ScopedExpression]] = {}
         for call, scope in self._calls:
             if isinstance(call.func, ast.Attribute) and call.func.attr == "add_callback" and call.args:
-                trainer = self._follow(_At(call.func.value, scope, call.lineno)).node
-                added.setdefault(trainer, []).append(_At(call.args[0], scope, call.lineno))
+                trainer = self._follow(_ScopedExpression(call.func.value, scope, call.lineno)).node
+                added.setdefault(trainer, []).append(_ScopedExpression(call.args[0], scope, call.lineno))
         return added
 
 
@@ -433,12 +441,12 @@ class _Trainer:
 
     def __init__(self, script: _Script, call: ast.Call, scope: _Scope, name: str, classes: list[ast.ClassDef]) -> None:
         self._script, self._scope, self._line = script, scope, call.lineno
-        self.callbacks: list[_At] = []
+        self.callbacks: list[_ScopedExpression] = []
         self._own, self._open = self._given(call, scope, call.lineno)
         order = POSITIONS.get(name, ("model",))
-        self._config: _At | None = self._own.get("args")
+        self._config: _ScopedExpression | None = self._own.get("args")
         for number, value in enumerate(call.args):
-            at = _At(value, scope, call.lineno)
+            at = _ScopedExpression(value, scope, call.lineno)
             if isinstance(value, ast.Starred) or (number >= len(order) and not self._makes_config(at)):
                 self._open = self._open or Argument(
                     Kind.UNKNOWN, line=value.lineno, why=f"{_text(value)} is given to {name}Trainer by position"
@@ -455,7 +463,7 @@ class _Trainer:
 
     def _read_config(self) -> None:
         """The config: the keywords of its call, what is set on its variable, the defaults of a class of the script."""
-        self._arguments: dict[str, _At] = {}
+        self._arguments: dict[str, _ScopedExpression] = {}
         self._closed: Argument | None = None
         if self._config is None:
             return
@@ -463,7 +471,7 @@ class _Trainer:
         if isinstance(made.node, ast.Constant) and made.node.value is None:
             return
         if self._makes_config(made) and isinstance(made.node, ast.Call):
-            for _, definition in self._script._classes(_At(made.node.func, made.scope, made.line)):
+            for _, definition in self._script._classes(_ScopedExpression(made.node.func, made.scope, made.line)):
                 if definition is not None:
                     self._read_defaults(definition)
             given, self._closed = self._given(made.node, made.scope, made.line)
@@ -478,22 +486,22 @@ class _Trainer:
         scope = self._script._scope_of[definition]
         for part in definition.body:
             if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and part.value is not None:
-                self._arguments.setdefault(part.target.id, _At(part.value, scope, part.lineno))
+                self._arguments.setdefault(part.target.id, _ScopedExpression(part.value, scope, part.lineno))
 
-    def _makes_config(self, at: _At) -> bool:
+    def _makes_config(self, at: _ScopedExpression) -> bool:
         node = self._script._follow(at).node
         if not isinstance(node, ast.Call):
             return False
         made = self._script._follow(at)
-        names = [name for name, _ in self._script._classes(_At(node.func, made.scope, made.line))]
+        names = [name for name, _ in self._script._classes(_ScopedExpression(node.func, made.scope, made.line))]
         return any(name.endswith(("Config", "TrainingArguments")) and "." not in name[-7:] for name in names)
 
-    def _given(self, call: ast.Call, scope: _Scope, line: int) -> tuple[dict[str, _At], Argument | None]:
+    def _given(self, call: ast.Call, scope: _Scope, line: int) -> tuple[dict[str, _ScopedExpression], Argument | None]:
         """The keywords of a call, with those of ``**{...}``; and what else may be given, if anything."""
-        given: dict[str, _At] = {}
+        given: dict[str, _ScopedExpression] = {}
         unknown = None
         for each in call.keywords:
-            at = _At(each.value, scope, line)
+            at = _ScopedExpression(each.value, scope, line)
             if each.arg is not None:
                 given[each.arg] = at
                 continue
@@ -504,7 +512,7 @@ class _Trainer:
                 given.update(inner)
             elif isinstance(made.node, ast.Dict) and all(isinstance(key, ast.Constant) for key in keys):
                 for key, value in zip(made.node.keys, made.node.values, strict=True):
-                    given[str(getattr(key, "value", ""))] = _At(value, made.scope, made.line)
+                    given[str(getattr(key, "value", ""))] = _ScopedExpression(value, made.scope, made.line)
             else:
                 unknown = Argument(Kind.UNKNOWN, line=each.value.lineno, why=f"**{_text(each.value)} may set it")
         return given, unknown
@@ -524,7 +532,7 @@ class _Trainer:
             return Argument(Kind.OBJECT, line=self.callbacks[0].line, by=by, whole=whole)
         return self._part(found, at, part) if part else found
 
-    def _of_config(self, name: str) -> tuple[_At | None, Argument]:
+    def _of_config(self, name: str) -> tuple[_ScopedExpression | None, Argument]:
         later = self._set_later(name)
         if later is not None:
             return later
@@ -535,7 +543,7 @@ class _Trainer:
             return None, self._open or _UNSET
         return None, self._closed or self._open or _UNSET
 
-    def _set_later(self, name: str) -> tuple[_At | None, Argument] | None:
+    def _set_later(self, name: str) -> tuple[_ScopedExpression | None, Argument] | None:
         """``training_args.name = value``, before the trainer is made."""
         if self._config is None or not isinstance(self._config.node, ast.Name):
             return None
@@ -552,20 +560,20 @@ class _Trainer:
         if not sets:
             return None
         binding, scope = max(sets, key=lambda each: each[0].line)
-        if binding.value is None or not binding.straight or (len(sets) > 1 and scope is not self._scope):
+        if binding.value is None or not binding.unconditional or (len(sets) > 1 and scope is not self._scope):
             why = binding.why or f"{variable}.{name} is set in a branch, or more than once"
             return None, Argument(Kind.UNKNOWN, line=binding.line, why=why)
-        at = _At(binding.value, scope, binding.line)
+        at = _ScopedExpression(binding.value, scope, binding.line)
         return at, self._script.value(at)
 
-    def _part(self, whole: Argument, at: _At | None, name: str) -> Argument:
+    def _part(self, whole: Argument, at: _ScopedExpression | None, name: str) -> Argument:
         if whole.kind is Kind.UNKNOWN:
             return whole
         if at is None or whole.kind is not Kind.OBJECT:
             return _UNSET
         made = self._script._follow(at)
         if isinstance(made.node, ast.Dict):
-            made = _At(ast.Call(made.node, [], [ast.keyword(None, made.node)]), made.scope, made.line)
+            made = _ScopedExpression(ast.Call(made.node, [], [ast.keyword(None, made.node)]), made.scope, made.line)
         if not isinstance(made.node, ast.Call):
             return Argument(Kind.UNKNOWN, line=whole.line, why=_text(made.node))
         given, unknown = self._given(made.node, made.scope, made.line)
@@ -580,7 +588,7 @@ def _choose(name: str, bindings: list[_Binding], line: int | None) -> _Binding:
     if len(imports) == len(bindings):  # try: from trl import ... except ImportError: from trl.experimental import ...
         return next((each for each in imports if each.dotted.split(".")[0] == "trl"), imports[-1])
     before = [each for each in bindings if line is not None and each.line < line]
-    if before and all(each.straight for each in before):
+    if before and all(each.unconditional for each in before):
         return before[-1]
     lines = ", ".join(str(each.line) for each in bindings[:5])
     return _Binding(bindings[-1].line, False, why=f"{name} is assigned more than once (lines {lines})")
@@ -613,7 +621,7 @@ def _text(node: ast.AST | None) -> str:
 # A config of the command line
 
 
-def _config(source: bytes, where: str, trainer: str | None) -> Made:
+def _config(source: bytes, where: str, trainer: str | None) -> TrainerCall:
     lines, values = _yaml(source, where)
     name = trainer or _told_by_keys(values, where)
     adapter = values.get("use_peft") is True or str(values.get("use_peft")).lower() == "true"
@@ -637,7 +645,7 @@ def _config(source: bytes, where: str, trainer: str | None) -> Made:
         inner = isinstance(value, dict) and part in value
         return Argument(Kind.LITERAL, value[part], line) if inner else _UNSET
 
-    return Made(name, f"trl {name.lower()}", 1, argument)
+    return TrainerCall(name, f"trl {name.lower()}", 1, argument)
 
 
 def _yaml(source: bytes, where: str) -> tuple[dict[str, int], dict[str, Any]]:
@@ -656,7 +664,7 @@ def _yaml(source: bytes, where: str) -> tuple[dict[str, int], dict[str, Any]]:
 
 
 def _told_by_keys(values: Mapping[str, Any], where: str) -> str:
-    told = {name: [key for key in keys if key in values] for name, keys in SIGNS.items()}
+    told = {name: [key for key in keys if key in values] for name, keys in DISTINCTIVE_KEYS.items()}
     names = [name for name, keys in told.items() if keys]
     if len(names) == 1:
         return names[0]

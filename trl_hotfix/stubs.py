@@ -50,7 +50,7 @@ def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) 
 
 
 def stub_grpo_trainer(
-    leaf: ModuleType, log_probs: Any = None, reference: Any = None, *, training: bool = True, **settings: Any
+    module: ModuleType, log_probs: Any = None, reference: Any = None, *, training: bool = True, **settings: Any
 ) -> Any:
     """A GRPO trainer in the middle of a step, whose loss of one batch can be computed in every release.
 
@@ -60,8 +60,8 @@ def stub_grpo_trainer(
     """
     metrics: dict[str, Any] = defaultdict(list, {"train": defaultdict(list), "eval": defaultdict(list)})
     trainer = stub_trainer(
-        leaf.GRPOTrainer,
-        default_arguments(leaf.GRPOConfig, **{"report_to": [], **settings}),
+        module.GRPOTrainer,
+        default_arguments(module.GRPOConfig, **{"report_to": [], **settings}),
         model=SimpleNamespace(training=training),
         ref_model=SimpleNamespace(),
         control=SimpleNamespace(should_evaluate=not training),
@@ -78,7 +78,7 @@ def stub_grpo_trainer(
         _entropy_bonus_enabled=False,
     )
     if log_probs is not None:
-        both = getattr(leaf.GRPOTrainer, "_get_per_token_logps_and_entropies", None)
+        both = getattr(module.GRPOTrainer, "_get_per_token_logps_and_entropies", None)
         # From 1.7 on the auxiliary loss of a mixture-of-experts model is a third.
         nothing = (None,) if both is not None and "compute_aux_loss" in inspect.signature(both).parameters else ()
         # 0.18 asks for the reference's in the loss, by the same method.
@@ -88,8 +88,8 @@ def stub_grpo_trainer(
     return trainer
 
 
-def dpo_stub(leaf: ModuleType, method: str = "DPO", **attributes: Any) -> Any:
-    """A stub of this leaf's ``DPOTrainer`` that has what ``get_batch_loss_metrics`` reads in any release up to 0.28.
+def dpo_stub(module: ModuleType, method: str = "DPO", **attributes: Any) -> Any:
+    """A stub of this module's ``DPOTrainer`` that has what ``get_batch_loss_metrics`` reads in any release up to 0.28.
 
     ``method`` is that of another trainer with such a method (CPO, ORPO, KTO, BCO). It is a text model without PEFT and
     without an auxiliary loss, padded with 0, unless ``attributes`` say otherwise.
@@ -104,8 +104,8 @@ def dpo_stub(leaf: ModuleType, method: str = "DPO", **attributes: Any) -> Any:
         "use_dpo_data_collator": True,
         "_peft_has_been_casted_to_bf16": False,
     }
-    arguments = default_arguments(getattr(leaf, f"{method}Config"))
-    return stub_trainer(getattr(leaf, f"{method}Trainer"), arguments, **{**usual, **attributes})
+    arguments = default_arguments(getattr(module, f"{method}Config"))
+    return stub_trainer(getattr(module, f"{method}Trainer"), arguments, **{**usual, **attributes})
 
 
 def tiny_causal_lm(
@@ -271,26 +271,26 @@ def tiny_tokenizer() -> Any:
 
 
 @contextmanager
-def alone(leaf: ModuleType) -> Iterator[None]:
-    """In here this leaf says nothing, and in this thread it knows of one process.
+def single_process(module: ModuleType) -> Iterator[None]:
+    """In here this module says nothing, and in this thread it knows of one process.
 
     A self-test does not wait for the ranks of a run, and accelerate's loggers would want to know them.
     """
     here = threading.get_ident()
 
-    def instead_of(real: Callable[..., Any], alone: Callable[[], Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: alone() if threading.get_ident() == here else real(*args, **kwargs)
+    def instead_of(real: Callable[..., Any], substitute: Callable[[], Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: substitute() if threading.get_ident() == here else real(*args, **kwargs)
 
     def state() -> SimpleNamespace:
         return SimpleNamespace(main_process_first=nullcontext, local_main_process_first=nullcontext)
 
     with ExitStack() as stack:
         for name, its in (("PartialState", state), ("global_then_local_main_first", nullcontext)):
-            if hasattr(leaf, name):
-                stack.enter_context(shadowed(leaf, name, instead_of(getattr(leaf, name), its)))
-        if hasattr(leaf, "logger"):
+            if hasattr(module, name):
+                stack.enter_context(shadowed(module, name, instead_of(getattr(module, name), its)))
+        if hasattr(module, "logger"):
             quiet = dict.fromkeys(("info", "warning", "warning_once"), lambda *args, **kwargs: None)
-            stack.enter_context(shadowed(leaf, "logger", SimpleNamespace(**quiet)))
+            stack.enter_context(shadowed(module, "logger", SimpleNamespace(**quiet)))
         yield
 
 
@@ -320,29 +320,29 @@ def stream(rows: list[dict[str, Any]]) -> Any:
 
 
 def sft_prepared(
-    leaf: ModuleType, rows: list[dict[str, Any]], tokenizer: Any, formatting_func: Any = None, **settings: Any
+    module: ModuleType, rows: list[dict[str, Any]], tokenizer: Any, formatting_func: Any = None, **settings: Any
 ) -> list[dict[str, Any]]:
     """What ``SFTTrainer._prepare_dataset`` makes of ``rows``, neither truncated nor packed. From 0.15.0 on.
 
     ``settings`` are fields of ``SFTConfig``; a release that has no such field never looks at it.
     """
     args = default_arguments(
-        leaf.SFTConfig, **{"max_length": None, "max_seq_length": None, "shuffle_dataset": False, **settings}
+        module.SFTConfig, **{"max_length": None, "max_seq_length": None, "shuffle_dataset": False, **settings}
     )
     trainer = stub_trainer(
-        leaf.SFTTrainer,
+        module.SFTTrainer,
         args,
         chat_template=None,
         completion_only_loss=bool(args.completion_only_loss) if hasattr(args, "completion_only_loss") else False,
         _is_vlm=False,
         _tokenizer=tokenizer,
     )
-    with alone(leaf):
+    with single_process(module):
         return list(trainer._prepare_dataset(stream(rows), tokenizer, args, False, formatting_func, "train"))
 
 
-def online_dpo_stub(leaf: ModuleType, completions: Any = None, completion_mask: Any = None, **settings: Any) -> Any:
-    """A stub of this leaf's trainer, OnlineDPO's, XPO's or NashMD's, whose ``training_step`` runs from 0.12.0 on.
+def online_dpo_stub(module: ModuleType, completions: Any = None, completion_mask: Any = None, **settings: Any) -> Any:
+    """A stub of this module's trainer, OnlineDPO's, XPO's or NashMD's, whose ``training_step`` runs from 0.12.0 on.
 
     ``trainer.training_step(trainer.model, {"prompt": [...]})`` samples nothing. OnlineDPO's ``completions`` are given
     with their mask, each of shape ``(2 * prompts, length)``, and the log-probs are those of a ``tiny_causal_lm``. Of
@@ -352,9 +352,9 @@ def online_dpo_stub(leaf: ModuleType, completions: Any = None, completion_mask: 
     """
     import torch
 
-    kind = {"xpo_trainer": "XPO", "nash_md_trainer": "NashMD"}.get(leaf.__name__.rpartition(".")[2], "OnlineDPO")
+    kind = {"xpo_trainer": "XPO", "nash_md_trainer": "NashMD"}.get(module.__name__.rpartition(".")[2], "OnlineDPO")
     usual = {"n_gpu": 1, "use_vllm": True, "missing_eos_penalty": None}
-    args = default_arguments(getattr(leaf, f"{kind}Config"), **{**usual, **settings})
+    args = default_arguments(getattr(module, f"{kind}Config"), **{**usual, **settings})
     config = SimpleNamespace(is_encoder_decoder=False)
     model, reference = tiny_causal_lm(config), tiny_causal_lm(config)
     with torch.no_grad():
@@ -367,14 +367,14 @@ def online_dpo_stub(leaf: ModuleType, completions: Any = None, completion_mask: 
     words = SimpleNamespace(eos_token_id=0, pad_token_id=9, batch_decode=lambda ids, **kwargs: ["w"] * len(ids))
     judged = SimpleNamespace(judge=lambda prompts, completions, **kwargs: [0] * len(prompts))
     trainer = stub_trainer(
-        getattr(leaf, f"{kind}Trainer"),
+        getattr(module, f"{kind}Trainer"),
         args,
         model=model,
         ref_model=reference,
         judge=judged,
         reward_model=None,
         # From 0.22.0 on they come before the judge, and from 1.1.0 on there is no judge.
-        reward_funcs=[len] if hasattr(getattr(leaf, f"{kind}Trainer"), "_calculate_rewards_from_functions") else None,
+        reward_funcs=[len] if hasattr(getattr(module, f"{kind}Trainer"), "_calculate_rewards_from_functions") else None,
         _calculate_rewards_from_functions=lambda **kwargs: torch.arange(len(tokens), 0.0, -1),
         _beta=0.1,
         _alpha=0.1,
@@ -395,12 +395,12 @@ def online_dpo_stub(leaf: ModuleType, completions: Any = None, completion_mask: 
         data_collator=lambda rows: {"prompt_input_ids": prompts, "prompt_attention_mask": torch.ones_like(prompts)},
         _prepare_inputs=lambda inputs: inputs,
     )
-    alone = {
+    one_device = {
         "state": SimpleNamespace(deepspeed_plugin=None),
         "distributed_type": "NO",
         "gradient_accumulation_steps": 1,
     }
-    vars(trainer.accelerator).update(alone, backward=lambda loss, **kwargs: trainer.went_backward.append(loss))
+    vars(trainer.accelerator).update(one_device, backward=lambda loss, **kwargs: trainer.went_backward.append(loss))
     if kind == "OnlineDPO":
         # What generate gives are four values, in 1.16.0 five; what vLLM gives are four.
         trainer._generate_vllm = lambda *args: (both, torch.ones_like(both), tokens, mask)
@@ -417,7 +417,7 @@ def online_dpo_stub(leaf: ModuleType, completions: Any = None, completion_mask: 
 
 
 def sft_moe_loss(
-    leaf: ModuleType,
+    module: ModuleType,
     coefficient: float,
     *,
     cross_entropy: float = 3.0,
@@ -425,7 +425,7 @@ def sft_moe_loss(
     num_items_in_batch: int | None = None,
     **attributes: Any,
 ) -> float:
-    """What ``compute_loss`` of this leaf's ``SFTTrainer`` makes of a mixture-of-experts model.
+    """What ``compute_loss`` of this module's ``SFTTrainer`` makes of a mixture-of-experts model.
 
     Given labels, the model returns ``cross_entropy + router_aux_loss_coef * aux_loss``; so it does for a batch of three
     tokens. ``attributes`` are the trainer's.
@@ -480,8 +480,8 @@ def sft_moe_loss(
         "_total_train_tokens": 0,
         "_tp_size": 1,
     }
-    arguments = default_arguments(leaf.SFTConfig, n_gpu=1)
-    trainer = stub_trainer(leaf.SFTTrainer, arguments, **{**usual, "get_tp_size": lambda: 1, **attributes})
+    arguments = default_arguments(module.SFTConfig, n_gpu=1)
+    trainer = stub_trainer(module.SFTTrainer, arguments, **{**usual, "get_tp_size": lambda: 1, **attributes})
     trainer.accelerator.parallelism_config = None
     tokens = torch.tensor([[1, 2, 3, 4]])
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
@@ -583,18 +583,18 @@ def completions_of(trainer: Any) -> Any:
     return method(**{name: value for name, value in known.items() if name in wanted})
 
 
-def handed_on(leaf: ModuleType, method: Any) -> Outcome | None:
-    """``absent``, if ``leaf`` has this method from elsewhere: a class that has moved keeps its old name for a while."""
+def absent_if_reexported(module: ModuleType, method: Any) -> Outcome | None:
+    """``absent``, if ``module`` only re-exports this method: a class that has moved keeps its old name for a while."""
     home = method.__module__
-    return None if home == leaf.__name__ else absent(f"{leaf.__name__} hands the method on from {home}")
+    return None if home == module.__name__ else absent(f"{module.__name__} hands the method on from {home}")
 
 
-class Enough(Exception):
+class StopConstruction(Exception):
     """A trainer is made as far as a self-test has to see."""
 
 
 def begin_trainer(
-    leaf: ModuleType,
+    module: ModuleType,
     trainer_class: Any,
     model: Any,
     *,
@@ -602,7 +602,7 @@ def begin_trainer(
     shadows: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Any:
-    """Run the real ``__init__`` of a DPO, KTO, GRPO or RLOO trainer until something raises ``Enough``.
+    """Run the real ``__init__`` of a DPO, KTO, GRPO or RLOO trainer until something raises ``StopConstruction``.
 
     Its superclass does no more than take model and arguments and call ``parent`` with the trainer. ``shadows`` are what
     stands in the module meanwhile, of the names that it has; ``settings`` are arguments. The trainer is returned as it
@@ -622,21 +622,21 @@ def begin_trainer(
             return dataset
 
     with_rewards = "reward_funcs" in inspect.signature(trainer_class.__init__).parameters
-    alone = {"n_gpu": 0, "distributed_state": SimpleNamespace(distributed_type="NO"), "eval_strategy": "no"}
-    alone |= {"deepspeed_plugin": None, "bf16": False, "beta": 0.5}
+    one_device = {"n_gpu": 0, "distributed_state": SimpleNamespace(distributed_type="NO"), "eval_strategy": "no"}
+    one_device |= {"deepspeed_plugin": None, "bf16": False, "beta": 0.5}
     step = {"steps_per_generation": 1, "generation_batch_size": 8, "loss_type": "grpo"} if with_rewards else {}
-    config_class = getattr(leaf, trainer_class.__name__.replace("Trainer", "Config"))
+    config_class = getattr(module, trainer_class.__name__.replace("Trainer", "Config"))
     trainer: Any = object.__new__(Stub)
     with ExitStack() as stack:
         # The seed of the process is not a self-test's to set.
         for name, its in {"set_seed": lambda *args, **kwargs: None, **(shadows or {})}.items():
-            if hasattr(leaf, name):
-                stack.enter_context(shadowed(leaf, name, its))
-        stack.enter_context(suppress(Enough))
+            if hasattr(module, name):
+                stack.enter_context(shadowed(module, name, its))
+        stack.enter_context(suppress(StopConstruction))
         Stub.__init__(
             trainer,
             model=model,
-            args=default_arguments(config_class, **{**alone, **step, **settings}),
+            args=default_arguments(config_class, **{**one_device, **step, **settings}),
             **({"reward_funcs": len} if with_rewards else {}),
             train_dataset=Dataset.from_dict({"prompt": ["a"], "completion": ["b"], "label": [True]}),
             processing_class=tiny_tokenizer(),

@@ -31,7 +31,7 @@ def trail(
     trl = version_of("trl")
     if trl is None:
         return [*steps, Step("TRL", "not installed", False)]
-    inside = gates.in_range(trl, patch.trl) or gates.advisory(trl)
+    inside = gates.in_range(trl, patch.trl) or gates.is_unreleased(trl)
     steps.append(Step("TRL", f"{trl}, the range is {patch.trl}", inside))
     for each in gates.requirements(patch, version_of):
         steps.append(Step(each.distribution, f"{each.found or 'not installed'}, required is {each.wanted}", each.met))

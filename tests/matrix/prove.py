@@ -50,7 +50,7 @@ def red_green_red(patch: Patch, train: Callable[[], Any], *, data: bool = False)
         return Verdict(runs[name].outcome.verdict)
 
     red = run("red")
-    if gates.fits(patch).state is not State.PENDING:
+    if gates.applicability(patch).state is not State.PENDING:
         return (CellVerdict.UNCOVERED if red is Verdict.REPRODUCED else CellVerdict.ABSENT), runs
     if red is not Verdict.REPRODUCED:
         return CellVerdict.NOT_REPRODUCED, runs

@@ -138,7 +138,7 @@ def test_an_argument_that_is_not_given_is_what_its_default_is(everywhere: None, 
                     continue
                 given = Argument(Kind.LITERAL, value)
                 here = (release, name, argument, value)
-                answers = [conditions.holds(wanted, each, lambda _: unset) for each in (given, unset)]
+                answers = [conditions.evaluate(wanted, each, lambda _: unset) for each in (given, unset)]
                 assert answers[0] == answers[1], here
 
 
@@ -157,13 +157,13 @@ def test_what_is_given_by_position_is_there_in_every_release(everywhere: None) -
                 assert first[: len(order)] == order or "policy" in first or not first, (release, name)
 
 
-@pytest.mark.parametrize("name", scripts.SIGNS)
+@pytest.mark.parametrize("name", scripts.DISTINCTIVE_KEYS)
 def test_the_keys_that_tell_a_trainer_are_of_no_other(everywhere: None, name: str) -> None:
-    for sign in scripts.SIGNS[name]:
+    for sign in scripts.DISTINCTIVE_KEYS[name]:
         having = {
             each
             for release in layout.releases()
-            for each in scripts.SIGNS
+            for each in scripts.DISTINCTIVE_KEYS
             if sign in config(release, f"{each}Config") and classes(release).get(f"{each}Config")
         }
         assert having == {name}, (sign, having)

@@ -18,10 +18,10 @@ PARITY = False
 VARIANTS = {"lora": "BEMACallback makes a second model of the class and the config, which no PeftModel can be made of"}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     first_step, callback, weights, failure = _two_steps(head_alone=True)
     if callback is None:
-        return tiny.Seen(absent("this release has no BEMACallback"))
+        return tiny.TrainingResult(absent("this release has no BEMACallback"))
     (before,) = weights[0].values()
     (right,) = _formula(weights).values()
     running = dict(callback.running_model.named_parameters())
@@ -33,18 +33,18 @@ def train() -> tiny.Seen:
         raise AssertionError(f"the average is written into the {written}, and off by {away}")
     outcome = judge(float((its - before).abs().max()), right=float((right - before).abs().max()), wrong=0.0)
     outcome.numbers.update(written_into=written, error=failure)
-    return tiny.Seen(outcome, *first_step)
+    return tiny.TrainingResult(outcome, *first_step)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Nothing frozen: the averaged model is part of what is compared."""
     (loss, gradients), callback, _, failure = _two_steps(head_alone=False)
     if callback is None:
-        return tiny.Seen(absent("this release has no BEMACallback"))
+        return tiny.TrainingResult(absent("this release has no BEMACallback"))
     if failure is not None:
         raise AssertionError(failure)
     averaged = {f"averaged {name}": its.detach().clone() for name, its in callback.running_model.named_parameters()}
-    return tiny.Seen(absent("nothing is frozen"), loss, {**gradients, **averaged})
+    return tiny.TrainingResult(absent("nothing is frozen"), loss, {**gradients, **averaged})
 
 
 def _formula(weights: list[dict[str, Any]]) -> dict[str, Any]:

@@ -87,15 +87,15 @@ def difference(one: tuple[Any, Any, dict[str, Any]], other: tuple[Any, Any, dict
     return max(abs(seen["loss"] - its_seen["loss"]), abs(seen["eval"] - its_seen["eval"]), *gradients)
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     import trl.trainer.utils
 
     collator_class = getattr(trl.trainer.utils, "DataCollatorForCompletionOnlyLM", None)
     if collator_class is None:
-        return tiny.Seen(absent("there is no DataCollatorForCompletionOnlyLM"))
+        return tiny.TrainingResult(absent("there is no DataCollatorForCompletionOnlyLM"))
     if "padding_free" not in collator_class.__init__.__code__.co_varnames:
-        return tiny.Seen(absent("DataCollatorForCompletionOnlyLM has no padding_free"))
+        return tiny.TrainingResult(absent("DataCollatorForCompletionOnlyLM has no padding_free"))
     with tempfile.TemporaryDirectory() as folder:
         padded = one_step(tiny.llama(folder, seed=0), padding_free=False)
         flattened = one_step(tiny.llama(folder, seed=0), padding_free=True)
@@ -111,7 +111,7 @@ def train() -> tiny.Seen:
             padding_is_what_all_of_them_give(folder)
             it_is_said_once(folder)
             what_is_kept_apart_stays_flattened(folder)
-    return tiny.Seen(outcome, seen["loss"], step.gradients)
+    return tiny.TrainingResult(outcome, seen["loss"], step.gradients)
 
 
 def loss_of_one_sequence(model: Any, batch: dict[str, Any]) -> float:

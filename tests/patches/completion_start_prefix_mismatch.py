@@ -73,11 +73,11 @@ def by_hand(*, left_out: int) -> float:
     return float(torch.cat(losses).mean())
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl.trainer.sft_trainer as leaf
 
     if not knows(leaf, "completion_mask"):
-        return tiny.Seen(absent("there is no loss of the completion alone"))
+        return tiny.TrainingResult(absent("there is no loss of the completion alone"))
     run = tiny.sft_step(PAIRS, words=ending_words())
     outcome = judge(run.loss, right=by_hand(left_out=0), wrong=by_hand(left_out=1))
     right = outcome.verdict.value == "fixed"
@@ -94,7 +94,7 @@ def train() -> tiny.Seen:
         # Before 0.24 the prompt is rendered without the generation prompt, or must be a prefix as a text.
         if knows(leaf, "add_generation_prompt"):
             what_is_cut_is_said()
-    return tiny.Seen(outcome, run.loss, run.gradients)
+    return tiny.TrainingResult(outcome, run.loss, run.gradients)
 
 
 def knows(leaf: Any, name: str) -> bool:
@@ -171,7 +171,7 @@ def what_is_cut_is_said() -> None:
     assert "w57" in said[0]
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Prompts that are prefixes, and texts without a prompt."""
     runs = {
         "pairs": tiny.sft_step(PAIRS),
@@ -182,4 +182,4 @@ def unaffected() -> tiny.Seen:
         made = one_step(method, tiny.tokenizer())
         if made is not None:
             gradients |= {f"{method} {name}": its for name, its in made[1].items()}
-    return tiny.Seen(absent("whom it does not hit"), loss, gradients)
+    return tiny.TrainingResult(absent("whom it does not hit"), loss, gradients)

@@ -10,7 +10,7 @@ OVERLAYS = ()
 PARITY = True
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     plain = tiny.one_step_of_moe_dpo()
     if tiny.variant:
         # Compiled, with an adapter, these releases find neither the adapter nor a reference (up to 1.15.0).
@@ -20,4 +20,4 @@ def train() -> tiny.Seen:
         raise AssertionError(f"full {plain.outcome}, LoRA {lora.outcome}")
     numbers = {"full": plain.outcome.to_dict(), "lora": lora.outcome.to_dict()}
     gradients = {**plain.gradients, **{f"lora.{name}": each for name, each in lora.gradients.items()}}
-    return tiny.Seen(Outcome(plain.outcome.verdict, numbers), plain.loss + lora.loss, gradients)
+    return tiny.TrainingResult(Outcome(plain.outcome.verdict, numbers), plain.loss + lora.loss, gradients)

@@ -13,7 +13,7 @@ OVERLAYS = ("deepspeed",)
 PARITY = True
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
     from packaging.version import Version
 
@@ -30,13 +30,13 @@ def train() -> tiny.Seen:
         if seen["DeepSpeed"].outcome.verdict is not Verdict.FIXED:
             raise AssertionError(f"under DeepSpeed: {seen['DeepSpeed'].outcome}")
     numbers = {run: each.outcome.to_dict() for run, each in seen.items()}
-    return tiny.Seen(Outcome(Verdict.FIXED, numbers), seen["plain"].loss, gradients)
+    return tiny.TrainingResult(Outcome(Verdict.FIXED, numbers), seen["plain"].loss, gradients)
 
 
-def _train(**settings: Any) -> tiny.Seen:
+def _train(**settings: Any) -> tiny.TrainingResult:
     try:
         return tiny.one_step_of_moe_dpo(**settings)
     except ValueError as error:
         if "too many values to unpack" not in str(error):
             raise
-        return tiny.Seen(Outcome(Verdict.REPRODUCED, {"error": str(error)}))
+        return tiny.TrainingResult(Outcome(Verdict.REPRODUCED, {"error": str(error)}))

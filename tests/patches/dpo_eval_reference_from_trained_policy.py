@@ -18,7 +18,7 @@ PARITY = False
 VARIANTS = {"lora": "the reference of a model with an adapter is that model without it, whenever it is computed"}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     from trl import DPOTrainer
 
@@ -57,4 +57,4 @@ def train() -> tiny.Seen:
         loss = trainer.evaluate()["eval_loss"]
         column = next(name for name in trainer.eval_dataset.column_names if name.endswith("_chosen_logps"))
         measured = float(sum(trainer.eval_dataset[column]))
-    return tiny.Seen(judge(measured, **references, rows_of_the_first_step=shuffled), loss, step.gradients)
+    return tiny.TrainingResult(judge(measured, **references, rows_of_the_first_step=shuffled), loss, step.gradients)

@@ -41,7 +41,7 @@ def rows(*, texts: bool = False) -> list[dict[str, Any]]:
     return found
 
 
-def one_step(data: list[dict[str, Any]], *, words: Any = None, **settings: Any) -> tuple[Any, tiny.Seen]:
+def one_step(data: list[dict[str, Any]], *, words: Any = None, **settings: Any) -> tuple[Any, tiny.TrainingResult]:
     """The trainer after one step, and its loss and gradients."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
@@ -69,7 +69,7 @@ def one_step(data: list[dict[str, Any]], *, words: Any = None, **settings: Any) 
             tokenizer=words if words is not None else tiny.chat_tokenizer(),
         )
         made.train()
-        return made, tiny.Seen(None, seen[0], step.gradients)
+        return made, tiny.TrainingResult(None, seen[0], step.gradients)
 
 
 def by_hand(ends: int) -> float:
@@ -91,12 +91,12 @@ def by_hand(ends: int) -> float:
     return tiny.dpo_loss(BETA, policy, reference)
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl.trainer.dpo_trainer as leaf
 
     tokenize_row = getattr(leaf.DPOTrainer, "tokenize_row", None)
     if tokenize_row is None or "processing_class" not in tokenize_row.__code__.co_varnames:
-        return tiny.Seen(absent("the data are prepared in another way"))
+        return tiny.TrainingResult(absent("the data are prepared in another way"))
     patched = trl_hotfix.status()[ID].state.value == "applied"
     made, seen = one_step(rows())
     outcome = judge(seen.loss, right=by_hand(1), wrong=by_hand(2))
@@ -104,7 +104,7 @@ def train() -> tiny.Seen:
     assert set(ends) == {1 if outcome.verdict.value == "fixed" else 2}
     if patched:
         truncation_is_exact()
-    return tiny.Seen(outcome, seen.loss, seen.gradients)
+    return tiny.TrainingResult(outcome, seen.loss, seen.gradients)
 
 
 def truncation_is_exact() -> None:
@@ -116,7 +116,7 @@ def truncation_is_exact() -> None:
             assert [row[side] for row in cut] == [row[side][:longest] for row in whole]
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Texts, and a template that leaves the end to the trainer."""
     no_end = (
         "{% for message in messages %}{{ 'w58 ' if message['role'] == 'user' else 'w59 ' }}{{ message['content'] }} "
@@ -126,7 +126,7 @@ def unaffected() -> tiny.Seen:
         "texts": one_step(rows(texts=True))[1],
         "no end": one_step(rows(), words=tiny.chat_tokenizer(no_end))[1],
     }
-    return tiny.Seen(
+    return tiny.TrainingResult(
         absent("whom it does not hit"),
         sum(run.loss for run in runs.values()),
         {f"{name} {each}": its for name, run in runs.items() for each, its in run.gradients.items()},

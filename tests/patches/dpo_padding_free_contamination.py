@@ -28,7 +28,7 @@ PARITY = False
 VARIANTS = {"lora": "The adapter has no place in Falcon. The proof trains a Llama with LoRA itself."}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import transformers
     from packaging.version import Version
     from trl import DPOTrainer
@@ -36,7 +36,7 @@ def train() -> tiny.Seen:
     if not hasattr(DPOTrainer, "concatenated_forward") or "padding_free" not in inspect.getsource(
         DPOTrainer.concatenated_forward
     ):
-        return tiny.Seen(absent("nothing is flattened"))
+        return tiny.TrainingResult(absent("nothing is flattened"))
     with tempfile.TemporaryDirectory() as folder:
         padded, mixed = (
             tiny.dpo_run(falcon(folder), falcon(folder, seed=1), padding_free=padding_free)
@@ -62,7 +62,7 @@ def train() -> tiny.Seen:
             padding_is_what_all_of_them_give(folder)
             it_is_said_once(folder)
             what_is_kept_apart_stays_flattened(folder)
-    return tiny.Seen(outcome, mixed.loss, mixed.gradients)
+    return tiny.TrainingResult(outcome, mixed.loss, mixed.gradients)
 
 
 def falcon(folder: str, seed: int = 0, attention: str = "sdpa", *, use_cache: bool = True) -> Any:

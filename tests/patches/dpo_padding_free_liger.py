@@ -23,12 +23,12 @@ PARITY = False
 VARIANTS = {"lora": "TRL's Liger loss asks the model for its decoder: a TypeError with an adapter, patched or not."}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
 
     methods = ("_compute_loss_liger", "concatenated_forward")
     if not all(hasattr(trl.DPOTrainer, name) for name in methods):
-        return tiny.Seen(absent("the Liger loss is given no flattened batch"))
+        return tiny.TrainingResult(absent("the Liger loss is given no flattened batch"))
     rows: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
 
@@ -58,7 +58,7 @@ def train() -> tiny.Seen:
         assert padded.difference(free) < 1e-6
     else:
         assert math.isnan(free.loss)
-    return tiny.Seen(outcome, None if math.isnan(free.loss) else free.loss, free.gradients)
+    return tiny.TrainingResult(outcome, None if math.isnan(free.loss) else free.loss, free.gradients)
 
 
 def fused(rows: list[int], beta: float, weight: Any, hidden: Any, labels: Any, **reference: Any) -> Any:

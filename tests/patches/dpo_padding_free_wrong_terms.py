@@ -24,13 +24,13 @@ PARITY = False
 VARIANTS = {"lora": "The adapters are in the attention, which this proof takes out of the model."}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
 
     if not hasattr(trl.DPOTrainer, "concatenated_forward") or "padding_free" not in inspect.getsource(
         trl.DPOTrainer.concatenated_forward
     ):
-        return tiny.Seen(absent("nothing is flattened"))
+        return tiny.TrainingResult(absent("nothing is flattened"))
     patched = trl_hotfix.status()[ID].state.value == "applied"
     with tempfile.TemporaryDirectory() as folder:
 
@@ -51,13 +51,13 @@ def train() -> tiny.Seen:
         outcome = judge(flattened.loss, right=padded.loss, wrong=wrong, gradients_differ_by=gradients)
         assert patched == (padded.difference(flattened) < 1e-6)
         if tiny.variant:  # of all the settings, a variant of the proof is one more
-            return tiny.Seen(outcome, flattened.loss, flattened.gradients)
+            return tiny.TrainingResult(outcome, flattened.loss, flattened.gradients)
         for setting in silently_wrong(trl):
             assert patched == (differs_by(**setting) < 1e-6), setting
         for setting in crashes(trl.DPOConfig):
             with contextlib.nullcontext() if patched else raises():
                 assert differs_by(**setting) < 1e-6, setting
-    return tiny.Seen(outcome, flattened.loss, flattened.gradients)
+    return tiny.TrainingResult(outcome, flattened.loss, flattened.gradients)
 
 
 def without_attention(model: Any) -> Any:

@@ -25,12 +25,12 @@ SHORT = 5
 """Tokens of the longest sequence are 7, the last is the end: of the rejected completions of 3 nothing is cut."""
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     import trl.trainer.dpo_trainer as leaf
 
     if not hasattr(leaf.DPOTrainer, "_precompute_ref_logps"):
-        return tiny.Seen(absent("what is precomputed is not kept in a file in this release"))
+        return tiny.TrainingResult(absent("what is precomputed is not kept in a file in this release"))
     with tempfile.TemporaryDirectory() as folder:
         words = tiny.tokenizer()
         before, *_ = _step(folder, words, SHORT)
@@ -45,20 +45,20 @@ def train() -> tiny.Seen:
         reference=float(batch["ref_chosen_logps"].sum()),
         reference_of_the_whole=float(policy[0].sum()),
     )
-    return tiny.Seen(outcome, loss, seen.gradients)
+    return tiny.TrainingResult(outcome, loss, seen.gradients)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Twice the same settings: the second trainer takes what the first has computed."""
     import trl.trainer.dpo_trainer as leaf
 
     if not hasattr(leaf.DPOTrainer, "_precompute_ref_logps"):
-        return tiny.Seen(absent("what is precomputed is not kept in a file in this release"))
+        return tiny.TrainingResult(absent("what is precomputed is not kept in a file in this release"))
     with tempfile.TemporaryDirectory() as folder:
         words = tiny.tokenizer()
         _step(folder, words, WHOLE)
         _, loss, seen, *_ = _step(folder, words, WHOLE, computes=False)
-    return tiny.Seen(absent("the settings are those of the run before"), loss, seen.gradients)
+    return tiny.TrainingResult(absent("the settings are those of the run before"), loss, seen.gradients)
 
 
 @cache

@@ -17,7 +17,7 @@ OVERLAYS = ()
 PARITY = True
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     trainer, found = tiny.two_steps_of_precomputed_dpo()
     if trl_hotfix.status()[ID].state.value == "applied":
         a_collator_for_workers_brings_the_patch_along(trainer)

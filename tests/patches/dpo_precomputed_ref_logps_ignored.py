@@ -10,9 +10,9 @@ OVERLAYS = ()
 PARITY = True
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
 
     if trl.__version__.startswith("0.12."):
-        return tiny.Seen(absent("the batch has no reference log-probs (dpo-precomputed-ref-logps-dropped)"))
+        return tiny.TrainingResult(absent("the batch has no reference log-probs (dpo-precomputed-ref-logps-dropped)"))
     return tiny.two_steps_of_precomputed_dpo()[1]

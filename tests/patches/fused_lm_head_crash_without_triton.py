@@ -23,11 +23,11 @@ OVERLAYS = ()
 PARITY = True
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl.trainer.utils as leaf
 
     if not hasattr(leaf, "_ChunkedLogProbFunction"):
-        return tiny.Seen(absent("this release scores tokens by other means"))
+        return tiny.TrainingResult(absent("this release scores tokens by other means"))
     errors: list[str] = []
 
     def tried(step: Any) -> tuple[float, dict[str, Any]]:
@@ -43,15 +43,15 @@ def train() -> tiny.Seen:
         loss, gradients = tried(_sft)
         gradients |= tried(_dpo)[1]
     outcome = judge(float(len(errors)), right=0.0, wrong=2.0, errors=errors)
-    return tiny.Seen(outcome, None if errors else loss, gradients)
+    return tiny.TrainingResult(outcome, None if errors else loss, gradients)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Where Triton runs: on the bench, its interpreter."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise AssertionError("on the bench, 1.15.0 has Triton's interpreter")
     loss, gradients = _sft()
-    return tiny.Seen(absent("Triton runs here"), loss, gradients | _dpo()[1])
+    return tiny.TrainingResult(absent("Triton runs here"), loss, gradients | _dpo()[1])
 
 
 @cache

@@ -23,15 +23,15 @@ VARIANTS = {
 CAP = 0.05
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     import trl.trainer.sft_trainer as leaf
 
     head = getattr(leaf, "_patch_chunked_ce_lm_head", None)
     if head is None and not hasattr(leaf, "add_fused_lm_head"):
-        return tiny.Seen(absent("this release has no head of its own"))
+        return tiny.TrainingResult(absent("this release has no head of its own"))
     if head is not None and "past_key_values=outputs" in inspect.getsource(inspect.unwrap(head)):
-        return tiny.Seen(absent("the first step of this model fails for another reason"))
+        return tiny.TrainingResult(absent("the first step of this model fails for another reason"))
     with tempfile.TemporaryDirectory() as folder:
         model, alone = (_recurrent_gemma(folder) for _ in range(2))
         loss, gradients, batch = _step(model)
@@ -47,14 +47,14 @@ def train() -> tiny.Seen:
         float(torch.nn.functional.cross_entropy(its.flatten(0, 1), labels.flatten(), reduction="sum")) / tokens
         for its in (capped, plain)
     )
-    return tiny.Seen(judge(loss, right=right, wrong=wrong), loss, gradients)
+    return tiny.TrainingResult(judge(loss, right=right, wrong=wrong), loss, gradients)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """A model without a soft cap."""
     with tempfile.TemporaryDirectory() as folder:
         loss, gradients, _ = _step(tiny.llama(folder, seed=0))
-    return tiny.Seen(absent("the model has no soft cap"), loss, gradients)
+    return tiny.TrainingResult(absent("the model has no soft cap"), loss, gradients)
 
 
 def _recurrent_gemma(folder: str) -> Any:

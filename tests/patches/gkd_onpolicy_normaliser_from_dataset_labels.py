@@ -19,17 +19,17 @@ PARITY = False
 STEPS, BETA = 2, 0.5
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     return _train(lmbda=1.0)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Nothing is generated: the tokens of the dataset are those of the loss."""
     seen = _train(lmbda=0.0)
-    return tiny.Seen(absent("nothing is generated"), seen.loss, seen.gradients)
+    return tiny.TrainingResult(absent("nothing is generated"), seen.loss, seen.gradients)
 
 
-def _train(lmbda: float) -> tiny.Seen:
+def _train(lmbda: float) -> tiny.TrainingResult:
     import inspect
 
     import torch
@@ -38,7 +38,7 @@ def _train(lmbda: float) -> tiny.Seen:
     trainer_class, config_class = tiny.classes("GKD")
     loss_of = getattr(trainer_class, "generalized_jsd_loss", None)
     if loss_of is None or "num_items_in_batch" not in inspect.signature(loss_of).parameters:
-        return tiny.Seen(absent("the loss is a mean over the micro-batch"))
+        return tiny.TrainingResult(absent("the loss is a mean over the micro-batch"))
     seen_batches: list[tuple[float, float, dict[str, Any]]] = []
 
     class Measured(trainer_class):  # type: ignore[misc]
@@ -90,6 +90,6 @@ def _train(lmbda: float) -> tiny.Seen:
     counted = batch["labels"][:, 1:] != -100
     whole, tokens = float((jsd * counted).sum()), float(counted.sum())
     if not lmbda:
-        return tiny.Seen(judge(loss, right=whole / items, wrong=-1.0), loss, seen.gradients)
+        return tiny.TrainingResult(judge(loss, right=whole / items, wrong=-1.0), loss, seen.gradients)
     outcome = judge(loss, right=whole / (tokens * STEPS), wrong=whole / items, tokens=tokens, items=items)
-    return tiny.Seen(outcome, loss, seen.gradients)
+    return tiny.TrainingResult(outcome, loss, seen.gradients)

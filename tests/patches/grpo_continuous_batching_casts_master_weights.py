@@ -60,7 +60,7 @@ def two_steps(method: str, *, batching: bool, bf16: bool = True, dtype: Any = No
     return {**seen, "gradients": step.gradients, "weights": weights}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     import trl
 
@@ -72,7 +72,7 @@ def train() -> tiny.Seen:
         )
     ]
     if not methods:
-        return tiny.Seen(absent("this release has no continuous batching"))
+        return tiny.TrainingResult(absent("this release has no continuous batching"))
     kept = trained = 0
     gradients: dict[str, Any] = {}
     for method in methods:
@@ -87,10 +87,10 @@ def train() -> tiny.Seen:
         if off or (full and measured["losses"] != right["losses"]):
             raise AssertionError(f"{method}: not as with the padded generate: {off}, {measured['losses']}")
         gradients |= {f"{method}.{name}": its for name, its in measured["gradients"].items()}
-    return tiny.Seen(judge(kept, right=trained, wrong=0), measured["losses"][0], gradients)
+    return tiny.TrainingResult(judge(kept, right=trained, wrong=0), measured["losses"][0], gradients)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """The padded ``generate``, no mixed precision, and weights that are in bfloat16 from the beginning."""
     import torch
 
@@ -100,4 +100,4 @@ def unaffected() -> tiny.Seen:
         "bfloat16": two_steps("GRPO", batching=True, dtype=torch.bfloat16),
     }
     gradients = {f"{run}.{name}": its for run, seen in runs.items() for name, its in seen["gradients"].items()}
-    return tiny.Seen(absent("nothing is cast"), sum(sum(seen["losses"]) for seen in runs.values()), gradients)
+    return tiny.TrainingResult(absent("nothing is cast"), sum(sum(seen["losses"]) for seen in runs.values()), gradients)

@@ -17,7 +17,7 @@ PARITY = True
 GENERATED, ACCUMULATED = 4, 2
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     from trl import GRPOTrainer
 
     batches: list[tuple[float, float]] = []
@@ -45,7 +45,7 @@ def train() -> tiny.Seen:
         except ValueError as error:
             if "Unknown loss type: dapo" not in str(error):
                 raise
-            return tiny.Seen(absent("this release has no dapo loss"))
+            return tiny.TrainingResult(absent("this release has no dapo loss"))
     tokens = GENERATED * sum(tiny.COMPLETION_LENGTHS)
     loss, token_losses = batches[0]
     outcome = judge(
@@ -56,4 +56,4 @@ def train() -> tiny.Seen:
         token_losses=token_losses,
         micro_batches=len(batches),
     )
-    return tiny.Seen(outcome, loss, seen.gradients)
+    return tiny.TrainingResult(outcome, loss, seen.gradients)

@@ -15,7 +15,7 @@ PARITY = False
 BETA = 0.5
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     from trl import GRPOTrainer
 
@@ -46,7 +46,9 @@ def train() -> tiny.Seen:
         seen = tiny.FirstStep(policy)
         trainer = tiny.grpo(Measured, policy, loss_type="grpo", beta=BETA)
         if not hasattr(trainer.args, "loss_type"):
-            return tiny.Seen(absent("this release has no choice of the loss; its metric is the mean that its loss is"))
+            return tiny.TrainingResult(
+                absent("this release has no choice of the loss; its metric is the mean that its loss is")
+            )
         with torch.no_grad():
             for number, weight in enumerate(each for each in policy.parameters() if each.requires_grad):
                 weight.add_(0.1 * torch.cos(number + torch.arange(weight.numel())).reshape(weight.shape))
@@ -55,4 +57,4 @@ def train() -> tiny.Seen:
     # The ratio of the probabilities is 1 and the advantages of a group add up to 0: what is left is the KL term.
     if abs(loss - BETA * right) > 1e-5:
         raise AssertionError(f"the loss is {loss}, not {BETA * right}")
-    return tiny.Seen(judge(noted, right=right, wrong=wrong, kl_in_the_loss=loss / BETA), loss, seen.gradients)
+    return tiny.TrainingResult(judge(noted, right=right, wrong=wrong, kl_in_the_loss=loss / BETA), loss, seen.gradients)

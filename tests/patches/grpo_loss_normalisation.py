@@ -8,5 +8,5 @@ OVERLAYS = ()
 PARITY = True
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     return tiny.one_step_of_unequal_lengths(loss_type="grpo", beta=0.1)

@@ -10,9 +10,9 @@ OVERLAYS = ()
 PARITY = False
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     from trl import GRPOConfig
 
     if "loss_type" not in GRPOConfig.__dataclass_fields__:
-        return tiny.Seen(absent("there is no choice of the loss"))
+        return tiny.TrainingResult(absent("there is no choice of the loss"))
     return tiny.one_step_of_unequal_lengths()

@@ -75,7 +75,7 @@ def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) 
     return {**seen, "gradients": step.gradients}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
 
     methods = [
@@ -84,21 +84,21 @@ def train() -> tiny.Seen:
         if hasattr(getattr(trl, f"{method}Trainer", None), "_generate_and_score_completions")
     ]
     if not methods:
-        return tiny.Seen(absent("this release generates elsewhere"))
+        return tiny.TrainingResult(absent("this release generates elsewhere"))
     runs = {method: one_step(method, temperature=1e-4) for method in methods}
     distinct = sum(len({tuple(each) for each in run["completions"]}) for run in runs.values())
     outcome = judge(distinct, right=4 * len(runs), wrong=len(runs))
     off = [method for method, run in runs.items() if run["completions"] != run["right"]]
     if outcome.verdict.value == "fixed" and off:
         raise AssertionError(f"{off}: the completions are not those of a checkpoint without a temperature: {runs}")
-    return tiny.Seen(outcome, runs["GRPO"]["loss"], runs["GRPO"]["gradients"])
+    return tiny.TrainingResult(outcome, runs["GRPO"]["loss"], runs["GRPO"]["gradients"])
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """A checkpoint that says nothing, and a trainer that asks for another temperature than the default."""
     runs = {
         "says nothing": one_step("GRPO", temperature=None),
         "0.9": one_step("GRPO", temperature=0.5, asked_for=0.9),
     }
     gradients = {f"{run}.{name}": its for run, seen in runs.items() for name, its in seen["gradients"].items()}
-    return tiny.Seen(absent("nothing is merged"), sum(run["loss"] for run in runs.values()), gradients)
+    return tiny.TrainingResult(absent("nothing is merged"), sum(run["loss"] for run in runs.values()), gradients)

@@ -52,15 +52,15 @@ def one_step(checkpointing: bool) -> tuple[float, dict[str, Any], int]:
     return losses[0], seen.gradients, trained
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
 
     if not hasattr(trl, "GRPOTrainer"):
-        return tiny.Seen(absent("this release has no GRPO"))
+        return tiny.TrainingResult(absent("this release has no GRPO"))
     plain_loss, plain, trained = one_step(checkpointing=False)
     loss, gradients, _ = one_step(checkpointing=True)
     reached = [name for name, gradient in gradients.items() if gradient.abs().max() > 1e-9]
     off = max(float((gradients[name] - plain[name]).abs().max()) for name in reached)
     if len(plain) != trained or off > 1e-6 or abs(loss - plain_loss) > 1e-6:
         raise AssertionError(f"{len(plain)} of {trained} without checkpointing, from which gradients are {off} away")
-    return tiny.Seen(judge(len(reached), right=trained, wrong=1, off=off), loss, gradients)
+    return tiny.TrainingResult(judge(len(reached), right=trained, wrong=1, off=off), loss, gradients)

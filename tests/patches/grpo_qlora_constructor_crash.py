@@ -19,7 +19,7 @@ VARIANTS = {
 }
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     from trl import GRPOTrainer
 
@@ -41,9 +41,9 @@ def train() -> tiny.Seen:
         except ValueError as error:
             if "can not be both configured" not in str(error):
                 raise
-            return tiny.Seen(judge(0, right=8, wrong=0, error=f"ValueError: {error}"))
+            return tiny.TrainingResult(judge(0, right=8, wrong=0, error=f"ValueError: {error}"))
         tiny.set_adapters(trainer.model)
         seen = tiny.FirstStep(trainer.model)
         trainer.train()
     moving = [name for name, gradient in seen.gradients.items() if gradient.abs().max() > 1e-9]
-    return tiny.Seen(judge(len(moving), right=8, wrong=0), losses[0], seen.gradients)
+    return tiny.TrainingResult(judge(len(moving), right=8, wrong=0), losses[0], seen.gradients)

@@ -59,14 +59,14 @@ def trained(method: str, *, stopped: int = 0, steps: int = STEPS, **settings: An
     return seen
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
 
     methods = [
         name for name in ("GRPO", "RLOO") if "_get_train_sampler" in vars(getattr(trl, f"{name}Trainer", object))
     ]
     if not methods:
-        return tiny.Seen(absent("this release leaves the sampler to transformers"))
+        return tiny.TrainingResult(absent("this release leaves the sampler to transformers"))
     right = wrong = measured = 0
     gradients: dict[str, Any] = {}
     for method in methods:
@@ -84,10 +84,10 @@ def train() -> tiny.Seen:
         if its["prompts"] == as_if["prompts"] and max(off, abs(its["loss"] - as_if["loss"])) > 1e-6:
             raise AssertionError(f"{method}: the prompts are those of the run that was not stopped, the step is not")
         gradients |= {f"{method}.{name}": each for name, each in its["gradients"].items()}
-    return tiny.Seen(judge(measured, right=right, wrong=wrong, steps=right), its["loss"], gradients)
+    return tiny.TrainingResult(judge(measured, right=right, wrong=wrong, steps=right), its["loss"], gradients)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Two epochs without a stop, a run that is resumed in its first epoch, and data that are not shuffled."""
     runs = {
         "whole": trained("GRPO", steps=9),
@@ -97,4 +97,4 @@ def unaffected() -> tiny.Seen:
     last = {name: seen[max(seen)] for name, seen in runs.items()}
     gradients = {f"{run}.{name}": its for run, step in last.items() for name, its in step["gradients"].items()}
     loss = sum(step["loss"] for step in last.values())
-    return tiny.Seen(absent("no run is resumed after its first epoch"), loss, gradients)
+    return tiny.TrainingResult(absent("no run is resumed after its first epoch"), loss, gradients)

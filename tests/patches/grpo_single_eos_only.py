@@ -54,7 +54,7 @@ def one_step(method: str, *, ends: list[int], **settings: Any) -> dict[str, Any]
     return {**seen, "gradients": step.gradients}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
 
     methods = [
@@ -63,7 +63,7 @@ def train() -> tiny.Seen:
         if "_generate_and_score_completions" in vars(getattr(trl, f"{method}Trainer", object))
     ]
     if not methods:
-        return tiny.Seen(absent("this release generates elsewhere"))
+        return tiny.TrainingResult(absent("this release generates elsewhere"))
     runs = {method: one_step(method, ends=[1, END_OF_TURN]) for method in methods}
     outcome = judge(sum(sum(run["lengths"]) for run in runs.values()), right=20 * len(runs), wrong=32 * len(runs))
     if "mask_truncated_completions" in trl.GRPOConfig.__dataclass_fields__:
@@ -71,10 +71,10 @@ def train() -> tiny.Seen:
             masked = one_step(method, ends=[1, END_OF_TURN], mask_truncated_completions=True)["lengths"]
             if masked != ([5] * 4 if outcome.verdict.value == "fixed" else [0] * 4):
                 raise AssertionError(f"{method}: with mask_truncated_completions, {masked} tokens are trained on")
-    return tiny.Seen(outcome, runs["GRPO"]["loss"], runs["GRPO"]["gradients"])
+    return tiny.TrainingResult(outcome, runs["GRPO"]["loss"], runs["GRPO"]["gradients"])
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """A model that lists no end but the tokenizer's."""
     seen = one_step("GRPO", ends=[1])
-    return tiny.Seen(absent("one end"), seen["loss"], seen["gradients"])
+    return tiny.TrainingResult(absent("one end"), seen["loss"], seen["gradients"])

@@ -66,11 +66,11 @@ def vllm() -> dict[str, ModuleType]:
     return made
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     from trl.trainer import grpo_trainer as leaf
 
     if not hasattr(leaf.GRPOTrainer, "_move_model_to_vllm") or hasattr(leaf, "VLLMClient"):
-        return tiny.Seen(absent("vLLM is given its weights another way in this release"))
+        return tiny.TrainingResult(absent("vLLM is given its weights another way in this release"))
     losses: list[float] = []
     steps: list[tiny.FirstStep] = []
     added: list[float] = []
@@ -110,4 +110,4 @@ def train() -> tiny.Seen:
     left = max(float((unmerged[name] - weight).abs().max()) for name, weight in base.items() if name in unmerged)
     if left > 1e-6:
         raise AssertionError(f"the base model has changed by {left}")
-    return tiny.Seen(judge(away, right=added[0], wrong=0.0), losses[1], steps[0].gradients)
+    return tiny.TrainingResult(judge(away, right=added[0], wrong=0.0), losses[1], steps[0].gradients)

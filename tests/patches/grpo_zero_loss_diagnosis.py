@@ -231,12 +231,12 @@ def past_liger(folder: str, prompt_learning: bool) -> list[str] | None:
     return said
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
     from packaging.version import Version
 
     if not hasattr(trl, "GRPOTrainer"):
-        return tiny.Seen(absent("this release has no GRPO"))
+        return tiny.TrainingResult(absent("this release has no GRPO"))
     from trl import GRPOTrainer, __version__  # patched in here, before anything is listened to
 
     with tempfile.TemporaryDirectory() as folder:
@@ -270,4 +270,4 @@ def train() -> tiny.Seen:
     # What an error of TRL's own says is said with the patch and without.
     named = sum(bool(said) for case, said in runs)
     own = int(Version(__version__) >= Version("0.27"))
-    return tiny.Seen(judge(named - own, right=len(runs) - own, wrong=0, healthy=len(healthy)))
+    return tiny.TrainingResult(judge(named - own, right=len(runs) - own, wrong=0, healthy=len(healthy)))

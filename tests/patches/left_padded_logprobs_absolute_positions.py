@@ -91,7 +91,7 @@ def one_step(method: str, model: Any, prompts: list[str]) -> dict[str, Any]:
     return {**seen, "gradients": step.gradients}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl
 
     methods = [
@@ -100,7 +100,7 @@ def train() -> tiny.Seen:
         if any(name in vars(getattr(trl, f"{method}Trainer", object)) for name in NAMES)
     ]
     if not methods:
-        return tiny.Seen(absent("this release computes the log-probs elsewhere"))
+        return tiny.TrainingResult(absent("this release computes the log-probs elsewhere"))
     gradients: dict[str, Any] = {}
     sums = dict.fromkeys(("measured", "right", "wrong"), 0.0)
     for method in methods:
@@ -109,10 +109,10 @@ def train() -> tiny.Seen:
         sums = {key: value + seen[key] for key, value in sums.items()}
         gradients |= {f"{method}.{name}": its for name, its in seen["gradients"].items()}
     outcome = judge(sums["measured"], right=sums["right"], wrong=sums["wrong"], trainers=len(methods))
-    return tiny.Seen(outcome, seen["loss"], gradients)
+    return tiny.TrainingResult(outcome, seen["loss"], gradients)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Prompts of one length, which need no padding; and a Llama, whose positions are rotary, on padded ones."""
     gradients: dict[str, Any] = {}
     loss = 0.0
@@ -121,4 +121,4 @@ def unaffected() -> tiny.Seen:
             seen = one_step("GRPO", getattr(tiny, kind)(folder, seed=0), prompts)
         loss += seen["loss"]
         gradients |= {f"{kind}.{name}": its for name, its in seen["gradients"].items()}
-    return tiny.Seen(absent("no padding, or no table of positions"), loss, gradients)
+    return tiny.TrainingResult(absent("no padding, or no table of positions"), loss, gradients)

@@ -23,7 +23,7 @@ OVERLAYS = ()
 PARITY = True
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     seen = {method: _train(method) for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")}
     verdicts = {each.outcome.verdict for each in seen.values()} - {Verdict.ABSENT}
     if len(verdicts) > 1:
@@ -32,10 +32,10 @@ def train() -> tiny.Seen:
     # DPO's and KTO's arguments have a coefficient from 1.8.0 on only; theirs are compared by their gradients.
     loss = sum(seen[method].loss or 0.0 for method in ("SFT", "GRPO", "RLOO"))
     gradients = {f"{method}.{name}": it for method, each in seen.items() for name, it in each.gradients.items()}
-    return tiny.Seen(Outcome(verdicts.pop() if verdicts else Verdict.ABSENT, numbers), loss, gradients)
+    return tiny.TrainingResult(Outcome(verdicts.pop() if verdicts else Verdict.ABSENT, numbers), loss, gradients)
 
 
-def _train(method: str) -> tiny.Seen:
+def _train(method: str) -> tiny.TrainingResult:
     import torch
     import transformers
     import trl
@@ -43,7 +43,7 @@ def _train(method: str) -> tiny.Seen:
 
     config_class = getattr(trl, f"{method}Config", None)
     if config_class is None or not hasattr(config_class, "router_aux_loss_coef"):
-        return tiny.Seen(absent("the trainer's arguments have no coefficient in this release"))
+        return tiny.TrainingResult(absent("the trainer's arguments have no coefficient in this release"))
     trainer_class: Any = getattr(trl, f"{method}Trainer")
     measured: list[tuple[float, float]] = []
 
@@ -95,4 +95,4 @@ def _train(method: str) -> tiny.Seen:
     else:
         right, wrong = (without + each * aux_loss for each in (COEFFICIENT, DEFAULT))
         outcome = judge(loss, right=right, wrong=wrong, **numbers)
-    return tiny.Seen(outcome, loss, seen.gradients)
+    return tiny.TrainingResult(outcome, loss, seen.gradients)

@@ -18,7 +18,7 @@ PARITY = True
 VARIANTS = {"compiled": "accelerate 1.0 does not compile what DeepSpeed wraps: torch_compile=True changes nothing"}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     seen = {method: _train(method) for method in ("CPO", "ORPO", "KTO", "BCO", "DPO")}
     verdicts = {each.outcome.verdict for each in seen.values()} - {Verdict.ABSENT}
     if len(verdicts) != 1:
@@ -27,15 +27,15 @@ def train() -> tiny.Seen:
     # DPO gives no number before 0.11.0, BCO none before 0.10.1, so they are compared by their gradients only.
     loss = sum(each.loss or 0.0 for method, each in seen.items() if method not in ("DPO", "BCO"))
     gradients = {f"{method}.{name}": it for method, each in seen.items() for name, it in each.gradients.items()}
-    return tiny.Seen(Outcome(verdicts.pop(), numbers), loss, gradients)
+    return tiny.TrainingResult(Outcome(verdicts.pop(), numbers), loss, gradients)
 
 
-def _train(method: str) -> tiny.Seen:
+def _train(method: str) -> tiny.TrainingResult:
     import torch
     import trl
 
     if not hasattr(trl, f"{method}Trainer"):
-        return tiny.Seen(absent("this trainer is in trl.experimental in this release"))
+        return tiny.TrainingResult(absent("this trainer is in trl.experimental in this release"))
     trainer_class, config_class = getattr(trl, f"{method}Trainer"), getattr(trl, f"{method}Config")
     measured: list[tuple[float, float]] = []
     aux_losses: list[float] = []
@@ -80,8 +80,10 @@ def _train(method: str) -> tiny.Seen:
         except ValueError as error:
             if "too many values to unpack" not in str(error):
                 raise
-            return tiny.Seen(absent("DPO fails with every mixture-of-experts model in this release (TRL PR 2039)"))
+            return tiny.TrainingResult(
+                absent("DPO fails with every mixture-of-experts model in this release (TRL PR 2039)")
+            )
     without, loss = measured[0]
     right = without + COEFFICIENT * aux_losses[0]
     outcome = judge(loss, right=right, wrong=without, coefficient=COEFFICIENT, aux_loss=aux_losses[0])
-    return tiny.Seen(outcome, loss, seen.gradients)
+    return tiny.TrainingResult(outcome, loss, seen.gradients)

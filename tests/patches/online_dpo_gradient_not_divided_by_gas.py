@@ -23,17 +23,17 @@ STEPS = 2
 NAMES = ("OnlineDPO", "XPO", "NashMD")
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     seen = {name: _train(name, STEPS) for name in NAMES}
     verdicts = {each.outcome.verdict for each in seen.values()} - {Verdict.ABSENT}
     if len(verdicts) > 1:
         raise AssertionError(f"the trainers do not agree: {seen}")
     numbers = {name: each.outcome.to_dict() for name, each in seen.items()}
     outcome = Outcome(verdicts.pop() if verdicts else Verdict.ABSENT, numbers)
-    return tiny.Seen(outcome, seen["OnlineDPO"].loss, _together(seen))
+    return tiny.TrainingResult(outcome, seen["OnlineDPO"].loss, _together(seen))
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Without accumulation, and where accelerate was told of it, so that it divides (transformers 5 tells it 1)."""
     seen = {name: _train(name, 1) for name in NAMES}
     os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(STEPS)
@@ -43,23 +43,25 @@ def unaffected() -> tiny.Seen:
         del os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"]
     if seen["told"].outcome.verdict is Verdict.REPRODUCED:
         raise AssertionError(f"accelerate does not divide: {seen['told'].outcome}")
-    return tiny.Seen(absent("nobody accumulates, or accelerate divides"), seen["OnlineDPO"].loss, _together(seen))
+    return tiny.TrainingResult(
+        absent("nobody accumulates, or accelerate divides"), seen["OnlineDPO"].loss, _together(seen)
+    )
 
 
-def _together(seen: dict[str, tiny.Seen]) -> dict[str, Any]:
+def _together(seen: dict[str, tiny.TrainingResult]) -> dict[str, Any]:
     return {f"{name}.{key}": it for name, each in seen.items() for key, it in each.gradients.items()}
 
 
-def _train(name: str, steps: int, *, told: bool = False) -> tiny.Seen:
+def _train(name: str, steps: int, *, told: bool = False) -> tiny.TrainingResult:
     import torch
     import transformers
     from packaging.version import Version
 
     trainer_class, config_class = tiny.classes(name)
     if trainer_class is None:
-        return tiny.Seen(absent("this release has no such trainer"))
+        return tiny.TrainingResult(absent("this release has no such trainer"))
     if Version(transformers.__version__) < Version("4.46"):
-        return tiny.Seen(absent("accelerate divides"))
+        return tiny.TrainingResult(absent("accelerate divides"))
     expected: list[tuple[float, list[Any]]] = []
 
     class Measured(trainer_class):  # type: ignore[misc]
@@ -77,7 +79,7 @@ def _train(name: str, steps: int, *, told: bool = False) -> tiny.Seen:
         policy, alone = (tiny.llama(folder, seed=0) for _ in range(2))
         trainer = tiny.online_dpo(Measured, config_class, policy, gradient_accumulation_steps=steps)
         if told and trainer.accelerator.gradient_accumulation_steps == 1:
-            return tiny.Seen(absent("it was not told"))
+            return tiny.TrainingResult(absent("it was not told"))
         parameters = [each for each in policy.parameters() if each.requires_grad]
         if name == "OnlineDPO":
             beta, log_probs = 0.5, tiny.online_log_probs(alone, 4).sum(1)
@@ -92,4 +94,4 @@ def _train(name: str, steps: int, *, told: bool = False) -> tiny.Seen:
     loss, gradients = expected[0]
     norm = float(torch.stack([each.norm() for each in gradients]).norm())
     measured = float(torch.stack([each.norm() for each in seen.gradients.values()]).norm())
-    return tiny.Seen(judge(measured, right=norm / steps, wrong=norm, loss=loss), loss, seen.gradients)
+    return tiny.TrainingResult(judge(measured, right=norm / steps, wrong=norm, loss=loss), loss, seen.gradients)

@@ -18,21 +18,21 @@ OVERLAYS = ()
 PARITY = False
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     return _train(padded=True)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """Completions of one length: there is no padding."""
     return _train(padded=False)
 
 
-def _train(*, padded: bool) -> tiny.Seen:
+def _train(*, padded: bool) -> tiny.TrainingResult:
     import torch
 
     trainer_class, config_class = tiny.classes("OnlineDPO")
     if not hasattr(trainer_class, "_forward"):
-        return tiny.Seen(absent("there is no _forward: all is done in one method"))
+        return tiny.TrainingResult(absent("there is no _forward: all is done in one method"))
     losses: list[float] = []
 
     class Measured(trainer_class):  # type: ignore[misc]
@@ -53,7 +53,7 @@ def _train(*, padded: bool) -> tiny.Seen:
         seen = tiny.FirstStep(policy)
         trainer.train()
     if not padded:
-        return tiny.Seen(absent("there is no padding"), losses[0], seen.gradients)
+        return tiny.TrainingResult(absent("there is no padding"), losses[0], seen.gradients)
     (logged,) = (each for each in trainer.state.log_history if "objective/entropy" in each)
     with torch.no_grad():
         entropies = [
@@ -63,4 +63,4 @@ def _train(*, padded: bool) -> tiny.Seen:
     outcome = judge(entropy, right=entropies[0], wrong=entropies[1], kl=logged["objective/kl"])
     if not math.isclose(losses[0], math.log(2), rel_tol=1e-6):
         raise AssertionError(f"the loss is {losses[0]}")
-    return tiny.Seen(outcome, losses[0], seen.gradients)
+    return tiny.TrainingResult(outcome, losses[0], seen.gradients)

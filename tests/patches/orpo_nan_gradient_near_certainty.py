@@ -24,7 +24,7 @@ BETA = 0.5
 CHOSEN, REJECTED = "w10 w11 w12", "w20 w11 w12"
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     seen = _train(gap=24.0)
     finite = all(bool(each.isfinite().all()) for each in seen.gradients.values())
     if finite != (seen.outcome.verdict is Verdict.FIXED):
@@ -32,13 +32,13 @@ def train() -> tiny.Seen:
     return seen
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """A model that is less sure: the log-probs are some -0.001."""
     seen = _train(gap=10.0)
-    return tiny.Seen(absent("the model is not so sure"), seen.loss, seen.gradients)
+    return tiny.TrainingResult(absent("the model is not so sure"), seen.loss, seen.gradients)
 
 
-def _train(gap: float) -> tiny.Seen:
+def _train(gap: float) -> tiny.TrainingResult:
     import torch
     from datasets import Dataset
     from packaging.version import Version
@@ -85,7 +85,7 @@ def _train(gap: float) -> tiny.Seen:
     of_formula = math.isclose(float(of_chosen[0]), BETA * odds, rel_tol=1e-3, abs_tol=rounded)
     if outcome.verdict is Verdict.FIXED and gap > 20 and not of_formula:
         raise AssertionError(f"the gradient is finite and not that of the formula: {outcome}")
-    return tiny.Seen(outcome, losses[0], seen.gradients)
+    return tiny.TrainingResult(outcome, losses[0], seen.gradients)
 
 
 def _know_by_heart(model: Any, ids: list[int], gap: float) -> None:

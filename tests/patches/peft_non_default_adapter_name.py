@@ -18,7 +18,7 @@ PARITY = False
 VARIANTS = {"full": "what fails is the copy of an adapter"}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     loss, right = _steps("default")
     # Unpatched there is no second trainer: its data are looked at here, and left out of what is compared.
     prepared = list(tiny.fingerprints)
@@ -28,7 +28,7 @@ def train() -> tiny.Seen:
     except KeyError as error:
         if error.args != ("default",):
             raise
-        return tiny.Seen(judge(0.0, right=1.0, wrong=0.0, error=repr(error)))
+        return tiny.TrainingResult(judge(0.0, right=1.0, wrong=0.0, error=repr(error)))
     finally:
         data, tiny.fingerprints[:] = list(tiny.fingerprints), prepared
     if len(data) != len(prepared):
@@ -37,13 +37,15 @@ def train() -> tiny.Seen:
     other = [name for name in right if name not in called or not called[name].equal(right[name])]
     if its != loss or other or len(called) != len(right):
         raise AssertionError(f"the loss is {its}, as default it is {loss}; other gradients: {other}")
-    return tiny.Seen(judge(1.0, right=1.0, wrong=0.0), its, gradients)
+    return tiny.TrainingResult(judge(1.0, right=1.0, wrong=0.0), its, gradients)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """The adapter is called "default"; and there is none."""
     loss, gradients = _steps("default")
-    return tiny.Seen(absent("the adapter has the name that is looked for"), loss, {**gradients, **_steps(None)[1]})
+    return tiny.TrainingResult(
+        absent("the adapter has the name that is looked for"), loss, {**gradients, **_steps(None)[1]}
+    )
 
 
 def _steps(adapter: str | None) -> tuple[float, dict[str, Any]]:

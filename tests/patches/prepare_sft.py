@@ -22,7 +22,7 @@ from datasets import Dataset
 from trl_hotfix.patches.completion_start_prefix_mismatch import start_the_completion_of_sft
 from trl_hotfix.patches.sft_eos_custom_text_field import end_the_texts
 from trl_hotfix.patches.sft_formatting_func_ignored import tokenise_what_the_function_returns
-from trl_hotfix.stubs import alone, default_arguments, stream, stub_trainer
+from trl_hotfix.stubs import default_arguments, single_process, stream, stub_trainer
 
 import tiny
 
@@ -61,7 +61,7 @@ def prepared(rows: Any, function: Any, field: str, *, ends: bool) -> list[Any]:
     args = default_arguments(leaf.SFTConfig, max_length=None, dataset_text_field=field, completion_only_loss=False)
     known: dict[str, Any] = {"chat_template": None, "completion_only_loss": ends, "_is_vlm": False, "_tokenizer": words}
     trainer = stub_trainer(leaf.SFTTrainer, args, **known)
-    with alone(leaf):
+    with single_process(leaf):
         found = trainer._prepare_dataset(rows, words, args, False, function, "train")
         return [[row["input_ids"], counted(row)] for row in found]
 

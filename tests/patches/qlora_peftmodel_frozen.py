@@ -64,7 +64,7 @@ def grpo(folder: str) -> Any:
     return tiny.grpo_of_one_length(GRPOTrainer, with_adapter(folder), gradient_checkpointing=True, loss_type="grpo")
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     with tempfile.TemporaryDirectory() as folder:
         loss, gradients = one_step(sft(folder), [])
         found = {f"sft {name}": gradient for name, gradient in gradients.items()}
@@ -80,7 +80,7 @@ def train() -> tiny.Seen:
             right += 8
     moving = [name for name, gradient in found.items() if gradient.abs().max() > 1e-9]
     outcome = judge(len(moving), right=right, wrong=right - 8 if _grpo_is_right() else 0)
-    return tiny.Seen(outcome, loss, found)
+    return tiny.TrainingResult(outcome, loss, found)
 
 
 def _grpo_is_right() -> bool:

@@ -20,7 +20,7 @@ PARITY = True
 VARIANTS = {"lora": "with an adapter the reference is the model without it"}
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     import trl.trainer.grpo_trainer as leaf
 
@@ -33,24 +33,26 @@ def train() -> tiny.Seen:
             gradients |= its
         made = [_made(folder, name, torch.bfloat16).ref_model.dtype for name in _that_load()]
     if getattr(leaf, "create_reference_model", None) is not None and kl < 1e-6:
-        return tiny.Seen(absent("the reference is a copy of the policy"), loss, gradients)
+        return tiny.TrainingResult(absent("the reference is a copy of the policy"), loss, gradients)
     right = kl < 1e-6
     if {each is torch.bfloat16 for each in made} != {right}:
         raise AssertionError(f"the kl is {kl}, and the references of policies in bfloat16 are in {made}")
     if any((abs(each - math.log(2)) < 1e-5) != right for each in losses.values()):
         raise AssertionError(f"the kl is {kl}, and the losses are {losses}")
     dtypes = dict(zip(_that_load(), map(str, made), strict=True))
-    return tiny.Seen(judge(float(not right), right=0.0, wrong=1.0, kl=kl, dtypes=dtypes, **losses), loss, gradients)
+    return tiny.TrainingResult(
+        judge(float(not right), right=0.0, wrong=1.0, kl=kl, dtypes=dtypes, **losses), loss, gradients
+    )
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """A policy in float32 with sdpa, and one that is given by name."""
     with tempfile.TemporaryDirectory() as folder:
         _, loss, gradients = _grpo(folder, "sdpa")
         if _dpo_loads():
             _policy(folder)
             gradients |= _dpo(f"{folder}/llama-0")[1]
-    return tiny.Seen(absent("the policy is as the reference is loaded anyway"), loss, gradients)
+    return tiny.TrainingResult(absent("the policy is as the reference is loaded anyway"), loss, gradients)
 
 
 def _have_an_attention() -> None:

@@ -17,7 +17,7 @@ OVERLAYS = ()
 PARITY = True
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import torch
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
@@ -51,4 +51,4 @@ def train() -> tiny.Seen:
     once, aux_loss = float(said.loss), float(said.aux_loss)
     twice = once + COEFFICIENT * aux_loss
     outcome = judge(losses[0], right=once, wrong=twice, coefficient=COEFFICIENT, aux_loss=aux_loss)
-    return tiny.Seen(outcome, losses[0], seen.gradients)
+    return tiny.TrainingResult(outcome, losses[0], seen.gradients)

@@ -32,13 +32,13 @@ def ids(rows: Any) -> list[list[int]]:
     return [row["input_ids"] for row in rows]
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     patched = trl_hotfix.status()[ID].state.value == "applied"
     settings = {"dataset_text_field": "content"}
     run = tiny.sft_step(column("content"), **settings)
     right = tiny.sft_step(column("text"))
     if math.isclose(right.loss, run.loss, rel_tol=1e-6) and not patched and right.batch["input_ids"][0, 3] != 1:
-        return tiny.Seen(absent("this release adds no end-of-sequence token"), run.loss, run.gradients)
+        return tiny.TrainingResult(absent("this release adds no end-of-sequence token"), run.loss, run.gradients)
     words = tiny.tokenizer()
     tokens = [{"input_ids": words(each)["input_ids"]} for each in TEXTS]
     outcome = judge(run.loss, right=right.loss, wrong=tiny.sft_step(tokens).loss)
@@ -53,7 +53,7 @@ def train() -> tiny.Seen:
         made = tiny.sft_step(column("content"), given=given, **settings).trainer
         assert [ids(each) for each in made.eval_dataset.values()] == [expected, expected]
         an_end_of_its_own_is_not_doubled(expected)
-    return tiny.Seen(outcome, run.loss, run.gradients)
+    return tiny.TrainingResult(outcome, run.loss, run.gradients)
 
 
 def an_end_of_its_own_is_not_doubled(expected: list[list[int]]) -> None:
@@ -66,7 +66,7 @@ def an_end_of_its_own_is_not_doubled(expected: list[list[int]]) -> None:
     assert ids(made.train_dataset) == expected
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """The column is called ``text``, or it is none that is tokenised."""
     pairs = [{"prompt": f"w{index} ", "completion": f"w{index + 3} w{index + 4}"} for index in range(4)]
     tokens = [{"input_ids": tiny.tokenizer()(each)["input_ids"]} for each in TEXTS]
@@ -75,4 +75,4 @@ def unaffected() -> tiny.Seen:
         "pairs": tiny.sft_step(pairs, dataset_text_field="content"),
         "tokens": tiny.sft_step(tokens, dataset_text_field="content"),
     }
-    return tiny.Seen(absent("whom it does not hit"), *tiny.several(runs))
+    return tiny.TrainingResult(absent("whom it does not hit"), *tiny.several(runs))

@@ -57,7 +57,7 @@ def too_many(run: tiny.SftRun) -> float:
     return float(counted.sum() / counted[:, 1:].sum()) if first else 1.0
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     run = tiny.sft_step(ROWS, words=ending_words())
     factor = too_many(run)
     loss, gradients = run.loss * factor, {name: its * factor for name, its in run.gradients.items()}
@@ -77,10 +77,10 @@ def train() -> tiny.Seen:
         ]
         collator = run.trainer.data_collator
         assert pickle.loads(pickle.dumps(collator))(examples)["labels"].tolist() == [[5, 1, -100], [5, 6, 1]]
-    return tiny.Seen(outcome, loss, gradients)
+    return tiny.TrainingResult(outcome, loss, gradients)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """A padding token of its own, and a collator that the user gives."""
     from transformers import DataCollatorForLanguageModeling
 
@@ -89,4 +89,4 @@ def unaffected() -> tiny.Seen:
         "own padding": tiny.sft_step(ROWS),
         "own collator": tiny.sft_step(ROWS, words=ending_words(), given=given),
     }
-    return tiny.Seen(absent("whom it does not hit"), *tiny.several(runs))
+    return tiny.TrainingResult(absent("whom it does not hit"), *tiny.several(runs))

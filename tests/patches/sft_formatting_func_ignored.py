@@ -63,11 +63,13 @@ def formatted_beforehand(rows: list[dict[str, Any]], function: Any, **settings: 
     return tiny.sft_step(texts, **{**settings, "dataset_text_field": "text"})
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import trl.trainer.sft_trainer as leaf
 
     if "args" not in leaf.SFTTrainer._prepare_dataset.__code__.co_varnames:
-        return tiny.Seen(absent("this release takes the text of the formatting function and looks at no other column"))
+        return tiny.TrainingResult(
+            absent("this release takes the text of the formatting function and looks at no other column")
+        )
     patched = trl_hotfix.status()[ID].state.value == "applied"
     runs: dict[str, tiny.SftRun] = {}
     outcomes = {}
@@ -81,7 +83,7 @@ def train() -> tiny.Seen:
     if patched:
         streams_and_evaluations(leaf)
         what_excludes_it_is_said()
-    return tiny.Seen(outcomes["messages"], *tiny.several(runs))
+    return tiny.TrainingResult(outcomes["messages"], *tiny.several(runs))
 
 
 def streams_and_evaluations(leaf: Any) -> None:
@@ -121,7 +123,7 @@ def what_excludes_it_is_said() -> None:
     assert both.difference(tiny.sft_step(conversations(), **settings)) == 0.0
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """The function's text stands in no other column's way, or there is no function."""
     questions = [{"question": f"w{index}", "answer": f"w{index + 3} w{index + 4}"} for index in range(4)]
 
@@ -133,4 +135,4 @@ def unaffected() -> tiny.Seen:
         "messages": tiny.sft_step(conversations()),
         "pairs": tiny.sft_step(PAIRS),
     }
-    return tiny.Seen(absent("whom it does not hit"), *tiny.several(runs))
+    return tiny.TrainingResult(absent("whom it does not hit"), *tiny.several(runs))

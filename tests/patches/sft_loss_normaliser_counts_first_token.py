@@ -37,12 +37,12 @@ def by_hand(model: Any) -> tuple[float, float]:
     return total / (tokens - len(rows)), total / tokens
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     run = tiny.sft_step(ROWS)
     assert (run.batch["labels"][:, 0] != -100).all()
     with tempfile.TemporaryDirectory() as folder:
         right, wrong = by_hand(tiny.llama(folder, seed=0))
-    return tiny.Seen(judge(run.loss, right=right, wrong=wrong), run.loss, run.gradients)
+    return tiny.TrainingResult(judge(run.loss, right=right, wrong=wrong), run.loss, run.gradients)
 
 
 def without_first_labels(examples: list[Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def without_first_labels(examples: list[Any]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """First tokens that are no labels, first tokens that are predicted, and a loss that the user computes."""
     from peft import PromptTuningConfig
     from trl import SFTTrainer
@@ -73,4 +73,4 @@ def unaffected() -> tiny.Seen:
             raise
     if "compute_loss_func" in tiny.parameters(SFTTrainer):
         runs["own loss"] = tiny.sft_step(ROWS, given={"compute_loss_func": total}, loss_type="nll")
-    return tiny.Seen(absent("whom it does not hit"), *tiny.several(runs))
+    return tiny.TrainingResult(absent("whom it does not hit"), *tiny.several(runs))

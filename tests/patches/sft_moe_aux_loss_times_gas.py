@@ -24,25 +24,25 @@ PARITY = True
 STEPS = 2
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     return _train(STEPS)
 
 
-def unaffected() -> tiny.Seen:
+def unaffected() -> tiny.TrainingResult:
     """A mixture of experts without accumulation, and a dense model with it."""
     seen = {"one": _train(1), "dense": _train(STEPS, dense=True)}
     gradients = {f"{name}.{key}": it for name, each in seen.items() for key, it in each.gradients.items()}
-    return tiny.Seen(absent("nothing is accumulated, or there are no experts"), seen["one"].loss, gradients)
+    return tiny.TrainingResult(absent("nothing is accumulated, or there are no experts"), seen["one"].loss, gradients)
 
 
-def _train(steps: int, *, dense: bool = False) -> tiny.Seen:
+def _train(steps: int, *, dense: bool = False) -> tiny.TrainingResult:
     import torch
     from datasets import Dataset
     from packaging.version import Version
     from trl import SFTConfig, SFTTrainer
 
     if not SFTTrainer.compute_loss.__module__.startswith("trl."):
-        return tiny.Seen(absent("the trainer has the compute_loss of transformers"))
+        return tiny.TrainingResult(absent("the trainer has the compute_loss of transformers"))
     losses: list[float] = []
     batches: list[dict[str, Any]] = []
 
@@ -75,10 +75,10 @@ def _train(steps: int, *, dense: bool = False) -> tiny.Seen:
         )
         trainer.train()
     if dense:
-        return tiny.Seen(absent("there are no experts"), losses[0], seen.gradients)
+        return tiny.TrainingResult(absent("there are no experts"), losses[0], seen.gradients)
     with torch.no_grad():
         said = alone(**batches[0], output_router_logits=True)
     whole, aux_loss = float(said.loss), float(said.aux_loss)
     right = whole - COEFFICIENT * aux_loss * (1 - 1 / steps)
     outcome = judge(losses[0], right=right, wrong=whole, coefficient=COEFFICIENT, aux_loss=aux_loss)
-    return tiny.Seen(outcome, losses[0], seen.gradients)
+    return tiny.TrainingResult(outcome, losses[0], seen.gradients)

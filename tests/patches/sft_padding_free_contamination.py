@@ -59,14 +59,14 @@ def one_step(folder: str, *, prompts: bool = False, packing: bool = False, **set
     return trainer, step, seen
 
 
-def train() -> tiny.Seen:
+def train() -> tiny.TrainingResult:
     import dataclasses
 
     import torch
     from trl import SFTConfig
 
     if "padding_free" not in {each.name for each in dataclasses.fields(SFTConfig)}:
-        return tiny.Seen(absent("SFTConfig has no padding_free"))
+        return tiny.TrainingResult(absent("SFTConfig has no padding_free"))
     with tempfile.TemporaryDirectory() as folder:
         padded, right_step, right = one_step(folder)
         trainer, step, seen = one_step(folder, padding_free=True)
@@ -99,4 +99,4 @@ def train() -> tiny.Seen:
                 for each in (trainer, padded)
             ]
             assert counted[0] == counted[1]
-    return tiny.Seen(outcome, seen["loss"], dict(step.gradients))
+    return tiny.TrainingResult(outcome, seen["loss"], dict(step.gradients))

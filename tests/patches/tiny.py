@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass
-class Seen:
+class TrainingResult:
     """What one training run showed: the self-test's kind of outcome, the first loss, and the first gradients."""
 
     outcome: Any
@@ -128,7 +128,7 @@ def grpo(
     )
 
 
-def one_step_of_unequal_lengths(**settings: Any) -> Seen:
+def one_step_of_unequal_lengths(**settings: Any) -> TrainingResult:
     """One step of the real GRPOTrainer: does its loss weigh every sequence the same, which is right, or every token?
 
     Policy and reference are the same, so the loss of a token is -advantage.
@@ -154,7 +154,7 @@ def one_step_of_unequal_lengths(**settings: Any) -> Seen:
         seen = FirstStep(policy)
         grpo(Measured, policy, **settings).train()
     loss, right, wrong = steps[0]
-    return Seen(judge(loss, right=right, wrong=wrong), loss, seen.gradients)
+    return TrainingResult(judge(loss, right=right, wrong=wrong), loss, seen.gradients)
 
 
 def preferences() -> Any:
@@ -382,7 +382,7 @@ def precomputed_dpo(**settings: Any) -> Any:
     return config(DPOConfig, precompute_ref_log_probs=True, **{**usual, **settings})
 
 
-def two_steps_of_precomputed_dpo() -> tuple[Any, Seen]:
+def two_steps_of_precomputed_dpo() -> tuple[Any, TrainingResult]:
     """The real DPOTrainer without ``ref_model``, and what its second step showed.
 
     In the first step policy and reference are equal, in the second they are not, and the loss says with which reference
@@ -438,10 +438,10 @@ def two_steps_of_precomputed_dpo() -> tuple[Any, Seen]:
         seen["reference_in_batch"], seen["reference_of_untouched_model"], rel_tol=1e-6
     ):
         raise AssertionError(f"what was precomputed is not of the untouched model: {seen}")
-    return made, Seen(outcome, loss, dict(step.gradients))
+    return made, TrainingResult(outcome, loss, dict(step.gradients))
 
 
-def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> Seen:
+def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> TrainingResult:
     """One step of a tiny Mixtral with the real DPOTrainer, or of an adapter on it.
 
     Policy and reference have the same weights, so that the DPO loss of the first step is log 2, and what is over is
@@ -483,7 +483,7 @@ def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> Seen:
     aux_loss = float(seen.outputs.aux_loss.detach())
     right = math.log(2) + coefficient * aux_loss
     outcome = judge(losses[0], right=right, wrong=math.log(2), coefficient=coefficient, aux_loss=aux_loss)
-    return Seen(outcome, losses[0], seen.gradients)
+    return TrainingResult(outcome, losses[0], seen.gradients)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
 from trl_hotfix import engine, startup
-from trl_hotfix.log import _WhereNobodyListens
+from trl_hotfix.log import _FallbackHandler
 from trl_hotfix.model import Option, Outcome, State, Verdict
 
 VARIABLES = ("TRL_HOTFIX", *(f"TRL_HOTFIX_{name}" for name in ("ONLY", "SKIP", "OPTIONS", "UNKNOWN_BODY", "PACKS")))
@@ -109,7 +109,7 @@ def test_a_dry_run_has_the_errors_of_the_real_one(declare: Any, monkeypatch: pyt
 def test_a_rank_that_is_no_number_is_not_part_of_the_line(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     record = logging.LogRecord("trl_hotfix", logging.INFO, "", 0, "said", None, None)
-    assert _WhereNobodyListens().format(record) == "trl_hotfix: INFO: said"
+    assert _FallbackHandler().format(record) == "trl_hotfix: INFO: said"
 
 
 @pytest.mark.parametrize("text", ["\udcff", "\u20ac", "two\nlines"])

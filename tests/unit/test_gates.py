@@ -118,7 +118,7 @@ def test_every_release_of_the_list_is_supported(version: str) -> None:
 @pytest.mark.parametrize("shipped", catalogue.load(), ids=lambda each: each.id)
 def test_every_shipped_patch_has_a_release_that_it_is_for(shipped: Patch) -> None:
     without_requirements = replace(shipped, requires={})
-    assert any(gates.fits(without_requirements, having(trl=each)).state is State.PENDING for each in RELEASES)
+    assert any(gates.applicability(without_requirements, having(trl=each)).state is State.PENDING for each in RELEASES)
 
 
 @pytest.mark.parametrize("shipped", catalogue.load(), ids=lambda each: each.id)
@@ -141,19 +141,19 @@ def test_the_version_of_what_is_installed_comes_from_its_metadata() -> None:
 
 
 def test_a_patch_that_fits_is_pending_with_what_was_seen() -> None:
-    decision = gates.fits(PATCH, having(trl="0.11.4"))
+    decision = gates.applicability(PATCH, having(trl="0.11.4"))
     assert (decision.state, decision.reason) == (State.PENDING, Reason.APPLIES)
     assert decision.evidence == {"installed": "0.11.4", "range": ">=0.11.0,<0.12.0"}
     assert not decision.degraded
 
 
 def test_without_trl_a_patch_is_skipped() -> None:
-    decision = gates.fits(PATCH, having())
+    decision = gates.applicability(PATCH, having())
     assert (decision.state, decision.reason) == (State.SKIPPED, Reason.NO_TRL)
 
 
 def test_an_older_release_is_skipped() -> None:
-    decision = gates.fits(PATCH, having(trl="0.10.1"))
+    decision = gates.applicability(PATCH, having(trl="0.10.1"))
     assert (decision.state, decision.reason) == (State.SKIPPED, Reason.TRL_VERSION)
     assert decision.evidence == {"installed": "0.10.1", "range": ">=0.11.0,<0.12.0"}
     assert not decision.degraded
@@ -161,46 +161,48 @@ def test_an_older_release_is_skipped() -> None:
 
 @pytest.mark.parametrize("version", ["0.12.0", "0.12.1", "1.0.0rc1", "1.16.0"])
 def test_a_release_with_the_fix_retires_the_patch(version: str) -> None:
-    decision = gates.fits(PATCH, having(trl=version))
+    decision = gates.applicability(PATCH, having(trl=version))
     assert (decision.state, decision.reason) == (State.RETIRED, Reason.FIXED_UPSTREAM)
     assert decision.evidence["fixed_in"] == "0.12.0"
 
 
 def test_a_pre_release_of_the_fixed_version_does_not_retire_the_patch() -> None:
-    assert gates.fits(PATCH, having(trl="0.12.0rc1")).state is State.SKIPPED
+    assert gates.applicability(PATCH, having(trl="0.12.0rc1")).state is State.SKIPPED
 
 
 @pytest.mark.parametrize("version", ["0.10.1+ours", "0.12.0.dev0", "0.12.0+ours", "1.17.0.dev0"])
 def test_what_is_no_release_is_left_to_its_bodies(version: str) -> None:
-    decision = gates.fits(PATCH, having(trl=version))
+    decision = gates.applicability(PATCH, having(trl=version))
     assert (decision.state, decision.reason) == (State.PENDING, Reason.BODY_DECIDES)
 
 
 def test_without_a_fixed_version_a_later_release_is_skipped() -> None:
-    decision = gates.fits(patch(upstream=Upstream()), having(trl="1.0.0"))
+    decision = gates.applicability(patch(upstream=Upstream()), having(trl="1.0.0"))
     assert (decision.state, decision.reason) == (State.SKIPPED, Reason.TRL_VERSION)
 
 
 def test_a_requirement_that_is_met_lets_the_patch_on() -> None:
     wanting = patch(requires={"deepspeed": ">=0.14.5", "torch": "<3"})
-    assert gates.fits(wanting, having(trl="0.11.4", deepspeed="0.15.0", torch="2.6.0+cpu")).state is State.PENDING
+    assert (
+        gates.applicability(wanting, having(trl="0.11.4", deepspeed="0.15.0", torch="2.6.0+cpu")).state is State.PENDING
+    )
 
 
 def test_a_requirement_that_is_absent_skips_the_patch() -> None:
-    decision = gates.fits(patch(requires={"deepspeed": ">=0.14.5"}), having(trl="0.11.4"))
+    decision = gates.applicability(patch(requires={"deepspeed": ">=0.14.5"}), having(trl="0.11.4"))
     assert (decision.state, decision.reason) == (State.SKIPPED, Reason.REQUIREMENT)
     assert decision.evidence["requires"] == "deepspeed>=0.14.5"
     assert decision.evidence["found"] is None
 
 
 def test_a_requirement_of_another_version_skips_the_patch_and_says_which() -> None:
-    decision = gates.fits(patch(requires={"deepspeed": ">=0.14.5"}), having(trl="0.11.4", deepspeed="0.14.4"))
+    decision = gates.applicability(patch(requires={"deepspeed": ">=0.14.5"}), having(trl="0.11.4", deepspeed="0.14.4"))
     assert (decision.state, decision.reason) == (State.SKIPPED, Reason.REQUIREMENT)
     assert decision.evidence["found"] == "0.14.4"
 
 
 def test_the_release_is_looked_at_before_the_requirements() -> None:
-    decision = gates.fits(patch(requires={"deepspeed": ">=0.14.5"}), having(trl="0.12.0"))
+    decision = gates.applicability(patch(requires={"deepspeed": ">=0.14.5"}), having(trl="0.12.0"))
     assert decision.state is State.RETIRED
 
 
@@ -211,7 +213,7 @@ def test_nobody_is_asked_for_what_a_patch_does_not_need() -> None:
         asked.append(distribution)
         return "0.11.4"
 
-    gates.fits(PATCH, version_of)
+    gates.applicability(PATCH, version_of)
     assert asked == ["trl"]
 
 
@@ -233,13 +235,13 @@ def test_a_target_narrows_the_range_of_its_patch() -> None:
 
 def test_a_patch_without_a_target_in_this_release_does_not_fit() -> None:
     narrow = patch(targets=(replace(TARGET, trl="<0.11.2"),))
-    decision = gates.fits(narrow, having(trl="0.11.4"))
+    decision = gates.applicability(narrow, having(trl="0.11.4"))
     assert (decision.state, decision.reason) == (State.SKIPPED, Reason.TRL_VERSION)
 
 
 def test_a_target_does_not_widen_the_range_of_its_patch() -> None:
     wide = patch(upstream=Upstream(), targets=(replace(TARGET, trl=">=0.9.6"),))
-    assert gates.fits(wide, having(trl="1.0.0")).state is State.SKIPPED
+    assert gates.applicability(wide, having(trl="1.0.0")).state is State.SKIPPED
 
 
 # Selection

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_hotfix import limits
-from trl_hotfix.limits import TimeIsUp, within
+from trl_hotfix.limits import TimeLimitExceeded, time_limit
 
 
 def forever() -> None:
@@ -21,7 +21,7 @@ def forever() -> None:
 
 def test_what_is_quick_is_left_alone() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with within(60):
+    with time_limit(60):
         pass
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -31,7 +31,7 @@ def test_what_is_quick_is_left_alone() -> None:
     "hang", [forever, lambda: time.sleep(60), threading.Event().wait], ids=["loop", "sleep", "lock"]
 )
 def test_the_main_thread_is_woken_from_whatever_hangs(hang: object) -> None:
-    with pytest.raises(TimeIsUp), within(0.05):
+    with pytest.raises(TimeLimitExceeded), time_limit(0.05):
         hang()  # type: ignore[operator]
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
@@ -41,9 +41,9 @@ def test_another_thread_is_stopped_in_python_code() -> None:
 
     def run() -> None:
         try:
-            with within(0.05):
+            with time_limit(0.05):
                 forever()
-        except TimeIsUp:
+        except TimeLimitExceeded:
             seen.append("stopped")
 
     thread = threading.Thread(target=run)
@@ -73,7 +73,7 @@ def test_in_another_thread_too_what_is_quick_is_left_alone(monkeypatch: pytest.M
     monkeypatch.setattr(limits, "ctypes", SimpleNamespace(c_ulong=ctypes.c_ulong))
 
     def quick() -> None:
-        with within(60):
+        with time_limit(60):
             pass
 
     assert in_a_thread(quick) == []
@@ -81,7 +81,7 @@ def test_in_another_thread_too_what_is_quick_is_left_alone(monkeypatch: pytest.M
 
 def test_in_another_thread_code_that_swallows_it_goes_on() -> None:
     def stubborn() -> None:
-        with within(0.05), contextlib.suppress(BaseException):
+        with time_limit(0.05), contextlib.suppress(BaseException):
             forever()
 
     assert in_a_thread(stubborn) == []
@@ -92,7 +92,7 @@ def test_a_timer_of_the_programs_own_goes_on_and_its_handler_stays() -> None:
     before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
     try:
         signal.setitimer(signal.ITIMER_REAL, 30)
-        with pytest.raises(TimeIsUp), within(0.05):
+        with pytest.raises(TimeLimitExceeded), time_limit(0.05):
             forever()
         assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 30
         assert not rung
@@ -107,5 +107,5 @@ def test_a_handler_of_exceptions_in_the_code_does_not_swallow_it() -> None:
             with contextlib.suppress(Exception):
                 forever()
 
-    with pytest.raises(TimeIsUp), within(0.05):
+    with pytest.raises(TimeLimitExceeded), time_limit(0.05):
         stubborn()

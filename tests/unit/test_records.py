@@ -123,7 +123,7 @@ def test_a_patience_that_is_no_number_of_seconds_is_one_warning_and_never_endles
     value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TRL_HOTFIX_PATIENCE", value)
-    assert ranks._patience() == ranks.PATIENCE
+    assert ranks._patience() == ranks.RANK_TIMEOUT
     assert said(caplog) == [f"TRL_HOTFIX_PATIENCE is {value!r}, not a number of seconds; taken as 60"]
 
 

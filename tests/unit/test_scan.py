@@ -404,9 +404,9 @@ def test_the_worst_comes_first(scan: Any) -> None:
     ],
 )
 def test_a_literal_holds_or_not(wanted: Any, value: Any, answer: bool) -> None:
-    assert conditions.mistake(wanted) is None
+    assert conditions.validation_error(wanted) is None
     given_ = Argument(Kind.LITERAL, value)
-    assert conditions.holds(wanted, given_, lambda name: Argument(Kind.LITERAL, {"other": 2}[name])) is answer
+    assert conditions.evaluate(wanted, given_, lambda name: Argument(Kind.LITERAL, {"other": 2}[name])) is answer
 
 
 @pytest.mark.parametrize(
@@ -433,8 +433,8 @@ def test_what_is_not_given_and_what_is_an_object(
         Argument(Kind.OBJECT, by=("peft.PeftModel.from_pretrained",)),
         Argument(Kind.OBJECT, by=("Mine",), whole=False),
     ]
-    assert [conditions.holds(wanted, each, lambda _: objects[0]) for each in objects] == [unset, model, part]
-    assert conditions.holds(wanted, Argument(Kind.UNKNOWN), lambda _: objects[0]) is None
+    assert [conditions.evaluate(wanted, each, lambda _: objects[0]) for each in objects] == [unset, model, part]
+    assert conditions.evaluate(wanted, Argument(Kind.UNKNOWN), lambda _: objects[0]) is None
 
 
 WANTED = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8))
@@ -444,8 +444,8 @@ SAID = st.builds(Argument, st.sampled_from(Kind), st.one_of(WANTED, st.lists(WAN
 @given(st.one_of(WANTED, st.lists(WANTED, max_size=3)), SAID, SAID)
 @settings(deadline=None)
 def test_whatever_is_no_mistake_has_an_answer(wanted: Any, argument: Argument, other: Argument) -> None:
-    if conditions.mistake(wanted) is None:
-        assert conditions.holds(wanted, argument, lambda _: other) in (True, False, None)
+    if conditions.validation_error(wanted) is None:
+        assert conditions.evaluate(wanted, argument, lambda _: other) in (True, False, None)
 
 
 # Any Python file

@@ -36,7 +36,7 @@ def release(wanted: str) -> str:
     except InvalidVersion:
         raise click.UsageError(f"--trl: {wanted!r} is not a version such as 0.12.2") from None
     known = bodies().releases
-    if gates.advisory(wanted) or wanted in known or version > Version(known[-1]) or version < Version(known[0]):
+    if gates.is_unreleased(wanted) or wanted in known or version > Version(known[-1]) or version < Version(known[0]):
         return wanted
     spelt = [each for each in known if Version(each) == version]
     if spelt:

@@ -102,7 +102,7 @@ def command(
         if (not severities or each.patch.severity.value in severities)
         and (of_trainer is None or any(of_trainer.intersection(hit.trainers) for hit in each.patch.hits))
     ]
-    here = [each for each in wanted if gates.fits(each.patch, version_of).state is State.PENDING]
+    here = [each for each in wanted if gates.applicability(each.patch, version_of).state is State.PENDING]
     shown = wanted if everything or as_data else here
     view = replace(report, patches=tuple(sorted(shown, key=_rank)))
     if as_data:

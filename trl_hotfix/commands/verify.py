@@ -80,7 +80,7 @@ def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) 
     if unsupported(trl) or trl is None:
         click.echo(f"TRL is {trl or 'not installed'}; {gates.SUPPORTED} is needed", err=True)
         return Exit.NO_TRL
-    chosen = ids or tuple(patch.id for patch in patches if gates.fits(patch).state is State.PENDING)
+    chosen = ids or tuple(patch.id for patch in patches if gates.applicability(patch).state is State.PENDING)
     with tempfile.TemporaryDirectory() as folder:
         cells = _verified(chosen, names, Path(folder)) if chosen else []
         proofs = _trained(chosen, Path(folder)) if full else []

@@ -34,7 +34,7 @@ def pair_parameters_by_name(
         return wrapped(*args, **kwargs)
 
 
-def averages_are_in_their_own_parameters(leaf: ModuleType) -> Outcome:
+def averages_are_in_their_own_parameters(module: ModuleType) -> Outcome:
     """A frozen weight of 7 and a trained one that goes from 1 to 2, of one shape: where is the average of the second?
 
     BEMA (arXiv:2508.00180): ``ema = (1 - beta) * 1 + beta * 2`` and the averaged weight is ``ema + alpha * (2 - 1)``,
@@ -50,7 +50,7 @@ def averages_are_in_their_own_parameters(leaf: ModuleType) -> Outcome:
             self.trained = torch.nn.Parameter(torch.ones(2))
 
     model, error = Model(None), None
-    callback = leaf.BEMACallback(update_freq=1)
+    callback = module.BEMACallback(update_freq=1)
     callback.on_train_begin(None, None, None, model=model)
     with torch.no_grad():
         model.trained.fill_(2.0)

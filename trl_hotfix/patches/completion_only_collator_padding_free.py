@@ -60,7 +60,7 @@ def pad_what_the_model_would_mix(
     return result
 
 
-def a_sequence_does_not_see_the_one_before_it(leaf: ModuleType) -> Outcome:
+def a_sequence_does_not_see_the_one_before_it(module: ModuleType) -> Outcome:
     """A trainer is made with such a collator: what is the loss of its batch in a model that has no borders?
 
     The logits of the model are a mean over the tokens that it sees, which is what an attention is that finds all keys
@@ -115,13 +115,13 @@ def a_sequence_does_not_see_the_one_before_it(leaf: ModuleType) -> Outcome:
     lm = tiny_causal_lm()
     rows = [[3, 5, template, 7, 4], [2, 6, 8, 2, template, 10, 5, 1], [4, template, 6]]
     dataset_kwargs = {"skip_prepare_dataset": True}
-    args = default_arguments(leaf.SFTConfig, dataset_kwargs=dataset_kwargs, completion_only_loss=False)
-    trainer: Any = object.__new__(type("SFTTrainer", (leaf.SFTTrainer, Given), {}))
+    args = default_arguments(module.SFTConfig, dataset_kwargs=dataset_kwargs, completion_only_loss=False)
+    trainer: Any = object.__new__(type("SFTTrainer", (module.SFTTrainer, Given), {}))
     _warned.add(trainer)  # nobody's run
-    parameters = inspect.signature(leaf.SFTTrainer.__init__).parameters
+    parameters = inspect.signature(module.SFTTrainer.__init__).parameters
     tokenizer = "processing_class" if "processing_class" in parameters else "tokenizer"
-    with shadowed(leaf, "PartialState", _alone(getattr(leaf, "PartialState", None))):
-        leaf.SFTTrainer.__init__(trainer, model=Mean(), args=args, data_collator=collator, **{tokenizer: words})
+    with shadowed(module, "PartialState", _alone(getattr(module, "PartialState", None))):
+        module.SFTTrainer.__init__(trainer, model=Mean(), args=args, data_collator=collator, **{tokenizer: words})
     batch = trainer.data_collator([{"input_ids": row} for row in rows])
     return judge(
         summed_loss(batch),

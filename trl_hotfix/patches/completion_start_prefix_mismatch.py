@@ -26,7 +26,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome
-from ..stubs import CharacterTokenizer, alone, default_arguments, sft_prepared, stream, stub_trainer
+from ..stubs import CharacterTokenizer, default_arguments, sft_prepared, single_process, stream, stub_trainer
 
 
 def start_the_completion_of_sft(
@@ -129,30 +129,30 @@ def _view(processing_class: Any, completions: int, code: str | None = None) -> A
     return View(processing_class)
 
 
-def completion_is_whole(leaf: ModuleType) -> Outcome:
+def completion_is_whole(module: ModuleType) -> Outcome:
     """How many tokens of a completion are trained, if its first letter and the prompt's last are one token.
 
     Of ``ab`` and ``cd``, and an end of sequence, the tokens are ``a``, ``bc``, ``d`` and the end: three are trained.
     """
-    method = next(name for name in ("SFT", "DPO", "KTO") if name.lower() in leaf.__name__)
-    if not hasattr(leaf, f"{method}Config"):
+    method = next(name for name in ("SFT", "DPO", "KTO") if name.lower() in module.__name__)
+    if not hasattr(module, f"{method}Config"):
         return absent(f"the {method}Trainer of this release stands elsewhere, and is handed on here")
-    trainer_class = getattr(leaf, f"{method}Trainer")
+    trainer_class = getattr(module, f"{method}Trainer")
     code = getattr(getattr(trainer_class, "_prepare_dataset", None), "__code__", None)
     if code is None or "args" not in code.co_varnames or hasattr(trainer_class, "tokenize_row"):
         return absent("completions are tokenised by themselves")
     words = _Merging()
     pair = {"prompt": "ab", "completion": "cd"}
     if method == "SFT":
-        (row,) = sft_prepared(leaf, [pair], words, completion_only_loss=True)
+        (row,) = sft_prepared(module, [pair], words, completion_only_loss=True)
         if "completion_mask" not in row and "labels" not in row:
             return absent("there is no loss of the completion alone")
     else:
         if method == "DPO":
             pair = {"prompt": "ab", "chosen": "cd", "rejected": "cd"}
-        settings = default_arguments(getattr(leaf, f"{method}Config"), max_length=None)
+        settings = default_arguments(getattr(module, f"{method}Config"), max_length=None)
         trainer = stub_trainer(trainer_class, settings, _tokenizer=words, _is_vlm=False, calculate_KL=False)
-        with alone(leaf):
+        with single_process(module):
             rows = stream([{**pair, "label": True}])
             (row,) = trainer._prepare_dataset(rows, words, settings, "eval")
     trained = row.get("chosen_ids", row.get("completion_ids", row.get("completion_mask")))

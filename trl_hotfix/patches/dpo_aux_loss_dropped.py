@@ -52,7 +52,7 @@ def add_aux_loss(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ..
     return (loss, *result[1:]) if isinstance(result, tuple) else loss
 
 
-def aux_loss_is_in_the_loss(leaf: ModuleType) -> Outcome:
+def aux_loss_is_in_the_loss(module: ModuleType) -> Outcome:
     """The loss of one pair is that without the auxiliary loss, plus coefficient * aux_loss."""
     import torch
 
@@ -60,7 +60,7 @@ def aux_loss_is_in_the_loss(leaf: ModuleType) -> Outcome:
     config = SimpleNamespace(router_aux_loss_coef=coefficient, output_router_logits=True, model_type="tiny")
     model = tiny_causal_lm(config, aux_loss=aux_loss)
     trainer = dpo_stub(
-        leaf,
+        module,
         model=model,
         ref_model=tiny_causal_lm(config, aux_loss=7.0),
         router_aux_loss_coef=coefficient,

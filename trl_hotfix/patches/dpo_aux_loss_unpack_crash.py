@@ -58,14 +58,14 @@ def _five_values(trainer: Any, *, after: int) -> Iterator[None]:
         own.update(before)
 
 
-def loss_and_reference_are_computed(leaf: ModuleType) -> Outcome:
+def loss_and_reference_are_computed(module: ModuleType) -> Outcome:
     """The loss is that without the auxiliary loss, plus coefficient * aux_loss, and the reference is what it was."""
     import torch
 
     coefficient, aux_loss = 0.5, 2.0
     config = SimpleNamespace(router_aux_loss_coef=coefficient, output_router_logits=True, model_type="tiny")
     model = tiny_causal_lm(config, aux_loss=aux_loss)
-    trainer = dpo_stub(leaf, model=model, ref_model=tiny_causal_lm(config, aux_loss=7.0))
+    trainer = dpo_stub(module, model=model, ref_model=tiny_causal_lm(config, aux_loss=7.0))
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
     batch = {}
     for side, ids in {"prompt": tokens[:, :2], "chosen": tokens, "rejected": tokens.flip(1)}.items():

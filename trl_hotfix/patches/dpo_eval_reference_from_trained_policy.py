@@ -40,7 +40,7 @@ def precompute_the_evaluation_set_too(
     return wrapped(*args, **kwargs)
 
 
-def evaluation_set_keeps_the_untrained_reference(leaf: ModuleType) -> Outcome:
+def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
     """The reference log-prob that the evaluation set gets when the policy's changes after the first dataloader.
 
     The policy's log-prob of a chosen completion is -1 when training begins and -2 when the first evaluation does. The
@@ -49,7 +49,7 @@ def evaluation_set_keeps_the_untrained_reference(leaf: ModuleType) -> Outcome:
     import torch
     import transformers
 
-    if "get_eval_dataloader" not in vars(leaf.DPOTrainer):
+    if "get_eval_dataloader" not in vars(module.DPOTrainer):
         return absent("both datasets are precomputed before training, in __init__ (TRL pull request 3906)")
     before, after = -1.0, -2.0
 
@@ -74,7 +74,7 @@ def evaluation_set_keeps_the_untrained_reference(leaf: ModuleType) -> Outcome:
         def get_eval_dataloader(self, eval_dataset: Any = None) -> None: ...
 
     # Between DPOTrainer and transformers' Trainer in the order of methods: what super() finds.
-    trainer_class = type("DPOTrainer", (leaf.DPOTrainer, Beneath), {})
+    trainer_class = type("DPOTrainer", (module.DPOTrainer, Beneath), {})
     now = before
 
     def reference(batch: Any) -> tuple[Any, Any]:
@@ -82,7 +82,7 @@ def evaluation_set_keeps_the_untrained_reference(leaf: ModuleType) -> Outcome:
 
     trainer = stub_trainer(
         trainer_class,
-        default_arguments(leaf.DPOConfig),
+        default_arguments(module.DPOConfig),
         model=None,
         ref_model=None,
         is_peft_model=False,
@@ -98,7 +98,7 @@ def evaluation_set_keeps_the_untrained_reference(leaf: ModuleType) -> Outcome:
     )
     trainer.accelerator.prepare, trainer.accelerator.free_memory = (lambda made: made), (lambda: None)
     # A progress bar of two steps is nothing that a user should see at every start.
-    with shadowed(leaf, "tqdm", lambda iterable, **kwargs: iterable):
+    with shadowed(module, "tqdm", lambda iterable, **kwargs: iterable):
         trainer.get_train_dataloader()
         now = after
         trainer.get_eval_dataloader()

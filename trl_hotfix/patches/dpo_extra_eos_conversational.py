@@ -22,7 +22,15 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import CharacterTokenizer, alone, constructed, default_arguments, stream, stub_trainer, tiny_causal_lm
+from ..stubs import (
+    CharacterTokenizer,
+    constructed,
+    default_arguments,
+    single_process,
+    stream,
+    stub_trainer,
+    tiny_causal_lm,
+)
 
 
 def leave_the_end_to_the_template(
@@ -90,26 +98,26 @@ def _rows_without_the_last_token(trainer: Any) -> ExitStack:
         return stack.pop_all()
 
 
-def conversations_end_once(leaf: ModuleType) -> Outcome:
+def conversations_end_once(module: ModuleType) -> Outcome:
     """The number of ends in a conversation of two messages, whose template ends the second with one."""
-    tokenize_row = getattr(leaf.DPOTrainer, "tokenize_row", None)
+    tokenize_row = getattr(module.DPOTrainer, "tokenize_row", None)
     if tokenize_row is None or "processing_class" not in tokenize_row.__code__.co_varnames:
         return absent("in this release no end-of-sequence token is added to what has been through a chat template")
     words = CharacterTokenizer()
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]
     rows = stream([{"prompt": messages[:1], "chosen": messages[1:], "rejected": messages[1:]}])
-    settings = default_arguments(leaf.DPOConfig, max_prompt_length=None, max_completion_length=None)
-    with alone(leaf):
-        if hasattr(leaf.DPOTrainer, "_prepare_dataset"):
-            trainer = stub_trainer(leaf.DPOTrainer, settings, is_vision_model=False)
+    settings = default_arguments(module.DPOConfig, max_prompt_length=None, max_completion_length=None)
+    with single_process(module):
+        if hasattr(module.DPOTrainer, "_prepare_dataset"):
+            trainer = stub_trainer(module.DPOTrainer, settings, is_vision_model=False)
             prepared = trainer._prepare_dataset(rows, words, settings, "train")
         else:
-            prepared = _prepared_by_the_constructor(leaf, settings, rows, words)
+            prepared = _prepared_by_the_constructor(module, settings, rows, words)
     chosen = next(iter(prepared))["chosen_input_ids"]
     return judge(float(chosen.count(words.eos_token_id)), right=1.0, wrong=2.0, chosen=words.decode(chosen))
 
 
-def _prepared_by_the_constructor(leaf: ModuleType, settings: Any, rows: Any, words: Any) -> Any:
+def _prepared_by_the_constructor(module: ModuleType, settings: Any, rows: Any, words: Any) -> Any:
     """What the constructor of 0.12 and 0.13 hands to transformers' own."""
 
     def model() -> Any:
@@ -118,6 +126,6 @@ def _prepared_by_the_constructor(leaf: ModuleType, settings: Any, rows: Any, wor
         return made
 
     trainer = constructed(
-        leaf.DPOTrainer, model=model(), ref_model=model(), args=settings, train_dataset=rows, processing_class=words
+        module.DPOTrainer, model=model(), ref_model=model(), args=settings, train_dataset=rows, processing_class=words
     )
     return trainer.train_dataset

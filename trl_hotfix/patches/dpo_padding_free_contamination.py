@@ -62,7 +62,7 @@ def pad_what_the_model_would_mix(
         return wrapped(*args, **kwargs)
 
 
-def a_sequence_does_not_see_the_one_before_it(leaf: ModuleType) -> Outcome:
+def a_sequence_does_not_see_the_one_before_it(module: ModuleType) -> Outcome:
     """The rejected sequence comes after the chosen one: what is its log-prob in a model that has no borders?
 
     The logits of the model are a mean over the tokens that it sees, which is what an attention is that finds all keys
@@ -72,9 +72,9 @@ def a_sequence_does_not_see_the_one_before_it(leaf: ModuleType) -> Outcome:
     """
     import torch
 
-    if not hasattr(leaf.DPOTrainer, "concatenated_forward"):
+    if not hasattr(module.DPOTrainer, "concatenated_forward"):
         return absent("there is no concatenated_forward: padding_free is switched off in the constructor")
-    if "padding_free" not in {each.name for each in fields(leaf.DPOConfig)}:
+    if "padding_free" not in {each.name for each in fields(module.DPOConfig)}:
         return absent("there is no padding_free")
 
     class Mean(torch.nn.Module):  # type: ignore[misc]
@@ -95,7 +95,7 @@ def a_sequence_does_not_see_the_one_before_it(leaf: ModuleType) -> Outcome:
         for name, ids in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected))
         for what in ("input_ids", "attention_mask")
     }
-    trainer = dpo_stub(leaf, padding_free=True)
+    trainer = dpo_stub(module, padding_free=True)
     _warned.add(trainer)  # nobody's run
     with torch.no_grad():
         found = trainer.concatenated_forward(Mean(), batch)

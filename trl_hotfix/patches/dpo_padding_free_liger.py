@@ -37,15 +37,15 @@ def pad_for_liger(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
         return wrapped(*args, **kwargs)
 
 
-def liger_is_given_a_row_for_each_sequence(leaf: ModuleType) -> Outcome:
+def liger_is_given_a_row_for_each_sequence(module: ModuleType) -> Outcome:
     """One pair is two rows of labels, a chosen and a rejected one; flattened it is one. Liger itself is not needed."""
     import torch
 
-    if not hasattr(leaf.DPOTrainer, "_compute_loss_liger"):
+    if not hasattr(module.DPOTrainer, "_compute_loss_liger"):
         return absent("there is no Liger loss")
-    if not hasattr(leaf.DPOTrainer, "concatenated_forward"):
+    if not hasattr(module.DPOTrainer, "concatenated_forward"):
         return absent("padding_free is switched off in the constructor")
-    if "padding_free" not in {each.name for each in fields(leaf.DPOConfig)}:
+    if "padding_free" not in {each.name for each in fields(module.DPOConfig)}:
         return absent("there is no padding_free")
 
     def loss(weight: Any, hidden: Any, labels: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ def liger_is_given_a_row_for_each_sequence(leaf: ModuleType) -> Outcome:
         get_decoder=lambda: lambda *args, **kwargs: said,
         get_output_embeddings=lambda: SimpleNamespace(weight=None),
     )
-    trainer = dpo_stub(leaf, padding_free=True, reference_free=True, label_pad_token_id=-100, dpo_loss_fn=loss)
+    trainer = dpo_stub(module, padding_free=True, reference_free=True, label_pad_token_id=-100, dpo_loss_fn=loss)
     _warned.add(trainer)  # nobody's run
     trainer._compute_loss_liger(model, batch)
     return judge(rows[0], right=2, wrong=1)

@@ -56,7 +56,7 @@ def pad_for_terms_that_count_by_row(
         return wrapped(*args, **kwargs)
 
 
-def terms_count_by_row(leaf: ModuleType) -> Outcome:
+def terms_count_by_row(module: ModuleType) -> Outcome:
     """IPO's log-prob is a mean over the tokens of one completion (arXiv:2310.12036): over how many is it here?
 
     The model has no attention, and says that it has FlashAttention, which keeps sequences apart. Right is the log-prob
@@ -64,9 +64,9 @@ def terms_count_by_row(leaf: ModuleType) -> Outcome:
     """
     import torch
 
-    if not hasattr(leaf.DPOTrainer, "concatenated_forward"):
+    if not hasattr(module.DPOTrainer, "concatenated_forward"):
         return absent("there is no concatenated_forward: padding_free is switched off in the constructor")
-    if "padding_free" not in {each.name for each in fields(leaf.DPOConfig)}:
+    if "padding_free" not in {each.name for each in fields(module.DPOConfig)}:
         return absent("there is no padding_free")
     prompt, chosen, rejected = [1, 2], [3, 4, 5], [6, 7]
     batch = {
@@ -75,7 +75,7 @@ def terms_count_by_row(leaf: ModuleType) -> Outcome:
         for what in ("input_ids", "attention_mask")
     }
     lm = tiny_causal_lm(SimpleNamespace(_attn_implementation="flash_attention_2"))
-    trainer = dpo_stub(leaf, padding_free=True, loss_type="ipo")
+    trainer = dpo_stub(module, padding_free=True, loss_type="ipo")
     _warned.add(trainer)  # nobody's run
     with torch.no_grad():
         measured = float(trainer.concatenated_forward(lm, batch)["chosen_logps"])

@@ -49,7 +49,7 @@ class _Named(Exception):
     """The name of the file is known; what is done with it is no part of the test."""
 
 
-def files_of_other_settings_have_other_names(leaf: ModuleType) -> Outcome:
+def files_of_other_settings_have_other_names(module: ModuleType) -> Outcome:
     """How many names do four settings get, of which each two give other log-probs? Right is 4, and the bug gives 1."""
     import torch
 
@@ -61,10 +61,10 @@ def files_of_other_settings_have_other_names(leaf: ModuleType) -> Outcome:
             raise _Named
 
         settings = {"truncation_mode": "keep_end", **settings}
-        arguments = default_arguments(leaf.DPOConfig, **settings)
+        arguments = default_arguments(module.DPOConfig, **settings)
         collator = SimpleNamespace(max_length=settings["max_length"], truncation_mode=settings["truncation_mode"])
         trainer = stub_trainer(
-            leaf.DPOTrainer,
+            module.DPOTrainer,
             arguments,
             model=torch.nn.Module(),
             ref_model=None,
@@ -82,8 +82,8 @@ def files_of_other_settings_have_other_names(leaf: ModuleType) -> Outcome:
         return objects
 
     # From 1.9.0 on all ranks take the name of the first, which a self-test does not ask.
-    before = getattr(leaf, "broadcast_object_list", one_process)
-    with shadowed(leaf, "broadcast_object_list", one_process if before is not one_process else before):
+    before = getattr(module, "broadcast_object_list", one_process)
+    with shadowed(module, "broadcast_object_list", one_process if before is not one_process else before):
         names = [
             name(max_length=12),
             name(max_length=64),

@@ -73,7 +73,7 @@ def warn_of_a_collator_that_drops_them(
     return wrapped(*args, **kwargs)
 
 
-def precomputed_reference_is_in_the_loss(leaf: ModuleType) -> Outcome:
+def precomputed_reference_is_in_the_loss(module: ModuleType) -> Outcome:
     """A row goes the way from the dataset to the loss; its reference log-probs are not the policy's.
 
     Right is ``-log sigmoid(beta * ((pi_chosen - pi_rejected) - (ref_chosen - ref_rejected)))`` (Rafailov et al. 2023,
@@ -88,10 +88,10 @@ def precomputed_reference_is_in_the_loss(leaf: ModuleType) -> Outcome:
         "ref_rejected_logps": ref_rejected,
     }
     model = tiny_causal_lm()
-    trainer = dpo_stub(leaf, model=model, ref_model=None, precompute_ref_log_probs=True, _signature_columns=None)
+    trainer = dpo_stub(module, model=model, ref_model=None, precompute_ref_log_probs=True, _signature_columns=None)
     trainer._set_signature_columns_if_needed()
     kept = {name: value for name, value in row.items() if name in trainer._signature_columns}
-    batch = leaf.PreferenceCollator(pad_token_id=0)([kept])
+    batch = module.PreferenceCollator(pad_token_id=0)([kept])
     loss, metrics = trainer.get_batch_loss_metrics(model, batch, train_eval="train")
     chosen, rejected = float(metrics["logps/chosen"]), float(metrics["logps/rejected"])
     margin = trainer.args.beta * ((chosen - rejected) - (ref_chosen - ref_rejected))

@@ -45,7 +45,7 @@ def use_the_reference_of_the_batch(
         return wrapped(*args, **kwargs)
 
 
-def precomputed_reference_is_used(leaf: ModuleType) -> Outcome:
+def precomputed_reference_is_used(module: ModuleType) -> Outcome:
     """The loss of one pair whose precomputed reference log-probs are not the policy's.
 
     Right is ``-log sigmoid(beta * ((pi_chosen - pi_rejected) - (ref_chosen - ref_rejected)))`` (Rafailov et al. 2023,
@@ -66,7 +66,7 @@ def precomputed_reference_is_used(leaf: ModuleType) -> Outcome:
         for name in (f"reference_{side}_logps", f"ref_{side}_logps"):
             batch[name] = torch.tensor([reference[side]])
     model = tiny_causal_lm()
-    trainer = dpo_stub(leaf, model=model, ref_model=None, precompute_ref_log_probs=True)
+    trainer = dpo_stub(module, model=model, ref_model=None, precompute_ref_log_probs=True)
     loss, metrics = trainer.get_batch_loss_metrics(model, batch, train_eval="train")
     margin = float(metrics["logps/chosen"]) - float(metrics["logps/rejected"])
     margin -= reference["chosen"] - reference["rejected"]

@@ -119,7 +119,7 @@ class _InTorch:
 _OPTIONAL = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 
-def tokens_are_scored_without_triton(leaf: ModuleType) -> Outcome:
+def tokens_are_scored_without_triton(module: ModuleType) -> Outcome:
     """The log-prob of three tokens and its gradient, in a module that was imported where there is no Triton.
 
     What such a module has instead is found out by importing the kernels once more, unseen, without Triton.
@@ -134,8 +134,8 @@ def tokens_are_scored_without_triton(leaf: ModuleType) -> Outcome:
     right = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum()
     (gradient,) = torch.autograd.grad(right, model.lm_head.weight)
     with ExitStack() as stack:
-        stack.enter_context(_as_without_triton(leaf))
-        leaf.add_fused_lm_head(model, outputs=("log_probs", *_OPTIONAL))
+        stack.enter_context(_as_without_triton(module))
+        module.add_fused_lm_head(model, outputs=("log_probs", *_OPTIONAL))
         try:
             outputs = model(input_ids=tokens, labels=tokens, fused_lm_head=True)
         except AttributeError as error:
@@ -150,8 +150,8 @@ def tokens_are_scored_without_triton(leaf: ModuleType) -> Outcome:
 
 
 @contextmanager
-def _as_without_triton(leaf: ModuleType) -> Iterator[None]:
-    """In here, this leaf is as if it had been imported where there is no Triton."""
+def _as_without_triton(module: ModuleType) -> Iterator[None]:
+    """In here, this module is as if it had been imported where there is no Triton."""
 
     def refuse(name: str, namespace: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
         if name.partition(".")[0] == "triton":
@@ -161,7 +161,7 @@ def _as_without_triton(leaf: ModuleType) -> Iterator[None]:
         return builtins.__import__(name, namespace, local, names, level)
 
     function = None
-    spec = importlib.util.find_spec("trl.kernels.chunked_logprob") if getattr(leaf, _NAME) is not None else None
+    spec = importlib.util.find_spec("trl.kernels.chunked_logprob") if getattr(module, _NAME) is not None else None
     if spec is not None and spec.loader is not None:
         unseen = importlib.util.module_from_spec(spec)
         vars(unseen)["__builtins__"] = {**vars(builtins), "__import__": refuse}
@@ -172,7 +172,7 @@ def _as_without_triton(leaf: ModuleType) -> Iterator[None]:
             if not str(error.name).startswith("triton"):
                 raise
     with ExitStack() as stack:
-        stack.enter_context(shadowed(leaf, _NAME, function))
-        if hasattr(leaf, "_use_triton"):
-            stack.enter_context(shadowed(leaf, "_use_triton", lambda device: False))
+        stack.enter_context(shadowed(module, _NAME, function))
+        if hasattr(module, "_use_triton"):
+            stack.enter_context(shadowed(module, "_use_triton", lambda device: False))
         yield

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import Enough, tiny_attention_model
+from ..stubs import StopConstruction, tiny_attention_model
 
 _NAMES = ("logits_soft_cap", "output_logit_soft_cap")
 
@@ -35,7 +35,7 @@ def name_the_soft_cap(wrapped: Callable[..., Any], instance: Any, args: tuple[An
         return wrapped(*args, **kwargs)
 
 
-def head_has_the_soft_cap(leaf: ModuleType) -> Outcome:
+def head_has_the_soft_cap(module: ModuleType) -> Outcome:
     """By which cap does the head compute, for a model whose config has a ``logits_soft_cap`` of 0.5? 0 is none.
 
     TRL's own kernel is looked at, not run: it may be one that only runs on a GPU. Where it is not called, the loss says
@@ -63,17 +63,17 @@ def head_has_the_soft_cap(leaf: ModuleType) -> Outcome:
         def apply(*args: Any) -> None:
             # hidden, weight, bias, targets, temperature, size of a piece, soft cap, scale, outputs
             used.append(args[6] or 0.0)
-            raise Enough
+            raise StopConstruction
 
-    if hasattr(leaf, "add_fused_lm_head"):
-        with shadowed(leaf, "_ChunkedLogProbFunction", Kernel):
-            leaf.add_fused_lm_head(model)
+    if hasattr(module, "add_fused_lm_head"):
+        with shadowed(module, "_ChunkedLogProbFunction", Kernel):
+            module.add_fused_lm_head(model)
             try:
                 loss = float(model(input_ids=tokens, labels=tokens, fused_lm_head=True).loss.detach())
-            except Enough:
+            except StopConstruction:
                 loss = of_cap[used[0]]
     else:
-        leaf._patch_chunked_ce_lm_head(model, chunk_size=2)
+        module._patch_chunked_ce_lm_head(model, chunk_size=2)
         try:
             loss = float(model(input_ids=tokens, labels=tokens).loss.detach())
         except AttributeError as error:

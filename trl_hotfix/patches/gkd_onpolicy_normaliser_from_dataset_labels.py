@@ -64,7 +64,7 @@ def divide_by_the_tokens_of_the_loss(
     return wrapped(*args, **kwargs)
 
 
-def loss_is_divided_by_its_own_tokens(leaf: ModuleType) -> Outcome:
+def loss_is_divided_by_its_own_tokens(module: ModuleType) -> Outcome:
     """A micro-batch of two with five generated tokens, where the dataset has 34; and one of the dataset on 4 ranks."""
     import torch
 
@@ -72,8 +72,8 @@ def loss_is_divided_by_its_own_tokens(leaf: ModuleType) -> Outcome:
     with torch.no_grad():
         teacher.weight.mul_(0.5)
     trainer = stub_trainer(
-        leaf.GKDTrainer,
-        default_arguments(leaf.GKDConfig, n_gpu=1, average_tokens_across_devices=True),
+        module.GKDTrainer,
+        default_arguments(module.GKDConfig, n_gpu=1, average_tokens_across_devices=True),
         teacher_model=teacher,
         beta=0.5,
         use_liger_gkd_loss=False,

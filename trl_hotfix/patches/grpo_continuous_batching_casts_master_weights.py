@@ -93,12 +93,12 @@ def _stand_ins(model: Any) -> Iterator[Callable[[], None]]:
         give_back()
 
 
-def weights_are_float32_after_a_generation(leaf: ModuleType) -> Outcome:
+def weights_are_float32_after_a_generation(module: ModuleType) -> Outcome:
     """How many bits has a weight before, in and after a generation with continuous batching, under ``bf16=True``?"""
     import torch
 
-    method = "GRPO" if hasattr(leaf, "GRPOTrainer") else "RLOO"
-    trainer_class, config_class = (getattr(leaf, f"{method}{kind}") for kind in ("Trainer", "Config"))
+    method = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
+    trainer_class, config_class = (getattr(module, f"{method}{kind}") for kind in ("Trainer", "Config"))
     if not any(name in config_class.__dataclass_fields__ for name in _OPTIONS):
         return absent("this release has no continuous batching")
 

@@ -40,13 +40,13 @@ def count_the_tokens_of_one_optimizer_step(
     return wrapped(*args, **kwargs)
 
 
-def loss_is_divided_by_the_tokens_of_one_optimizer_step(leaf: ModuleType) -> Outcome:
+def loss_is_divided_by_the_tokens_of_one_optimizer_step(module: ModuleType) -> Outcome:
     """Two of four micro-batches make an optimizer step, so twice the loss that all four of them would give."""
     import torch
 
     def loss(kind: str, *, accumulated: int, generated: int, training: bool = True) -> float:
         trainer = stub_grpo_trainer(
-            leaf,
+            module,
             torch.full(mask.shape, -0.5),
             training=training,
             loss_type=kind,

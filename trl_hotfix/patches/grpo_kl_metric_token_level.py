@@ -68,7 +68,7 @@ def note_the_kl_that_the_loss_has(
     return loss
 
 
-def kl_metric_is_the_kl_of_the_loss(leaf: ModuleType) -> Outcome:
+def kl_metric_is_the_kl_of_the_loss(module: ModuleType) -> Outcome:
     """With advantages of 0 the loss is ``beta`` times the KL divergence, and the metric must be that divergence."""
     import torch
 
@@ -77,7 +77,7 @@ def kl_metric_is_the_kl_of_the_loss(leaf: ModuleType) -> Outcome:
     mask = (torch.arange(8) < lengths.unsqueeze(1)).long()
     policy = (torch.sin(torch.arange(32.0)).reshape(4, 8) - 2).requires_grad_()
     reference = policy.detach() + 0.1 * lengths.unsqueeze(1)
-    trainer = stub_grpo_trainer(leaf, policy, reference, loss_type="grpo", beta=beta)
+    trainer = stub_grpo_trainer(module, policy, reference, loss_type="grpo", beta=beta)
     inputs = {
         "prompt_ids": torch.ones(4, 1, dtype=torch.long),
         "prompt_mask": torch.ones(4, 1, dtype=torch.long),

@@ -70,7 +70,7 @@ def _sequences(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
         return wrapped(*args, **kwargs)
 
 
-def sequences_or_tokens_weigh_the_same(leaf: ModuleType, options: Options) -> Outcome:
+def sequences_or_tokens_weigh_the_same(module: ModuleType, options: Options) -> Outcome:
     """The loss and the ``kl`` of four sequences of unequal length, for ``global`` on one rank of two."""
     import torch
 
@@ -92,15 +92,15 @@ def sequences_or_tokens_weigh_the_same(leaf: ModuleType, options: Options) -> Ou
     of_next = torch.log_softmax(model.weight[tokens[:, :-1]].detach(), dim=-1)
     log_probs = of_next.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
     inputs["ref_per_token_logps"] = log_probs + 0.1 * lengths.unsqueeze(1)
-    if not hasattr(leaf.GRPOTrainer, "_generate_and_score_completions"):
+    if not hasattr(module.GRPOTrainer, "_generate_and_score_completions"):
         return absent("0.14 generates in compute_loss; it has the loss of the paper (0.14.0, line 512)")
     # Where there is a choice of the loss, its own part of it is looked at: nothing is left to repair on the way there.
-    chosen = "loss_type" in leaf.GRPOConfig.__dataclass_fields__
+    chosen = "loss_type" in module.GRPOConfig.__dataclass_fields__
     everywhere = options["normalisation"] == "global"
     if everywhere and chosen:
         return absent("GRPOConfig has loss_type")
     trainer = stub_grpo_trainer(
-        leaf,
+        module,
         log_probs if chosen else None,
         inputs["ref_per_token_logps"],
         loss_type="grpo",

@@ -48,13 +48,13 @@ class _ReadError(Exception):
     """Raised where ``__init__`` first reads its arguments, which is as far as the self-test wants it to go."""
 
 
-def the_arguments_have_the_loss_type(leaf: ModuleType, options: Options) -> Outcome:
+def the_arguments_have_the_loss_type(module: ModuleType, options: Options) -> Outcome:
     """What ``args.loss_type`` is when ``GRPOTrainer.__init__`` begins to read ``args``."""
-    if "loss_type" not in leaf.GRPOConfig.__dataclass_fields__:
+    if "loss_type" not in module.GRPOConfig.__dataclass_fields__:
         return absent("GRPOConfig has no loss_type")
 
     class Arguments:
-        __dataclass_fields__ = leaf.GRPOConfig.__dataclass_fields__
+        __dataclass_fields__ = module.GRPOConfig.__dataclass_fields__
         loss_type = "neither"
 
         def __getattr__(self, name: str) -> Any:
@@ -62,7 +62,7 @@ def the_arguments_have_the_loss_type(leaf: ModuleType, options: Options) -> Outc
 
     given = Arguments()
     try:
-        leaf.GRPOTrainer.__init__(object.__new__(leaf.GRPOTrainer), "no model", [], args=given)
+        module.GRPOTrainer.__init__(object.__new__(module.GRPOTrainer), "no model", [], args=given)
     except _ReadError:
         wanted = _loss_type(Arguments, options)
         verdict = Verdict.FIXED if given.loss_type == wanted else Verdict.REPRODUCED

@@ -57,16 +57,16 @@ def sample_as_the_trainer_says(
         return wrapped(*args, **kwargs)
 
 
-def completions_are_sampled_at_the_trainers_temperature(leaf: ModuleType) -> Outcome:
+def completions_are_sampled_at_the_trainers_temperature(module: ModuleType) -> Outcome:
     """The trainer asks for 1.0, the checkpoint says 0.5: with which of them does transformers sample?"""
     import transformers
     from packaging.version import Version
 
     if not Version("4.50") <= Version(transformers.__version__) < Version("5.0.0.dev0"):
         return absent("this transformers takes what it is given")
-    method = "GRPO" if hasattr(leaf, "GRPOTrainer") else "RLOO"
-    unwrap = getattr(leaf, "unwrap_model_for_generation", None)
-    if unwrap is None or not hasattr(getattr(leaf, f"{method}Trainer"), "_generate_and_score_completions"):
+    method = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
+    unwrap = getattr(module, "unwrap_model_for_generation", None)
+    if unwrap is None or not hasattr(getattr(module, f"{method}Trainer"), "_generate_and_score_completions"):
         return absent("this release generates elsewhere")
     if "generation_kwargs" in inspect.signature(unwrap).parameters:
         return absent("this release gives the model what it asks for itself")
@@ -81,9 +81,9 @@ def completions_are_sampled_at_the_trainers_temperature(leaf: ModuleType) -> Out
     model = tiny_attention_model()
     model.generation_config.temperature = 0.5
     model.generate = generate
-    settings = default_arguments(getattr(leaf, f"{method}Config"))
+    settings = default_arguments(getattr(module, f"{method}Config"))
     asked_for = transformers.GenerationConfig(do_sample=True, temperature=1.0, pad_token_id=0, eos_token_id=1)
-    trainer = stub_that_generates(getattr(leaf, f"{method}Trainer"), settings, model, generation_config=asked_for)
+    trainer = stub_that_generates(getattr(module, f"{method}Trainer"), settings, model, generation_config=asked_for)
     try:
         completions_of(trainer)
     except Sampled as sampled:

@@ -38,7 +38,7 @@ def let_the_inputs_need_a_gradient(
         instance.model.enable_input_require_grads()
 
 
-def every_adapter_has_a_gradient(leaf: ModuleType) -> Outcome:
+def every_adapter_has_a_gradient(module: ModuleType) -> Outcome:
     """LoRA before the decoder's output and behind it: four matrices, of which two are reached through a checkpoint."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -48,20 +48,20 @@ def every_adapter_has_a_gradient(leaf: ModuleType) -> Outcome:
     heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     base = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=None, eos_token_id=1))
     lora = LoraConfig(r=1, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
-    settings = default_arguments(leaf.GRPOConfig, per_device_train_batch_size=8, eval_strategy="no")
+    settings = default_arguments(module.GRPOConfig, per_device_train_batch_size=8, eval_strategy="no")
     settings.gradient_checkpointing, settings.gradient_checkpointing_kwargs = True, {"use_reentrant": True}
 
-    prepare_peft_model = getattr(leaf, "prepare_peft_model", None)
-    if hasattr(leaf.GRPOTrainer, "_enable_gradient_checkpointing"):
-        trainer = stub_trainer(leaf.GRPOTrainer, settings)
+    prepare_peft_model = getattr(module, "prepare_peft_model", None)
+    if hasattr(module.GRPOTrainer, "_enable_gradient_checkpointing"):
+        trainer = stub_trainer(module.GRPOTrainer, settings)
         model = trainer._enable_gradient_checkpointing(get_peft_model(base, lora), settings)
     elif prepare_peft_model is not None:
         settings.bf16 = False
         model = prepare_peft_model(base, lora, settings)
-    elif hasattr(leaf, "_ForwardRedirection") or hasattr(leaf, "disable_gradient_checkpointing"):
+    elif hasattr(module, "_ForwardRedirection") or hasattr(module, "disable_gradient_checkpointing"):
         return absent("this release looks after the inputs of an adapter where it wraps the model")
     else:
-        model = _model_of_a_new_trainer(leaf, base, lora, settings)
+        model = _model_of_a_new_trainer(module, base, lora, settings)
 
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
     model.train()
@@ -79,23 +79,23 @@ def every_adapter_has_a_gradient(leaf: ModuleType) -> Outcome:
     return judge(len(reached), right=4, wrong=2, adapters=len(adapters))
 
 
-def _model_of_a_new_trainer(leaf: ModuleType, base: Any, lora: Any, settings: SimpleNamespace) -> Any:
+def _model_of_a_new_trainer(module: ModuleType, base: Any, lora: Any, settings: SimpleNamespace) -> Any:
     """The model as the real ``__init__`` of ``GRPOTrainer`` leaves it; transformers' own ``__init__`` makes nothing.
 
     Standing behind ``GRPOTrainer`` and before ``Trainer`` in the order of resolution, ``Made`` is its ``super()``.
     """
 
-    class Made(leaf.Trainer):  # type: ignore[misc, name-defined]
+    class Made(module.Trainer):  # type: ignore[misc, name-defined]
         def __init__(self, model: Any, args: Any, **others: Any) -> None:
             self.model, self.args = model, args
             self.accelerator = SimpleNamespace(num_processes=1, is_main_process=True, device="cpu")
 
-    class Trainer(leaf.GRPOTrainer, Made):  # type: ignore[misc, name-defined]
+    class Trainer(module.GRPOTrainer, Made):  # type: ignore[misc, name-defined]
         pass
 
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
     # The seed of the process is not ours to set.
-    with shadowed(leaf, "set_seed", lambda *args, **kwargs: None):
+    with shadowed(module, "set_seed", lambda *args, **kwargs: None):
         trainer: Any = Trainer(  # type: ignore[misc]
             base, [], args=settings, processing_class=tokenizer, peft_config=lora
         )

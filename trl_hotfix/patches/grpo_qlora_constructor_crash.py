@@ -43,7 +43,7 @@ def let_the_arguments_be_copied(
     return wrapped(*args, **kwargs)
 
 
-def adapter_of_a_quantised_model_is_made(leaf: ModuleType) -> Outcome:
+def adapter_of_a_quantised_model_is_made(module: ModuleType) -> Outcome:
     """A new adapter on a model that says it is loaded in 4 bits, with arguments that work themselves out once."""
     import torch
     from peft import LoraConfig
@@ -75,7 +75,7 @@ def adapter_of_a_quantised_model_is_made(leaf: ModuleType) -> Outcome:
             self.generation_batch_size, self.steps_per_generation = 8, 1
 
     try:
-        model = leaf.prepare_peft_model(Base(), LoraConfig(r=1, target_modules=["inner"]), Arguments())
+        model = module.prepare_peft_model(Base(), LoraConfig(r=1, target_modules=["inner"]), Arguments())
     except ValueError as error:
         if str(error) != "generation_batch_size and steps_per_generation":
             raise

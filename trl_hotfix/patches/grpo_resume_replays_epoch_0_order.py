@@ -48,10 +48,10 @@ def begin_with_the_epoch_of_the_run(
     return ResumedSampler(sampler)
 
 
-def resumed_run_has_the_order_of_its_epoch(leaf: ModuleType) -> Outcome:
+def resumed_run_has_the_order_of_its_epoch(module: ModuleType) -> Outcome:
     """Of 8 prompts in three epochs: which epoch's order does a run have that is resumed in the middle of the second?"""
-    method = next(name for name in ("GRPO", "RLOO", "Distillation") if hasattr(leaf, f"{name}Trainer"))
-    trainer_class = getattr(leaf, f"{method}Trainer")
+    method = next(name for name in ("GRPO", "RLOO", "Distillation") if hasattr(module, f"{name}Trainer"))
+    trainer_class = getattr(module, f"{method}Trainer")
     if "_get_train_sampler" not in vars(trainer_class):
         return absent("this release leaves the sampler to transformers")
 
@@ -59,7 +59,7 @@ def resumed_run_has_the_order_of_its_epoch(leaf: ModuleType) -> Outcome:
         settings = {"num_generations": 2, "generation_batch_size": 4, "steps_per_generation": 1, "seed": 42}
         trainer = stub_trainer(
             trainer_class,
-            default_arguments(getattr(leaf, f"{method}Config"), **settings, gradient_accumulation_steps=1),
+            default_arguments(getattr(module, f"{method}Config"), **settings, gradient_accumulation_steps=1),
             train_dataset=range(8),
             # What transformers has read from the checkpoint by the time of the first batch.
             state=SimpleNamespace(epoch=epoch),

@@ -88,13 +88,13 @@ def _with_ends(tokenizer: Any, any_of: _AnyOf) -> Any:
     return EndsView(tokenizer)
 
 
-def a_completion_ends_at_each_end_of_the_model(leaf: ModuleType) -> Outcome:
+def a_completion_ends_at_each_end_of_the_model(module: ModuleType) -> Outcome:
     """A completion whose first token is the model's second end-of-sequence token: how many tokens are trained on?"""
     import torch
     from transformers import GenerationConfig
 
-    method = "GRPO" if hasattr(leaf, "GRPOTrainer") else "RLOO"
-    trainer_class = getattr(leaf, f"{method}Trainer")
+    method = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
+    trainer_class = getattr(module, f"{method}Trainer")
     if "_generate_and_score_completions" not in vars(trainer_class):
         return absent("this release generates elsewhere")
 
@@ -115,7 +115,7 @@ def a_completion_ends_at_each_end_of_the_model(leaf: ModuleType) -> Outcome:
         model.generation_config.eos_token_id = [1, 5]
         model.generate = generate
         of_a_step = {"beta": 0.0, "num_iterations": 1, "steps_per_generation": 1, "num_generations": 1}
-        arguments = default_arguments(getattr(leaf, f"{method}Config"), **{**of_a_step, **settings})
+        arguments = default_arguments(getattr(module, f"{method}Config"), **{**of_a_step, **settings})
         trainer = stub_that_generates(
             trainer_class,
             arguments,
@@ -145,7 +145,7 @@ def a_completion_ends_at_each_end_of_the_model(leaf: ModuleType) -> Outcome:
             trace = trace.tb_next
         raise AssertionError("the completions are not scored where they are generated")
 
-    if "mask_truncated_completions" not in getattr(leaf, f"{method}Config").__dataclass_fields__:
+    if "mask_truncated_completions" not in getattr(module, f"{method}Config").__dataclass_fields__:
         return judge(trained_on(), right=1, wrong=4)
     # Truncated or not: all is masked, or the one token is trained on.
     counted = trained_on(mask_truncated_completions=True)

@@ -49,7 +49,7 @@ def _copy(weight: Any) -> Any:
     return weight.to("cpu", copy=True) if weight.is_floating_point() else weight
 
 
-def vllm_is_given_the_merged_weights(leaf: ModuleType) -> Outcome:
+def vllm_is_given_the_merged_weights(module: ModuleType) -> Outcome:
     """A weight of 1 beneath an adapter that adds 0.5: what is in the weight that is handed over?"""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -67,7 +67,7 @@ def vllm_is_given_the_merged_weights(leaf: ModuleType) -> Outcome:
     runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))
     worker = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
     trainer = stub_grpo_trainer(
-        leaf,
+        module,
         use_vllm=True,
         vllm_mode="server",
         llm=SimpleNamespace(llm_engine=SimpleNamespace(model_executor=worker)),

@@ -284,7 +284,7 @@ def say_what_became_of_the_adapter(
     return result
 
 
-def the_case_is_named(leaf: ModuleType) -> Outcome:
+def the_case_is_named(module: ModuleType) -> Outcome:
     """Four runs of ten log entries: how many of the three that show a 0 have exactly their case named.
 
     A fourth, healthy, must have nothing said of it.
@@ -304,7 +304,7 @@ def the_case_is_named(leaf: ModuleType) -> Outcome:
         return False
 
     def messages_of(loss: float, grad_norm: float, deviation: float) -> list[str]:
-        trainer = stub_grpo_trainer(leaf, beta=0.0, fp16=False)
+        trainer = stub_grpo_trainer(module, beta=0.0, fp16=False)
         trainer.model = torch.nn.Embedding(1, 1)
         trainer.model.get_input_embeddings = lambda: trainer.model
         trainer.state = SimpleNamespace(epoch=None, log_history=[], global_step=1, num_input_tokens_seen=0)

@@ -49,19 +49,19 @@ def _with_positions(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "position_ids": (arguments["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)}
 
 
-def padding_on_the_left_changes_no_log_prob(leaf: ModuleType) -> Outcome:
+def padding_on_the_left_changes_no_log_prob(module: ModuleType) -> Outcome:
     """Three tokens after a prompt of two: their log-probs alone, and with two tokens of padding before the prompt."""
     import torch
 
-    method = "GRPO" if hasattr(leaf, "GRPOTrainer") else "RLOO"
-    trainer_class = getattr(leaf, f"{method}Trainer")
+    method = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
+    trainer_class = getattr(module, f"{method}Trainer")
     names = ("_get_per_token_logps", "_get_per_token_logps_and_entropies")
     name = next((each for each in names if each in vars(trainer_class)), None)
     if name is None:
         return absent("this release computes the log-probs elsewhere")
     model = tiny_causal_lm(SimpleNamespace(model_type="gpt2"))
 
-    def learned_positions(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def learned_positions(submodule: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a token puts out depends on where it stands, and that is counted from the first column by default."""
         kwargs = dict(kwargs)
         positions = kwargs.pop("position_ids", None)
@@ -69,13 +69,13 @@ def padding_on_the_left_changes_no_log_prob(leaf: ModuleType) -> Outcome:
             positions = torch.arange(kwargs["input_ids"].shape[1])
         return args, {**kwargs, "input_ids": (kwargs["input_ids"] + positions) % 11}
 
-    def kept(module: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
+    def kept(submodule: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
         # 0.19 relies on it.
         outputs.logits = outputs.logits[:, -kwargs.get("logits_to_keep", 0) :]
 
     model.register_forward_pre_hook(learned_positions, with_kwargs=True)
     model.register_forward_hook(kept, with_kwargs=True)
-    settings = default_arguments(getattr(leaf, f"{method}Config"), report_to=[], temperature=1.0)
+    settings = default_arguments(getattr(module, f"{method}Config"), report_to=[], temperature=1.0)
     # 0.27 times the forward with the number of the step.
     trainer = stub_trainer(trainer_class, settings, state=SimpleNamespace(global_step=0))
     trainer.model_kwarg_keys = {"logits_to_keep"}

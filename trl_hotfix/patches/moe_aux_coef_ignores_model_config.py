@@ -71,16 +71,16 @@ def use_coefficient_of_config(
     return result
 
 
-def coefficient_is_that_of_the_config(leaf: ModuleType) -> Outcome:
+def coefficient_is_that_of_the_config(module: ModuleType) -> Outcome:
     """A trainer that is made with default arguments has the coefficient of the model's config; one that is set wins."""
-    method = leaf.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
-    config_class = getattr(leaf, f"{method}Config", None)
+    method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
+    config_class = getattr(module, f"{method}Config", None)
     if config_class is None or "router_aux_loss_coef" not in {each.name for each in fields(config_class)}:
         return absent("the trainer's arguments have no coefficient in this release")
     declared, chosen = 0.5, 0.25
     default = default_arguments(config_class).router_aux_loss_coef
-    used = _made(leaf, method, declared, default)
-    if (set_by_user := _made(leaf, method, declared, chosen)) != chosen:
+    used = _made(module, method, declared, default)
+    if (set_by_user := _made(module, method, declared, chosen)) != chosen:
         raise AssertionError(f"{chosen} in the arguments, and {set_by_user!r} is used")
     return judge(used, right=declared, wrong=_UNSET, argument=str(default))
 
@@ -89,14 +89,14 @@ class _Enough(Exception):
     """The trainer is made as far as it matters."""
 
 
-def _made(leaf: ModuleType, method: str, declared: float, given: Any) -> float:
+def _made(module: ModuleType, method: str, declared: float, given: Any) -> float:
     """The coefficient after ``__init__`` of the trainer, on a superclass that does no more than call the callbacks."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState
 
-    trainer_class, config_class = getattr(leaf, f"{method}Trainer"), getattr(leaf, f"{method}Config")
+    trainer_class, config_class = getattr(module, f"{method}Trainer"), getattr(module, f"{method}Config")
 
     class Parent(*trainer_class.__bases__):  # type: ignore[misc]
         def __init__(self, *, model: Any, args: Any, callbacks: Any, processing_class: Any, **others: Any) -> None:

@@ -31,13 +31,13 @@ def read_coefficient_from_unwrapped_model(
     return wrapped(*args, **kwargs)
 
 
-def aux_loss_is_in_the_loss_of_a_wrapped_model(leaf: ModuleType) -> Outcome:
+def aux_loss_is_in_the_loss_of_a_wrapped_model(module: ModuleType) -> Outcome:
     """The loss of one batch through a wrapped model is that without the auxiliary loss, plus coefficient * aux_loss."""
     import torch
 
-    method = leaf.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
-    trainer_class = getattr(leaf, f"{method}Trainer")
-    if trainer_class.__module__ != leaf.__name__ or not hasattr(leaf, f"{method}Config"):
+    method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
+    trainer_class = getattr(module, f"{method}Trainer")
+    if trainer_class.__module__ != module.__name__ or not hasattr(module, f"{method}Config"):
         return absent(
             "this module only hands on what is in trl.experimental, where the coefficient is read in __init__"
         )
@@ -45,7 +45,7 @@ def aux_loss_is_in_the_loss_of_a_wrapped_model(leaf: ModuleType) -> Outcome:
     config = SimpleNamespace(router_aux_loss_coef=coefficient, output_router_logits=True, model_type="tiny")
     model = tiny_causal_lm(config, aux_loss=aux_loss)
     trainer = dpo_stub(
-        leaf,
+        module,
         method,
         model=model,
         ref_model=tiny_causal_lm(config, aux_loss=aux_loss),

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..authoring import absent, judge, micro_batches, shadowed
 from ..model import Outcome
-from ..stubs import handed_on, online_dpo_stub
+from ..stubs import absent_if_reexported, online_dpo_stub
 
 
 def take_the_mean_of_the_micro_batches(
@@ -42,11 +42,11 @@ def take_the_mean_of_the_micro_batches(
         return wrapped(*args, **kwargs)
 
 
-def gradient_is_the_mean_of_the_micro_batches(leaf: ModuleType) -> Outcome:
+def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
     """One of four micro-batches goes backward with a quarter of its loss; with all of it under DeepSpeed, or alone."""
 
     def loss_of(steps: int, **of_accelerator: Any) -> float:
-        trainer = online_dpo_stub(leaf, gradient_accumulation_steps=steps)
+        trainer = online_dpo_stub(module, gradient_accumulation_steps=steps)
         trainer.current_gradient_accumulation_steps = steps
         vars(trainer.accelerator).update(of_accelerator)
         trainer.training_step(trainer.model, {"prompt": ["a"]}, None)
@@ -54,8 +54,8 @@ def gradient_is_the_mean_of_the_micro_batches(leaf: ModuleType) -> Outcome:
         return float(loss.detach())
 
     name = {"xpo_trainer": "XPOTrainer", "nash_md_trainer": "NashMDTrainer"}
-    trainer_class = getattr(leaf, name.get(leaf.__name__.rpartition(".")[2], "OnlineDPOTrainer"))
-    if elsewhere := handed_on(leaf, trainer_class.training_step):
+    trainer_class = getattr(module, name.get(module.__name__.rpartition(".")[2], "OnlineDPOTrainer"))
+    if elsewhere := absent_if_reexported(module, trainer_class.training_step):
         return elsewhere
     if "num_items_in_batch" not in signature(trainer_class.training_step).parameters:
         return absent("transformers 4.46 and later cannot call it, and earlier ones have accelerate divide")

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..authoring import argument, judge
 from ..model import Outcome
-from ..stubs import handed_on, online_dpo_stub
+from ..stubs import absent_if_reexported, online_dpo_stub
 
 
 def leave_out_the_padding(
@@ -30,14 +30,14 @@ def leave_out_the_padding(
     return wrapped(*args, **kwargs).masked_fill(mask == 0, 0.0)
 
 
-def metrics_are_those_of_the_tokens(leaf: ModuleType) -> Outcome:
+def metrics_are_those_of_the_tokens(module: ModuleType) -> Outcome:
     """The KL and the entropy of two completions of three and of two tokens, and the loss, which stays."""
     import torch
 
-    if elsewhere := handed_on(leaf, leaf.OnlineDPOTrainer._forward):
+    if elsewhere := absent_if_reexported(module, module.OnlineDPOTrainer._forward):
         return elsewhere
     completions, mask = torch.tensor([[1, 2, 0], [5, 0, 9]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
-    trainer = online_dpo_stub(leaf, completions, mask)
+    trainer = online_dpo_stub(module, completions, mask)
     trainer.training_step(trainer.model, {"prompt": ["a"]}, None)
 
     # The last word of the prompt is 8.

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..authoring import argument, judge, replaced_argument
 from ..model import Outcome, Verdict
-from ..stubs import default_arguments, handed_on, stub_trainer
+from ..stubs import absent_if_reexported, default_arguments, stub_trainer
 
 _NEAREST = -(2.0**-22)
 """Nearer to 0, and ``exp`` of it in float32 may be 1: two units in the last place are left to who computes it."""
@@ -50,14 +50,14 @@ def keep_away_from_certainty(
     return wrapped(*args, **kwargs)
 
 
-def gradient_of_a_sure_model_is_finite(leaf: ModuleType) -> Outcome:
+def gradient_of_a_sure_model_is_finite(module: ModuleType) -> Outcome:
     """The gradients for a chosen completion with a log-prob of -1e-8, and a rejected one with -0.1."""
     import torch
 
-    if elsewhere := handed_on(leaf, leaf.ORPOTrainer.odds_ratio_loss):
+    if elsewhere := absent_if_reexported(module, module.ORPOTrainer.odds_ratio_loss):
         return elsewhere
     beta = 0.5
-    trainer = stub_trainer(leaf.ORPOTrainer, default_arguments(leaf.ORPOConfig), beta=beta)
+    trainer = stub_trainer(module.ORPOTrainer, default_arguments(module.ORPOConfig), beta=beta)
 
     def gradients(chosen: float, rejected: float, dtype: Any) -> list[float]:
         given = [torch.tensor([each], dtype=dtype, requires_grad=True) for each in (chosen, rejected)]

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import Enough, begin_trainer
+from ..stubs import StopConstruction, begin_trainer
 
 
 def copy_the_active_adapter(
@@ -82,7 +82,7 @@ def _copy(model: Any, source: str, target: str) -> None:
                 its.data.copy_(weight.data)
 
 
-def reference_is_a_copy_of_the_adapter(leaf: ModuleType) -> Outcome:
+def reference_is_a_copy_of_the_adapter(module: ModuleType) -> Outcome:
     """Which value have the LoRA matrices of "ref" in a trainer whose model has an adapter "policy", all of 0.5?
 
     With the bug there is no such trainer. Without a copy half of them are 0.
@@ -91,7 +91,7 @@ def reference_is_a_copy_of_the_adapter(leaf: ModuleType) -> Outcome:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    trainer_class = getattr(leaf, leaf.__name__.rpartition(".")[2].removesuffix("_trainer").upper() + "Trainer")
+    trainer_class = getattr(module, module.__name__.rpartition(".")[2].removesuffix("_trainer").upper() + "Trainer")
     if not _makes_a_reference_adapter(trainer_class):
         return absent("in this release this trainer makes no adapter of its own")
     sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "max_position_embeddings": 8}
@@ -103,11 +103,11 @@ def reference_is_a_copy_of_the_adapter(leaf: ModuleType) -> Outcome:
             torch.nn.init.constant_(weight, 0.5)
 
     def enough(trainer: Any) -> None:
-        raise Enough
+        raise StopConstruction
 
     before = model.peft_config
     try:
-        begin_trainer(leaf, trainer_class, model, parent=enough)
+        begin_trainer(module, trainer_class, model, parent=enough)
     except KeyError as error:
         if error.args != ("default",):
             raise

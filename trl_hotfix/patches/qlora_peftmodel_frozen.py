@@ -39,7 +39,7 @@ def keep_what_is_trained(
     return model
 
 
-def adapter_of_a_quantised_model_is_trained(leaf: ModuleType) -> Outcome:
+def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
     """Of two adapters on a model that says it is loaded in 4 bits, the one that was trained before is trained."""
     import dataclasses
 
@@ -71,8 +71,8 @@ def adapter_of_a_quantised_model_is_trained(leaf: ModuleType) -> Outcome:
     if len(before) != 4 or any(".ref." in name for name in before):
         raise AssertionError(f"peft trains {sorted(before)}")
     # The method reads nothing of its trainer.
-    trainer = getattr(leaf, "SFTTrainer", None)
-    prepare = leaf.prepare_peft_model if trainer is None else object.__new__(trainer)._prepare_peft_model
+    trainer = getattr(module, "SFTTrainer", None)
+    prepare = module.prepare_peft_model if trainer is None else object.__new__(trainer)._prepare_peft_model
     try:
         prepared = prepare(model, None, Arguments())
     except ValueError as error:

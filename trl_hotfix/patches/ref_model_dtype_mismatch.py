@@ -25,7 +25,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, module_of, shadowed
 from ..model import Outcome
-from ..stubs import Enough, begin_trainer, tiny_causal_lm
+from ..stubs import StopConstruction, begin_trainer, tiny_causal_lm
 
 
 def load_the_reference_like_the_policy(
@@ -56,7 +56,7 @@ def load_the_reference_like_the_policy(
 
 
 @contextmanager
-def _loaders(leaf: ModuleType, made: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> Iterator[None]:
+def _loaders(module: ModuleType, made: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> Iterator[None]:
     """In here, what this module loads models by is ``made`` of it and of the name that it has for the dtype."""
     import transformers
     from packaging.version import Version
@@ -74,29 +74,29 @@ def _loaders(leaf: ModuleType, made: Callable[[Callable[..., Any], str], Callabl
             found = getattr(before, attribute)
             return view(found) if hasattr(found, "from_pretrained") else found
 
-    before = getattr(leaf, "transformers", None)
+    before = getattr(module, "transformers", None)
     with ExitStack() as stack:
-        if hasattr(leaf, "create_model_from_path"):
-            load = made(leaf.create_model_from_path, "dtype")
-            stack.enter_context(shadowed(leaf, "create_model_from_path", load))
+        if hasattr(module, "create_model_from_path"):
+            load = made(module.create_model_from_path, "dtype")
+            stack.enter_context(shadowed(module, "create_model_from_path", load))
         else:
             if before is not None:
-                stack.enter_context(shadowed(leaf, "transformers", Transformers()))
-            if hasattr(leaf, "AutoModelForCausalLM"):
-                stack.enter_context(shadowed(leaf, "AutoModelForCausalLM", view(leaf.AutoModelForCausalLM)))
+                stack.enter_context(shadowed(module, "transformers", Transformers()))
+            if hasattr(module, "AutoModelForCausalLM"):
+                stack.enter_context(shadowed(module, "AutoModelForCausalLM", view(module.AutoModelForCausalLM)))
         yield
 
 
-def reference_is_loaded_like_the_policy(leaf: ModuleType) -> Outcome:
+def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
     """With which dtype does ``__init__`` load the reference of a policy in bfloat16? In bits, 32 where it says none."""
-    method = leaf.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
-    trainer_class = getattr(leaf, f"{method}Trainer")
+    method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
+    trainer_class = getattr(module, f"{method}Trainer")
     known = inspect.signature(trainer_class.__init__).parameters
     of_a_step = method in ("GRPO", "RLOO")
-    loads = hasattr(leaf, "create_model_from_path") and not hasattr(leaf, "create_reference_model")
+    loads = hasattr(module, "create_model_from_path") and not hasattr(module, "create_reference_model")
     if (of_a_step and "reward_funcs" not in known) or not (of_a_step or loads):
         return absent("in this release the reference is not loaded by this trainer")
-    given = _given_to_the_reference(leaf, trainer_class)
+    given = _given_to_the_reference(module, trainer_class)
     if given is None:
         return absent("in this release the reference is a copy of the policy")
     dtype = given.get("dtype", given.get("torch_dtype"))
@@ -106,7 +106,7 @@ def reference_is_loaded_like_the_policy(leaf: ModuleType) -> Outcome:
     return judge(32 if dtype is None else dtype.itemsize * 8, right=16, wrong=32, attention=attention)
 
 
-def _given_to_the_reference(leaf: ModuleType, trainer_class: Any) -> dict[str, Any] | None:
+def _given_to_the_reference(module: ModuleType, trainer_class: Any) -> dict[str, Any] | None:
     """What ``__init__`` loads the reference with; None if it is a copy."""
     import torch
     import transformers
@@ -115,10 +115,10 @@ def _given_to_the_reference(leaf: ModuleType, trainer_class: Any) -> dict[str, A
 
     def note(*args: Any, **given: Any) -> None:
         found.append(given)
-        raise Enough
+        raise StopConstruction
 
     def copied(*args: Any, **given: Any) -> None:
-        raise Enough
+        raise StopConstruction
 
     text = SimpleNamespace(router_aux_loss_coef=0.0, output_router_logits=False)
     config: Any = SimpleNamespace(
@@ -135,5 +135,5 @@ def _given_to_the_reference(leaf: ModuleType, trainer_class: Any) -> dict[str, A
         "transformers": SimpleNamespace(Policy=policy, __version__=transformers.__version__),
         "create_reference_model": copied,
     }
-    begin_trainer(leaf, trainer_class, model, shadows=shadows)
+    begin_trainer(module, trainer_class, model, shadows=shadows)
     return found[0] if found else None

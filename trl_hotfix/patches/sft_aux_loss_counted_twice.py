@@ -42,12 +42,12 @@ def count_aux_loss_once(
     return (loss, outputs) if with_outputs else loss
 
 
-def aux_loss_is_counted_once(leaf: ModuleType) -> Outcome:
+def aux_loss_is_counted_once(module: ModuleType) -> Outcome:
     """The loss of a model that adds coefficient * aux_loss itself is the loss that the model returned."""
     cross_entropy, aux_loss = 3.0, 2.0
 
     def loss_with(coefficient: float) -> float:
-        return sft_moe_loss(leaf, coefficient, cross_entropy=cross_entropy, aux_loss=aux_loss)
+        return sft_moe_loss(module, coefficient, cross_entropy=cross_entropy, aux_loss=aux_loss)
 
     coefficient = 0.5
     once = cross_entropy + coefficient * aux_loss

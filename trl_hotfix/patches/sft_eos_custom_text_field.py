@@ -22,7 +22,7 @@ from ..stubs import CharacterTokenizer, sft_prepared
 
 def end_the_texts(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give the method texts that end with the end-of-sequence token, in the column that is tokenised."""
-    from trl.trainer import sft_trainer as leaf
+    from trl.trainer import sft_trainer as module
 
     dataset, processing_class, settings, formatting_func = (
         argument(wrapped, args, kwargs, name) for name in ("dataset", "processing_class", "args", "formatting_func")
@@ -30,7 +30,7 @@ def end_the_texts(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
     field = settings.dataset_text_field
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     eos_token = getattr(tokenizer, "eos_token", None)
-    if field == "text" or eos_token is None or formatting_func is not None or not _is_text(leaf, dataset, field):
+    if field == "text" or eos_token is None or formatting_func is not None or not _is_text(module, dataset, field):
         return wrapped(*args, **kwargs)
     text = next(iter(dataset))[field].removesuffix(eos_token) or "a"
     if tokenizer(text)["input_ids"][-1:] == [tokenizer.eos_token_id]:
@@ -41,12 +41,12 @@ def end_the_texts(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
         return {field: text if text.endswith(eos_token) else text + eos_token}
 
     name = argument(wrapped, args, kwargs, "dataset_name")
-    dataset = prepared_first(leaf, dataset, ended, settings, f"Adding EOS to {field} of {name} dataset")
+    dataset = prepared_first(module, dataset, ended, settings, f"Adding EOS to {field} of {name} dataset")
     args, kwargs = replaced_argument(wrapped, args, kwargs, "dataset", dataset)
     return wrapped(*args, **kwargs)
 
 
-def _is_text(leaf: ModuleType, dataset: Any, field: str) -> bool:
+def _is_text(module: ModuleType, dataset: Any, field: str) -> bool:
     """Is ``field`` what TRL will tokenise: a text, in an example that is nothing else?"""
     from datasets import Dataset, IterableDataset
 
@@ -55,17 +55,17 @@ def _is_text(leaf: ModuleType, dataset: Any, field: str) -> bool:
     first = next(iter(dataset))
     if "input_ids" in first or "prompt" in first or not isinstance(first.get(field), str):
         return False
-    return not leaf.is_conversational(leaf.maybe_convert_to_chatml(first))
+    return not module.is_conversational(module.maybe_convert_to_chatml(first))
 
 
-def texts_end(leaf: ModuleType) -> Outcome:
+def texts_end(module: ModuleType) -> Outcome:
     """Is a text in ``content`` ended with the end-of-sequence token, as one in ``text`` is?"""
-    prepare = getattr(leaf.SFTTrainer, "_prepare_dataset", None)
+    prepare = getattr(module.SFTTrainer, "_prepare_dataset", None)
     if prepare is None or "args" not in prepare.__code__.co_varnames:
         return absent("this release adds no end-of-sequence token")
     words = CharacterTokenizer()
     last = {
-        field: sft_prepared(leaf, [{field: "ab"}], words, dataset_text_field=field)[0]["input_ids"][-1]
+        field: sft_prepared(module, [{field: "ab"}], words, dataset_text_field=field)[0]["input_ids"][-1]
         for field in ("text", "content")
     }
     if last["text"] != words.eos_token_id:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge
 from ..model import Outcome
-from ..stubs import CharacterTokenizer, alone, constructed, default_arguments, tiny_causal_lm
+from ..stubs import CharacterTokenizer, constructed, default_arguments, single_process, tiny_causal_lm
 
 
 def learn_the_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -50,18 +50,18 @@ def _labels_of_all_but_padding(collator: Any, examples: list[Any]) -> Any:
     return batch
 
 
-def ends_are_labels(leaf: ModuleType) -> Outcome:
+def ends_are_labels(module: ModuleType) -> Outcome:
     """How many ends are labels in a batch of two sequences, by the collator of a trainer that was given none."""
-    if not getattr(leaf, "DataCollatorForLanguageModeling", leaf.SFTTrainer).__module__.startswith("transformers."):
+    if not getattr(module, "DataCollatorForLanguageModeling", module.SFTTrainer).__module__.startswith("transformers."):
         return absent("this release has a collator of its own, which knows padding by its place")
     words = CharacterTokenizer()
     words.pad_token, words.pad_token_id = words.eos_token, words.eos_token_id
-    parameters = inspect.signature(leaf.SFTTrainer.__init__).parameters
+    parameters = inspect.signature(module.SFTTrainer.__init__).parameters
     given: dict[str, Any] = {"processing_class" if "processing_class" in parameters else "tokenizer": words}
     model = tiny_causal_lm(SimpleNamespace(_name_or_path="tiny", _attn_implementation="eager"))
-    args = default_arguments(leaf.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, dataset_text_field="text")
-    with alone(leaf):
-        trainer = constructed(leaf.SFTTrainer, model=model, args=args, **given)
+    args = default_arguments(module.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, dataset_text_field="text")
+    with single_process(module):
+        trainer = constructed(module.SFTTrainer, model=model, args=args, **given)
     batch = trainer.data_collator([words(f"a{words.eos_token}"), words(f"abc{words.eos_token}")])
     ends = int((batch["labels"] == words.eos_token_id).sum())
     return judge(float(ends), right=2.0, wrong=0.0, labels=batch["labels"].tolist())

@@ -99,9 +99,9 @@ def _why_not(dataset: Any, settings: Any) -> str | None:
     return None
 
 
-def function_wins(leaf: ModuleType) -> Outcome:
+def function_wins(module: ModuleType) -> Outcome:
     """The texts that are tokenised: of conversations, of prompts and completions, and with another text field."""
-    if not hasattr(leaf.SFTTrainer, "_prepare_dataset") or not _has_settings(leaf):
+    if not hasattr(module.SFTTrainer, "_prepare_dataset") or not _has_settings(module):
         return absent("this release takes the text of the formatting function and looks at no other column")
 
     words = CharacterTokenizer()
@@ -119,7 +119,7 @@ def function_wins(leaf: ModuleType) -> Outcome:
     tokenised = {
         name: words.decode(
             sft_prepared(
-                leaf,
+                module,
                 [row],
                 words,
                 formatting_func,
@@ -135,6 +135,6 @@ def function_wins(leaf: ModuleType) -> Outcome:
     return Outcome(Verdict.FIXED if all(taken.values()) else Verdict.REPRODUCED, {"tokenised": tokenised})
 
 
-def _has_settings(leaf: ModuleType) -> bool:
+def _has_settings(module: ModuleType) -> bool:
     """Is ``_prepare_dataset`` that of 0.15.0 and later, which is given an ``SFTConfig``?"""
-    return "args" in leaf.SFTTrainer._prepare_dataset.__code__.co_varnames
+    return "args" in module.SFTTrainer._prepare_dataset.__code__.co_varnames

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..authoring import absent, judge
 from ..model import Outcome
-from ..stubs import alone, constructed, default_arguments, tiny_attention_model, tiny_tokenizer
+from ..stubs import constructed, default_arguments, single_process, tiny_attention_model, tiny_tokenizer
 
 
 def count_what_is_predicted(
@@ -83,7 +83,7 @@ def _without_first_labels(batch: Any) -> Any:
     return batch
 
 
-def first_tokens_are_not_counted(leaf: ModuleType) -> Outcome:
+def first_tokens_are_not_counted(module: ModuleType) -> Outcome:
     """The count of a step of two micro-batches, with 3 and 2 tokens, by a trainer that is made for it."""
     import torch
     from datasets import Dataset
@@ -91,16 +91,16 @@ def first_tokens_are_not_counted(leaf: ModuleType) -> Outcome:
 
     if not hasattr(Trainer, "get_batch_samples"):
         return absent("this transformers divides by no count")
-    known = inspect.signature(leaf.SFTTrainer.__init__).parameters
+    known = inspect.signature(module.SFTTrainer.__init__).parameters
     settings = {"dataset_kwargs": {"skip_prepare_dataset": True}, "dataset_text_field": "text", "loss_type": "nll"}
     given = {
         "model": tiny_attention_model(),
-        "args": default_arguments(leaf.SFTConfig, **settings, n_gpu=1, average_tokens_across_devices=False),
+        "args": default_arguments(module.SFTConfig, **settings, n_gpu=1, average_tokens_across_devices=False),
         "train_dataset": Dataset.from_list([{"input_ids": [5, 6, 7]}]),
         "processing_class" if "processing_class" in known else "tokenizer": tiny_tokenizer(),
     }
-    with alone(leaf):
-        trainer = constructed(leaf.SFTTrainer, **given)
+    with single_process(module):
+        trainer = constructed(module.SFTTrainer, **given)
     trainer.model_accepts_loss_kwargs, trainer.compute_loss_func = True, None
     trainer._loss_shifts_labels = True
     batches = [{"labels": torch.tensor([[5, 6, 7]])}, {"labels": torch.tensor([[5, 6, -100]])}]

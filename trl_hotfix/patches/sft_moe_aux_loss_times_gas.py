@@ -28,7 +28,7 @@ from typing import Any
 
 from ..authoring import argument, copies_of_the_loss, judge, micro_batches, shadowed
 from ..model import Outcome
-from ..stubs import handed_on, sft_moe_loss
+from ..stubs import absent_if_reexported, sft_moe_loss
 
 _NAMES = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 """What models of transformers call the coefficient: nearly all of them, JetMoE, and DBRX."""
@@ -82,14 +82,14 @@ def _numbers(place: Any) -> list[tuple[Any, str]]:
     return [(place, name) for name, value in values.items() if isinstance(value, (int, float)) and value]
 
 
-def aux_loss_is_weighed_once(leaf: ModuleType) -> Outcome:
+def aux_loss_is_weighed_once(module: ModuleType) -> Outcome:
     """How much the loss grows with the coefficient: in one of four micro-batches a quarter of what it does alone."""
-    if elsewhere := handed_on(leaf, leaf.SFTTrainer.compute_loss):
+    if elsewhere := absent_if_reexported(module, module.SFTTrainer.compute_loss):
         return elsewhere
 
     def slope(steps: int, items: int | None = 12) -> float:
         attributes = {"current_gradient_accumulation_steps": steps, "model_accepts_loss_kwargs": True}
-        losses = [sft_moe_loss(leaf, each, num_items_in_batch=items, **attributes) for each in (0.5, 1.0)]
+        losses = [sft_moe_loss(module, each, num_items_in_batch=items, **attributes) for each in (0.5, 1.0)]
         return losses[1] - losses[0]
 
     alone = slope(1)

@@ -146,24 +146,24 @@ def _say_that_it_is_padded(trainer: Any, model: Any) -> None:
     )
 
 
-def flattened_batch_has_the_loss_of_the_padded_one(leaf: ModuleType) -> Outcome:
+def flattened_batch_has_the_loss_of_the_padded_one(module: ModuleType) -> Outcome:
     """Rows go the way through the collator to the loss, which is to be the mean over the tokens of all sequences.
 
     Wrong is the one of the collator's batch in one sequence: plain causal attention.
     """
     import torch
 
-    config = default_arguments(leaf.SFTConfig)
+    config = default_arguments(module.SFTConfig)
     if not hasattr(config, "padding_free"):
         return absent("SFTConfig has no padding_free")
     rows = [[3, 5, 7, 9], [4, 4, 11, 2, 6, 13], [8, 10]]
-    collator_class = leaf.DataCollatorForLanguageModeling
+    collator_class = module.DataCollatorForLanguageModeling
     fields = getattr(collator_class, "__dataclass_fields__", {})
     if "padding_free" in fields:
         without_flash = {"return_position_ids": False} if "return_position_ids" in fields else {}
         collator = collator_class(pad_token_id=0, padding_free=True, **without_flash)
     else:
-        collator = leaf.DataCollatorWithFlattening()
+        collator = module.DataCollatorWithFlattening()
     batch = dict(collator([{"input_ids": row} for row in rows]))
     model = tiny_attention_model()
 
@@ -181,7 +181,7 @@ def flattened_batch_has_the_loss_of_the_padded_one(leaf: ModuleType) -> Outcome:
         wrong = float(cross_entropy(as_one, labels))
     counted = int((labels[:, 1:] != -100).sum())
     trainer = stub_trainer(
-        leaf.SFTTrainer,
+        module.SFTTrainer,
         config,
         model=model,
         padding_free=True,
