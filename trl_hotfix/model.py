@@ -173,7 +173,8 @@ class Hit(Struct, frozen=True, forbid_unknown_fields=True):
 class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     """One upstream bug and its repair, as declared in ``patches.yaml``.
 
-    ``review_by`` is for a bug that is open in the newest release: the day by which somebody looks whether it still is.
+    ``not_repaired`` says what of the bug is left as it is. ``review_by`` is for a bug that is open in the newest release:
+    the day by which somebody looks whether it still is.
     """
 
     id: str
@@ -186,6 +187,7 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     how: str
     targets: tuple[Target, ...]
     self_test: str
+    not_repaired: str | None = None
     requires: Mapping[str, str] = {}
     default: bool = True
     options: Mapping[str, Option] = {}
