@@ -12,9 +12,9 @@ WRAPT := 1.17.3
 # What depends on the version of wrapt, and of the other libraries. The stacks of the bench have versions of their own.
 BY_LIBRARY := $(foreach each,catalogue cli commands data_files freeze gates html packs records scan,tests/unit/test_$(each).py)
 BY_WRAPT := tests/unit/test_install.py tests/unit/test_engine.py tests/unit/test_import_hooks.py tests/unit/test_guard.py \
-  tests/patches/test_moe_aux_loss_lost_under_deepspeed.py
+  tests/process/test_moe_dpo_under_deepspeed.py
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
-CHECKED := tests/unit tests/process tests/matrix tests/docs tests/upstream benchmarks docs
+CHECKED := tests/unit tests/process tests/bench tests/docs tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   method-assign misc union-attr var-annotated)
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test lint types bench benchmarks curves matrix upstream evidence docs schemas clean
 
 demo: $(VENV)/ready
-	$(BIN)/python tests/patches/demo.py
+	$(BIN)/python tests/process/demo.py
 
 test: $(VENV)/oldest $(VENV)/wrapt $(DOCS)/ready lint types
 	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) $(BY_LIBRARY)
@@ -37,14 +37,14 @@ test: $(VENV)/oldest $(VENV)/wrapt $(DOCS)/ready lint types
 # Every patch on every TRL release, proofs and parity included:
 # `make matrix`, or `make matrix RELEASES=0.11.4,1.16.0 PATCHES=some-id`.
 bench: $(VENV)/ready
-	$(BIN)/python tests/matrix/bench.py build $(if $(RELEASES),--releases $(RELEASES))
+	$(BIN)/python tests/bench/bench.py build $(if $(RELEASES),--releases $(RELEASES))
 
 matrix: $(VENV)/ready
-	$(BIN)/python tests/matrix/bench.py run $(if $(RELEASES),--releases $(RELEASES)) $(if $(PATCHES),--patches $(PATCHES))
+	$(BIN)/python tests/bench/bench.py run $(if $(RELEASES),--releases $(RELEASES)) $(if $(PATCHES),--patches $(PATCHES))
 
 # evidence/curves.json: longer runs without each patch and with it, for the pictures of the losses.
 curves: $(VENV)/ready
-	$(BIN)/python tests/matrix/bench.py curves $(if $(PATCHES),--patches $(PATCHES))
+	$(BIN)/python tests/bench/bench.py curves $(if $(PATCHES),--patches $(PATCHES))
 
 # What it costs, and what it gains: benchmarks/README.md. On a machine that does nothing else:
 # `make benchmarks`, or `make benchmarks NAMES="start list"`; `make benchmarks QUICK=1` to see that it works.
@@ -58,7 +58,7 @@ upstream: $(VENV)/ready
 
 # fingerprints.json and the picture again, from the evidence and the wheels.
 evidence: bench
-	$(BIN)/python tests/matrix/evidence.py
+	$(BIN)/python tests/bench/evidence.py
 
 # The documentation site, into `site/`. Torch and TRL are not needed for it.
 docs: $(DOCS)/ready
@@ -75,17 +75,17 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	$(BIN)/mypy
 	for folder in $(CHECKED); do \
-	  MYPYPATH=tests/matrix:tests/patches:benchmarks $(BIN)/mypy $(LOOSELY) $$folder/*.py || exit 1; \
+	  MYPYPATH=tests/bench:tests/proofs:tests:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
 	done
 
 # TRL 0.11.4, DeepSpeed and the versions of everything else that they were seen to work with.
-$(VENV)/ready: pyproject.toml tests/matrix/stacks/tf4.44.txt
+$(VENV)/ready: pyproject.toml tests/bench/stacks/tf4.44.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -r tests/matrix/stacks/tf4.44.txt ninja
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -c tests/matrix/stacks/tf4.44.txt deepspeed==0.19.8
+	$(BIN)/pip install --quiet -r tests/bench/stacks/tf4.44.txt ninja
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -c tests/bench/stacks/tf4.44.txt deepspeed==0.19.8
 	$(BIN)/pip install --quiet --no-deps trl==0.11.4
-	$(BIN)/pip install --quiet -c tests/matrix/stacks/tf4.44.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c tests/bench/stacks/tf4.44.txt -e '.[dev]'
 	touch $@
 
 $(VENV)/wrapt: $(VENV)/ready

@@ -160,8 +160,8 @@ def bare_environment(**variables: str) -> dict[str, str]:
 
 
 def place(release: str, stack: str | None = None) -> Any:
-    """A TRL release of the bench (``tests/matrix``), laid out if it is not yet."""
-    sys.path.insert(0, str(CHECKOUT / "tests" / "matrix"))
+    """A TRL release of the bench (``tests/bench``), laid out if it is not yet."""
+    sys.path.insert(0, str(CHECKOUT / "tests" / "bench"))
     import layout
 
     found = next(each for each in layout.places([release]) if stack in (None, each.stack))
@@ -180,9 +180,8 @@ def release_environment(release: str, stack: str | None = None, **variables: str
 def for_training(release: str, **variables: str) -> Iterator[dict[str, str]]:
     """The environment of a process that trains a tiny model of the proofs on a release, in a home of its own."""
     environment = release_environment(release, **variables)
-    path = [environment["PYTHONPATH"], str(CHECKOUT / "tests" / "patches")]
     with tempfile.TemporaryDirectory() as home:
-        yield {**environment, "PYTHONPATH": os.pathsep.join(path), "HF_HOME": home, "TMPDIR": home}
+        yield {**environment, "HF_HOME": home, "TMPDIR": home}
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,15 @@ def own(bare: Environment, distributions: dict[str, Path]) -> Environment:
 def checkout(tmp_path: Path) -> Path:
     """A copy of the checkout, for editable installs and broken catalogues."""
     copy = tmp_path / "checkout"
-    parts = ("trl_hotfix", "evidence", "tests/patches", "tests/matrix/prove.py", "patches.yaml", "pyproject.toml")
+    parts = (
+        "trl_hotfix",
+        "evidence",
+        "tests/proofs",
+        "tests/tiny",
+        "tests/bench/prove.py",
+        "patches.yaml",
+        "pyproject.toml",
+    )
     for name in (*parts, "README.md", "LICENSE"):
         source = CHECKOUT / name
         if source.is_dir():

@@ -19,7 +19,7 @@ if os.environ.get("RANK") == "1" and "ONLY_RANK_1" in os.environ:
     its = dict(pair.split("=", 1) for pair in os.environ.pop("ONLY_RANK_1").split())
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **its})
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "patches"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 def main(out: str, folder: str, *words: str) -> None:

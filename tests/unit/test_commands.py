@@ -439,8 +439,8 @@ def checkout(package: Path) -> Path:
     folder = package.parent
     (package / "patches.yaml").replace(folder / "patches.yaml")
     shutil.copy(CHECKOUT / "pyproject.toml", folder)
-    (folder / "tests" / "patches").mkdir(parents=True)
-    shutil.copy(CHECKOUT / "tests" / "patches" / "tiny.py", folder / "tests" / "patches")
+    (folder / "tests" / "proofs").mkdir(parents=True)
+    shutil.copytree(CHECKOUT / "tests" / "tiny", folder / "tests" / "tiny")
     return folder
 
 
@@ -468,7 +468,7 @@ def test_new_writes_three_parts_that_are_red_and_the_list_still_works(checkout: 
     done = new(checkout, NEW, "--pull", "1234", "--title", 'The "loss": wrong by 2')
     assert done.returncode == 0, done.stderr
     after = everything(checkout)
-    module, proof = "trl_hotfix/patches/dpo_made_up_bug.py", "tests/patches/dpo_made_up_bug.py"
+    module, proof = "trl_hotfix/patches/dpo_made_up_bug.py", "tests/proofs/dpo_made_up_bug.py"
     assert set(after) - set(before) == {module, proof}
     assert [name for name in before if before[name] != after[name]] == ["patches.yaml"]
     assert after["patches.yaml"].startswith(before["patches.yaml"])
@@ -501,7 +501,7 @@ def test_the_proof_of_a_new_patch_fails_until_it_is_written(checkout: Path) -> N
     new(checkout, NEW)
     code = "import dpo_made_up_bug as proof\nfor each in (proof.train, proof.unaffected):\n    try: each()\n"
     code += "    except NotImplementedError as error: print(str(error)[:21])\n"
-    folders = [CHECKOUT, checkout / "tests" / "patches"]
+    folders = [CHECKOUT, checkout / "tests", checkout / "tests" / "proofs"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "write the proof first\n" * 2, done.stderr
@@ -551,7 +551,7 @@ def test_new_refuses_and_writes_nothing(checkout: Path, arguments: tuple[str, ..
     assert everything(checkout) == before
 
 
-@pytest.mark.parametrize("there", ["trl_hotfix/patches/dpo_made_up_bug.py", "tests/patches/dpo_made_up_bug.py"])
+@pytest.mark.parametrize("there", ["trl_hotfix/patches/dpo_made_up_bug.py", "tests/proofs/dpo_made_up_bug.py"])
 def test_new_does_not_touch_a_file_that_is_there(checkout: Path, there: str) -> None:
     (checkout / there).write_text("mine")
     before = everything(checkout)

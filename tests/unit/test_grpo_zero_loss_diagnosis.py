@@ -1,4 +1,4 @@
-"""Each case of the diagnosis from its numbers alone; the real runs are in tests/patches/grpo_zero_loss_diagnosis.py."""
+"""Each case of the diagnosis from its numbers alone; the real runs are in tests/proofs/grpo_zero_loss_diagnosis.py."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NAMESPACE = "{http://www.w3.org/2000/svg}"
 
 
 def loaded() -> ModuleType:
-    path = Path(__file__).parents[1] / "matrix" / "picture.py"
+    path = Path(__file__).parents[1] / "bench" / "picture.py"
     spec = importlib.util.spec_from_file_location("picture", path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""What lies in this folder and in ``tests/matrix`` imports its neighbours by name."""
+"""What lies in this folder and in ``tests/bench`` imports its neighbours by name."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # `plugin` is loaded by name too, in the process of a release only.
-sys.path[:0] = [str(HERE), str(HERE.parent / "matrix")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]

@@ -31,7 +31,7 @@ from typing import Any
 import click
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "matrix"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from trl_hotfix import catalogue
 

@@ -104,7 +104,7 @@ Next, in this order:
      says `unrepaired`: red is `reproduced`, and with the patch it still is. Now it says `error`.
   2. Write the wrapper, until it says `proven`: reproduced, fixed, reproduced.
   3. Write the proof in {proof}, until
-         python tests/matrix/bench.py run --releases {release} --patches {id} --no-write
+         python tests/bench/bench.py run --releases {release} --patches {id} --no-write
      says `proven` for the cell and the proof.
   4. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring; and under hits the
      arguments that the bug needs, so that
@@ -170,7 +170,7 @@ def command(
     if not title.isprintable():
         raise click.UsageError(f"--title {plain(title)} is not plain text")
     name = patch_id.replace("-", "_")
-    module, proof = Path("trl_hotfix", "patches", f"{name}.py"), Path("tests", "patches", f"{name}.py")
+    module, proof = Path("trl_hotfix", "patches", f"{name}.py"), Path("tests", "proofs", f"{name}.py")
     words = {"id": patch_id, "title": title, "severity": severity, "trl": wanted}
     link = f"pull request {pull}" if pull else "no pull request yet"
     code = MODULE.format(title=_docstring(title), upstream=link, wrapper=WRAPPER, attribute=targets[0][1])
@@ -189,7 +189,7 @@ def _checkout() -> Path:
     """The checkout that this package is run from."""
     folder = catalogue.manifest().parent
     lacking = [
-        name for name in ("pyproject.toml", "patches.yaml", "tests/patches/tiny.py") if not (folder / name).is_file()
+        name for name in ("pyproject.toml", "patches.yaml", "tests/tiny/__init__.py") if not (folder / name).is_file()
     ]
     if lacking:
         raise click.ClickException(

@@ -156,7 +156,7 @@ def _trained(ids: Sequence[str], folder: Path) -> list[ProofAnswer]:
 def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
     """The proof of one patch in a process of its own: tiny models made from configs; nothing is loaded from the hub."""
     proofs = _proofs()
-    file = proofs / "patches" / f"{patch_id.replace('-', '_')}.py"
+    file = proofs / "proofs" / f"{patch_id.replace('-', '_')}.py"
     if pack_of(patch_id) or not file.is_file():
         return {"verdict": "not-run", "why": "no proof comes with it", "runs": {}}
     missing = [each for each in _needs(file) if gates.installed(each) is None]
@@ -165,7 +165,7 @@ def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
     out, own = folder / "proof.json", folder / patch_id
     out.unlink(missing_ok=True)
     own.mkdir()
-    command = [sys.executable, str(proofs / "matrix" / "prove.py"), str(out), str(folder / "gradients"), patch_id]
+    command = [sys.executable, str(proofs / "bench" / "prove.py"), str(out), str(folder / "gradients"), patch_id]
     # The checkout or the site folder that this package is in: a script finds what lies beside itself.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(own), "PYTHONPATH": path}

@@ -19,8 +19,6 @@ import made_up
 import prove
 import release
 
-sys.path.insert(0, str(prove.PATCHES))
-
 
 def a_trainer(folder: Path, kind: str, workers: int | None) -> Any:
     import trl

@@ -1,6 +1,6 @@
 """The evidence as a picture: patches down, releases across, the colour is the verdict.
 
-``python tests/matrix/picture.py EVIDENCE_JSON OUT_FOLDER`` writes ``matrix.svg``, for the README, and ``matrix.html``,
+``python tests/bench/picture.py EVIDENCE_JSON OUT_FOLDER`` writes ``matrix.svg``, for the README, and ``matrix.html``,
 with all the numbers. Both stand alone, and the same evidence gives the same bytes.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "matrix"))
+sys.path.insert(0, str(HERE.parent / "bench"))
 import layout  # noqa: E402
 
 

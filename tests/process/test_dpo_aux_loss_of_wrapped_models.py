@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "matrix"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import layout
 
 SCRIPT = Path(__file__).with_name("train_moe.py")

@@ -8,9 +8,10 @@ import logging
 import os
 import socket
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass
@@ -78,17 +79,24 @@ def _from_disk(folder: str, kind: str, seed: int, **settings: Any) -> Any:
 COMPLETION_LENGTHS = (2, 4, 8, 6)
 """Tokens of the completions of each group in ``grpo``, the end of sequence among them."""
 
+PROMPTS = tuple(f"w{index} w{index + 1} w{index + 2}" for index in range(8))
+"""The prompts of ``grpo``."""
+
 
 def grpo(
     trainer_class: type,
     model: Any,
     config_class: type | None = None,
     lengths: tuple[int, ...] = COMPLETION_LENGTHS,
+    *,
+    reward_funcs: Any = None,
+    prompts: Sequence[Any] | None = None,
     **settings: Any,
 ) -> Any:
     """A trainer on groups of four completions that are always the same, and whose reward goes with their length.
 
-    It is GRPO's, unless ``config_class`` is another's.
+    It is GRPO's, unless ``config_class`` is another's. ``reward_funcs`` and ``prompts`` take the place of these rewards
+    and of eight prompts of three words.
 
     What a release samples, and how, is then no part of what is compared. Nor is how it scales the rewards of a group:
     their standard deviation is 1 (0.22.0 and 0.22.1 scale when they should not, TRL pull request 3992).
@@ -121,9 +129,9 @@ def grpo(
     return trainer(
         trainer_class,
         model=model,
-        reward_funcs=reward,
+        reward_funcs=reward if reward_funcs is None else reward_funcs,
         args=config(config_class or GRPOConfig, **{**usual, **settings}),
-        train_dataset=Dataset.from_list([{"prompt": f"w{index} w{index + 1} w{index + 2}"} for index in range(8)]),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts or PROMPTS]),
         tokenizer=words,
     )
 
@@ -340,8 +348,37 @@ class FirstStep:
         self.gradients.setdefault(name, gradient.detach().clone())
 
 
+def measured(trainer_class: type) -> Any:
+    """A subclass of the trainer that records its calls of ``compute_loss`` and the gradients of its first step.
+
+    The class has ``losses``, one number for each call; ``batches``, the inputs of each call, their tensors cloned; ``keywords``, the keyword arguments of each call; and, once ``train()`` has begun, ``step``: a ``FirstStep``.
+    Call this once for each run: two runs of one class share its records.
+    """
+
+    class Measured(trainer_class):  # type: ignore[misc, valid-type]
+        losses: ClassVar[list[float]] = []
+        batches: ClassVar[list[dict[str, Any]]] = []
+        keywords: ClassVar[list[dict[str, Any]]] = []
+        step: ClassVar[FirstStep | None] = None
+
+        def train(self, *args: Any, **kwargs: Any) -> Any:
+            type(self).step = self.step or FirstStep(self.model)
+            return super().train(*args, **kwargs)
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # Before the call: some releases take columns out of the batch.
+            tensors = {key: value.clone() for key, value in inputs.items() if hasattr(value, "clone")}
+            self.batches.append({**inputs, **tensors})
+            self.keywords.append(dict(kwargs))
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            self.losses.append(float((result[0] if isinstance(result, tuple) else result).detach()))
+            return result
+
+    return Measured
+
+
 variant = ""
-"""Set by ``tests/matrix/variants.py``: ``compiled``, ``lora``, ``full``, or ``eager``, with which it compares."""
+"""Set by ``tests/bench/variants.py``: ``compiled``, ``lora``, ``full``, or ``eager``, with which it compares."""
 
 compiler = "aot_eager"
 """The backend of ``torch.compile``."""

@@ -6,12 +6,8 @@ Models are written to the folder ``models`` of the working directory. ``settings
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "patches"))
 
 import tiny
 from tiny import classes

@@ -1,8 +1,8 @@
 """The proof bench: every patch against every real TRL release.
 
-    python tests/matrix/bench.py build
-    python tests/matrix/bench.py run [--releases 0.11.4,1.16.0] [--patches dpo-...] [--proofs none|newest|all]
-    python tests/matrix/bench.py curves [--patches dpo-...]
+    python tests/bench/bench.py build
+    python tests/bench/bench.py run [--releases 0.11.4,1.16.0] [--patches dpo-...] [--proofs none|newest|all]
+    python tests/bench/bench.py curves [--patches dpo-...]
 
 What was found is kept in ``.bench/results``, so that an interrupted run goes on where it was, and is written to
 ``evidence/matrix.json`` unless ``--no-write`` is given.
@@ -204,12 +204,17 @@ def error(patch: Patch, why: str) -> Answer:
 
 def sources_of(patch: Patch) -> str:
     """Names the code that a result depends on: all of trl_hotfix but the other patches, the entry, and the proof."""
-    package, proofs = CHECKOUT / "trl_hotfix", CHECKOUT / "tests" / "patches"
+    package, proofs = CHECKOUT / "trl_hotfix", CHECKOUT / "tests" / "proofs"
     own = f"{patch.id.replace('-', '_')}.py"
-    files = [path for path in package.glob("*.py") if path.name not in ("cli.py", "report.py", "evidence.py")]
-    files += [package / "patches" / own, *proofs.glob(own), proofs / "tiny.py"]
+    files = [path for path in package.rglob("*.py") if not _cannot_change_a_result(path.relative_to(package))]
+    files += [package / "patches" / own, *proofs.glob(own), *(proofs.parent / "tiny").glob("*.py")]
     files += [HERE / "release.py", HERE / "prove.py", HERE / "releases.yaml"]
     return _digest(repr(patch), tuple(sorted(files)))
+
+
+def _cannot_change_a_result(path: Path) -> bool:
+    """Patches are added one by one; the commands and the reports only show what was measured."""
+    return path.parts[0] in ("patches", "commands", "reporting")
 
 
 @functools.cache
@@ -227,7 +232,7 @@ def proof_of(patch: Patch) -> Mapping[str, Any]:
     """
     import ast
 
-    file = CHECKOUT / "tests" / "patches" / f"{patch.id.replace('-', '_')}.py"
+    file = CHECKOUT / "tests" / "proofs" / f"{patch.id.replace('-', '_')}.py"
     if not file.is_file():
         raise click.ClickException(f"{patch.id} has no proof: expected {file.relative_to(CHECKOUT)}")
     found = {"unaffected": False}

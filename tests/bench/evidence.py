@@ -1,6 +1,6 @@
 """``evidence/matrix.json`` and what is made of it: ``fingerprints.json``, ``proven.json`` and the picture.
 
-python tests/matrix/evidence.py     # make these again from the evidence and the wheels
+python tests/bench/evidence.py     # make these again from the evidence and the wheels
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from trl_hotfix.authoring import attention_keeps_apart, block_diagonal, padded
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "matrix"))
+sys.path.insert(0, str(HERE.parent / "bench"))
 import layout  # noqa: E402
 
 

@@ -2,7 +2,7 @@
 
     python prove.py OUT.json GRADIENTS ID
 
-``tests/patches/<id with underscores>.py`` has ``train() -> Seen``. In range it is run red, green and red again; out of
+``tests/proofs/<id with underscores>.py`` has ``train() -> Seen``. In range it is run red, green and red again; out of
 range once, unpatched. The gradients of each run go to GRADIENTS, for parity with another release.
 
 It also has ``unaffected() -> Seen``, a run that the bug does not hit. In range it is run without the patch and with it,
@@ -29,11 +29,11 @@ from trl_hotfix import catalogue, engine, gates
 from trl_hotfix.model import Patch, Report, State, Verdict
 from trl_hotfix.verify import CellVerdict
 
-PATCHES = Path(__file__).parents[1] / "patches"
+TESTS = Path(__file__).parents[1]
 
 
 def proof_of(patch_id: str) -> Any:
-    sys.path.insert(0, str(PATCHES))
+    sys.path[:0] = [str(TESTS / "proofs"), str(TESTS)]
     return importlib.import_module(patch_id.replace("-", "_"))
 
 

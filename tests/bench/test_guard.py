@@ -32,7 +32,7 @@ def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, 
     folders = [str(package.parent), *([str(overlay)] if overlay else []), environment["PYTHONPATH"]]
     out = package.parent / "out.json"
     subprocess.run(
-        [str(place.python), str(CHECKOUT / "tests" / "matrix" / "release.py"), str(out), "60", ID],
+        [str(place.python), str(CHECKOUT / "tests" / "bench" / "release.py"), str(out), "60", ID],
         env={**environment, "PYTHONPATH": os.pathsep.join(folders)},
         cwd=package.parent,
         capture_output=True,
@@ -107,7 +107,7 @@ def test_a_self_test_that_hangs_is_an_error_after_its_time(package: Path, patch:
     out = package.parent / "out.json"
     environment = place.environment()
     subprocess.run(
-        [str(place.python), str(CHECKOUT / "tests" / "matrix" / "release.py"), str(out), "1", ID],
+        [str(place.python), str(CHECKOUT / "tests" / "bench" / "release.py"), str(out), "1", ID],
         env={**environment, "PYTHONPATH": f"{package.parent}{os.pathsep}{environment['PYTHONPATH']}"},
         cwd=package.parent,
         capture_output=True,

@@ -102,7 +102,6 @@ def _train(proof: Any, variant: str) -> tuple[Any, set[str], int]:
 
 def main(out: str, seconds: str, backend: str, *ids: str) -> None:
 
-    sys.path.insert(0, str(prove.PATCHES))
     import tiny
 
     tiny.compiler = backend

@@ -22,13 +22,12 @@ from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
 
+import trl_hotfix
+
+import tiny
+from release import in_a_fork
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "patches"))
-
-import trl_hotfix  # noqa: E402
-
-import tiny  # noqa: E402
-from release import in_a_fork  # noqa: E402
 
 OUT, LEAF, TRAINER, METHOD, PATCH = sys.argv[1:]
 Intruder = Callable[[ModuleType, Any], None]

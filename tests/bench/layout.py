@@ -59,7 +59,14 @@ class Place:
     def environment(self, *overlays: str) -> dict[str, str]:
         """The environment of a process that sees this release, this stack, these overlays and the checkout."""
         special = settings()["special"].get(self.release, {})
-        folders = [str(self.overlay), str(CHECKOUT), *(str(BENCH / "overlay" / each) for each in overlays)]
+        proofs = CHECKOUT / "tests" / "proofs"
+        folders = [
+            str(self.overlay),
+            str(CHECKOUT),
+            str(proofs.parent),
+            str(proofs),
+            *(str(BENCH / "overlay" / each) for each in overlays),
+        ]
         if "overlay" in special:
             folders.append(str(BENCH / "overlay" / special["overlay"]))
         kept = {
@@ -102,7 +109,7 @@ def places(chosen: Iterable[str] | None = None) -> tuple[Place, ...]:
     wanted = set(releases() if chosen is None else chosen)
     unknown = wanted - set(releases())
     if unknown:
-        raise ValueError(f"unknown release {', '.join(sorted(unknown))}; tests/matrix/releases.yaml has every one")
+        raise ValueError(f"unknown release {', '.join(sorted(unknown))}; tests/bench/releases.yaml has every one")
     listed = [
         Place(release, stack)
         for stack, its in [*settings()["stacks"].items(), *settings()["second"].items()]
