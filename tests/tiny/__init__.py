@@ -351,7 +351,8 @@ class FirstStep:
 def measured(trainer_class: type) -> Any:
     """A subclass of the trainer that records its calls of ``compute_loss`` and the gradients of its first step.
 
-    The class has ``losses``, one number for each call; ``batches``, the inputs of each call, their tensors cloned; ``keywords``, the keyword arguments of each call; and, once ``train()`` has begun, ``step``: a ``FirstStep``.
+    The class has ``losses``, one number for each call; ``batches``, the inputs of each call, their tensors cloned;
+    ``keywords``, the keyword arguments of each call; and, once ``train()`` has begun, ``step``: a ``FirstStep``.
     Call this once for each run: two runs of one class share its records.
     """
 
