@@ -92,7 +92,7 @@ class Clock:
 
 def watch(clock: Clock) -> None:
     """Time the parts of ``apply()``. The import of the package counts as a part."""
-    engine = clock.timed("own imports", import_module)("trl_hotfix.engine")
+    engine = clock.timed("own imports", import_module)("trl_hotfix.patching.engine")
     clock.watch("rest", engine._Engine, "apply")
     clock.watch("install", engine._Engine, "_imported")
     clock.watch("fingerprints", engine._Engine, "_body")
@@ -143,7 +143,7 @@ def write_made_up(folder: Path, size: int) -> None:
 def with_made_up() -> dict[str, Any]:
     """What reading the catalogue took, and ``apply()`` with what was read, TRL not imported."""
     hotfix, catalogue = import_module("trl_hotfix"), import_module("trl_hotfix.catalogue")
-    import_module("trl_hotfix.engine")
+    import_module("trl_hotfix.patching.engine")
     begin = time.perf_counter()
     patches = catalogue.load()
     read = time.perf_counter()

@@ -25,7 +25,7 @@ def python(*arguments: str) -> dict[str, Any]:
 def imported() -> list[str]:
     """Which of the heavy packages the command has imported."""
     code = (
-        "import json, sys\nfrom trl_hotfix.cli import main\ntry: main(['--list'])\nexcept SystemExit: pass\n"
+        "import json, sys\nfrom trl_hotfix.commands.main import main\ntry: main(['--list'])\nexcept SystemExit: pass\n"
         f"print(json.dumps({{'heavy': [each for each in {HEAVY!r} if each in sys.modules]}}))"
     )
     heavy: list[str] = python("-c", code)["heavy"]

@@ -49,7 +49,7 @@ def unpatched(owner: type) -> type:
 
 def ours(owner: type) -> type:
     """As ``apply()`` puts it on: a guard around the wrapper, armed."""
-    from trl_hotfix.guard import Guard
+    from trl_hotfix.patching.guard import Guard
 
     guard = Guard("made-up", passes_on)
     _put_on(owner, guard)
@@ -64,8 +64,9 @@ def ours_strict(owner: type) -> type:
 
 
 def _put_on(owner: type, wrapper: Callable[..., Any]) -> None:
-    from trl_hotfix.engine import restore
-    from trl_hotfix.install import Layer, Site
+    from trl_hotfix.patching.engine import restore
+    from trl_hotfix.patching.sites import Site
+    from trl_hotfix.patching.wrappers import Layer
 
     raw = vars(owner)["step"]
     Site(owner, "step", raw, raw, restore).put_on(Layer("made-up", 1, wrapper, traced=False))

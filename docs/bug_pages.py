@@ -21,10 +21,11 @@ from typing import Any
 
 from packaging.version import Version
 
-from trl_hotfix import catalogue, evidence, fingerprint
-from trl_hotfix.gates import in_range
+from trl_hotfix.catalogue import evidence, loading, modules
+from trl_hotfix.matching import fingerprints
+from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch, Severity, Target
-from trl_hotfix.report import links
+from trl_hotfix.reporting.sentences import links
 
 MATRIX = Path(__file__).parents[1] / "evidence" / "matrix.json"
 CURVES = MATRIX.parent / "curves.json"
@@ -60,14 +61,14 @@ def matrix() -> dict[str, Any]:
 
 def pages() -> dict[str, str]:
     """Markdown by its path within the site."""
-    patches = sorted(catalogue.load(), key=lambda each: (list(Severity).index(each.severity), trainers(each), each.id))
+    patches = sorted(loading.load(), key=lambda each: (list(Severity).index(each.severity), trainers(each), each.id))
     return {"bugs/index.md": _index(patches)} | {f"bugs/{patch.id}.md": _page(patch) for patch in patches}
 
 
 def nav() -> list[Any]:
     """The pages as a tree, by severity."""
     by_severity: dict[str, list[dict[str, str]]] = {each.value: [] for each in Severity}
-    for patch in sorted(catalogue.load(), key=lambda each: each.id):
+    for patch in sorted(loading.load(), key=lambda each: each.id):
         by_severity[patch.severity.value].append({patch.id: f"bugs/{patch.id}.md"})
     return ["bugs/index.md", *({word: its} for word, its in by_severity.items() if its)]
 
@@ -179,7 +180,7 @@ def _switches(patch: Patch) -> Iterator[str]:
 
 def _targets(patch: Patch) -> str:
     rows = ["| method | TRL | bodies with the bug |", "|---|---|---|"]
-    known = fingerprint.bodies_for(patch.id)
+    known = fingerprints.bodies_for(patch.id)
     for target in patch.targets:
         bodies = {
             known.at(target.name, release)
@@ -367,9 +368,9 @@ def number(value: Any) -> str:
 
 
 def docstring(patch: Patch) -> str:
-    spec = find_spec(catalogue.module_of(patch.id))
+    spec = find_spec(modules.module_of(patch.id))
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"{patch.id} has no module {catalogue.module_of(patch.id)}")
+        raise FileNotFoundError(f"{patch.id} has no module {modules.module_of(patch.id)}")
     return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
 
 

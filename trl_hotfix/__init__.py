@@ -8,36 +8,36 @@ still incomplete. The names below load what they need when they are first used.
 
 TYPE_CHECKING = False  # type checkers know the name; `typing` would cost 3 ms at every interpreter start
 if TYPE_CHECKING:
-    from .callback import HotfixCallback as HotfixCallback
-    from .engine import apply as apply
-    from .engine import patched as patched
-    from .engine import revert as revert
-    from .engine import status as status
     from .errors import CatalogueError as CatalogueError
     from .errors import HotfixError as HotfixError
     from .errors import NotAppliedError as NotAppliedError
     from .errors import PackError as PackError
     from .errors import SettingError as SettingError
     from .errors import UnknownPatchError as UnknownPatchError
-    from .model import Report as Report
-    from .report import explain as explain
+    from .patching.api import apply as apply
+    from .patching.api import explain as explain
+    from .patching.api import patched as patched
+    from .patching.api import revert as revert
+    from .patching.api import status as status
+    from .recording.callback import HotfixCallback as HotfixCallback
+    from .reporting.report import Report as Report
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "apply": "engine",
-    "explain": "report",
-    "patched": "engine",
-    "revert": "engine",
-    "HotfixCallback": "callback",
-    "status": "engine",
+    "apply": "patching.api",
+    "explain": "patching.api",
+    "patched": "patching.api",
+    "revert": "patching.api",
+    "HotfixCallback": "recording.callback",
+    "status": "patching.api",
     "CatalogueError": "errors",
     "HotfixError": "errors",
     "NotAppliedError": "errors",
     "PackError": "errors",
     "SettingError": "errors",
     "UnknownPatchError": "errors",
-    "Report": "model",
+    "Report": "reporting.report",
 }
 
 __all__ = ["__version__", *_HOME]

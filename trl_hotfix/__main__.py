@@ -1,3 +1,3 @@
-from .cli import script
+from .commands.main import script
 
 script()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
-import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -91,44 +88,6 @@ def judge(measured: float, *, right: float, wrong: float, **numbers: Any) -> Out
 def absent(why: str) -> Outcome:
     """The bug cannot show in this release, and why."""
     return Outcome(Verdict.ABSENT, {"why": why})
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Run a self-test without a trace in the process, and without the process in the self-test.
-
-    Random states, default dtype and device, grad mode, autocast, warning filters and the environment are the same
-    afterwards; inside, tensors are float32 on the CPU, gradients are on, warnings are quiet, and there is no ZeRO-3,
-    under which models are made in pieces and trainers load their references from the hub.
-    """
-    torch = sys.modules.get("torch")
-    numpy = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    environment = dict(os.environ)
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        deepspeed, config = sys.modules.get("transformers.integrations.deepspeed"), "_hf_deepspeed_config_weak_ref"
-        if getattr(deepspeed, config, None) is not None:
-            stack.enter_context(shadowed(deepspeed, config, None))
-        if torch is not None:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(torch.autocast("cpu", enabled=False))
-            stack.enter_context(torch.device("cpu"))
-            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if os.environ != environment:
-                os.environ.clear()
-                os.environ.update(environment)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
 
 
 MASKABLE = frozenset(

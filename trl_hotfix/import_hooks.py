@@ -89,7 +89,7 @@ class Finder:
                 _around_execution(spec, self.do_now, self._notify)
             # The first border, the import hook: a loader of a kind that nobody has thought of must not end the import.
             except Exception as error:
-                from .startup import warn
+                from .settings import warn
 
                 warn(f"the import of {fullname} cannot be watched ({type(error).__name__}: {error})")
         return spec

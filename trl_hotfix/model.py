@@ -1,11 +1,9 @@
-"""The words of the project as types. Everything that crosses a module border is one of these."""
+"""The shared types. What crosses the border of a module is one of these, or made of them."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from enum import Enum
 from types import ModuleType
@@ -173,8 +171,8 @@ class Hit(Struct, frozen=True, forbid_unknown_fields=True):
 class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     """One upstream bug and its repair, as declared in ``patches.yaml``.
 
-    ``not_repaired`` says what of the bug is left as it is. ``review_by`` is for a bug that is open in the newest release:
-    the day by which somebody looks whether it still is.
+    ``not_repaired`` says what of the bug is left as it is. ``review_by`` is for a bug that is open in the newest
+    release: the day by which somebody looks whether it still is.
     """
 
     id: str
@@ -220,135 +218,6 @@ class Decision(Struct, frozen=True):
     @property
     def degraded(self) -> bool:
         return (self.state, self.reason) in DEGRADED
-
-
-class TargetStatus(Struct, frozen=True):
-    target: Target
-    trl: str
-    state: State
-
-
-class PatchStatus(Struct, frozen=True):
-    """A patch and where it stands in this process."""
-
-    patch: Patch
-    state: State
-    reason: Reason
-    evidence: Evidence
-    targets: tuple[TargetStatus, ...]
-    options: Options = {}
-
-    @property
-    def id(self) -> str:
-        return self.patch.id
-
-    @property
-    def degraded(self) -> bool:
-        """The patch should be on in this process and is not."""
-        return (self.state, self.reason) in DEGRADED
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.patch.id,
-            "revision": self.patch.revision,
-            "title": self.patch.title,
-            "severity": self.patch.severity.value,
-            "trl": self.patch.trl,
-            "upstream": self.patch.upstream.to_dict(),
-            "review_by": self.patch.review_by.isoformat() if self.patch.review_by is not None else None,
-            "state": self.state.value,
-            "reason": self.reason.value,
-            "options": dict(self.options),
-            "evidence": dict(self.evidence),
-            "targets": [
-                {
-                    "module": each.target.module,
-                    "attribute": each.target.attribute,
-                    "trl": each.trl,
-                    "state": each.state.value,
-                }
-                for each in self.targets
-            ],
-        }
-
-
-class Report(Struct, frozen=True):
-    """What ``apply()``, ``revert()`` and ``status()`` return: every patch of the catalogue and where it stands."""
-
-    trl_hotfix: str
-    trl: str | None
-    python: str
-    patches: tuple[PatchStatus, ...]
-    packs: Mapping[str, str] = {}
-    """The packs of third parties that were named, with their distribution and version."""
-
-    def __iter__(self) -> Iterator[PatchStatus]:
-        return iter(self.patches)
-
-    def __getitem__(self, patch_id: str) -> PatchStatus:
-        for status in self.patches:
-            if status.id == patch_id:
-                return status
-        raise KeyError(patch_id)
-
-    def __str__(self) -> str:
-        head = f"trl_hotfix {self.trl_hotfix}, TRL {self.trl or 'not found'}, digest {self.digest}"
-        return "\n".join([head, *(f"  {each.id}: {each.state.value} ({each.reason.value})" for each in self.patches)])
-
-    def _repr_html_(self) -> str:
-        # Here and not above: the words are at the top of the layers, and only a notebook asks for them.
-        from .report import as_html
-
-        return as_html(self)
-
-    @property
-    def degraded(self) -> tuple[PatchStatus, ...]:
-        """The patches that should be on in this process and are not."""
-        return tuple(status for status in self.patches if status.degraded)
-
-    @property
-    def ok(self) -> bool:
-        return not self.degraded
-
-    @property
-    def digest(self) -> str:
-        """Names the set of repairs of this process: equal in two processes if and only if these are the same.
-
-        Made of the TRL version and the id, the revision and the options of every patch that is on or that goes on when
-        its module is imported, so a rank that has not imported a trainer yet does not differ from one that has.
-        """
-        on = sorted(
-            (each.id, each.patch.revision, *([dict(each.options)] if each.options else []))
-            for each in self.patches
-            if each.state in (State.APPLIED, State.PENDING)
-        )
-        text = json.dumps({"trl": self.trl, "on": on}, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def freeze(self) -> dict[str, Any]:
-        """The record of a run: what is on, or goes on when its module is imported, with revisions and options.
-
-        As a file it is what ``TRL_HOTFIX_ONLY=@file`` takes.
-        """
-        on: list[dict[str, Any]] = [
-            {"id": each.id, "revision": each.patch.revision, "options": dict(each.options)}
-            for each in self.patches
-            if each.state in (State.APPLIED, State.PENDING)
-        ]
-        record = {"trl_hotfix": self.trl_hotfix, "trl": self.trl, "digest": self.digest, "patches": on}
-        theirs = {each["id"].partition("/")[0] for each in on}
-        used = {name: release for name, release in self.packs.items() if name in theirs}
-        return {**record, "packs": used} if used else record
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "trl_hotfix": self.trl_hotfix,
-            "trl": self.trl,
-            "python": self.python,
-            **({"packs": dict(self.packs)} if self.packs else {}),
-            "digest": self.digest,
-            "patches": [status.to_dict() for status in self.patches],
-        }
 
 
 def _plain(numbers: int | tuple[int, ...] | None) -> int | list[int] | None:

@@ -8,9 +8,10 @@ from enum import Enum
 
 from packaging.version import Version
 
-from . import conditions, gates
-from .conditions import Argument, Kind
-from .fingerprint import bodies
+from .catalogue import conditions
+from .catalogue.conditions import Argument, Kind
+from .matching import gates, versions
+from .matching.fingerprints import bodies
 from .model import Hit, Patch, Severity
 from .scripts import TrainerCall
 
@@ -69,7 +70,7 @@ def _finding(made: TrainerCall, patch: Patch, trl: str, elsewhere: bool) -> Find
         answer = Answer.CANNOT_TELL if silent else Answer.NOT_HIT
         return Finding(patch, answer, patch.title, (made.line,), (), unknown)
     here = [each for each in ways if each.answer is Answer.HIT] or ways
-    unmet = [each for each in gates.requirements(patch, gates.installed) if not each.met]
+    unmet = [each for each in gates.requirements(patch, versions.installed) if not each.met]
     if unmet and not elsewhere:
         return Finding(patch, Answer.NOT_HIT, patch.title, (made.line,), (), ())
     said = tuple(f"needs {each.distribution} {each.wanted}, and here is {each.found or 'none'}" for each in unmet)
@@ -114,11 +115,11 @@ def _way(made: TrainerCall, patch: Patch, hit: Hit, trl: str) -> Finding | None:
 
 def _in(trl: str, *ranges: str | None) -> bool | None:
     """None for a development version on the border: 1.10.0.dev0 may have what 1.10.0 has, or 1.9.2."""
-    versions = {trl}
+    releases = {trl}
     if Version(trl).is_devrelease:
         base = Version(trl).base_version
-        versions = {base, *[each for each in bodies().releases if Version(each) < Version(base)][-1:]}
-    answers = {all(gates.in_range(each, wanted) for wanted in ranges if wanted is not None) for each in versions}
+        releases = {base, *[each for each in bodies().releases if Version(each) < Version(base)][-1:]}
+    answers = {all(versions.in_range(each, wanted) for wanted in ranges if wanted is not None) for each in releases}
     return answers.pop() if len(answers) == 1 else None
 
 

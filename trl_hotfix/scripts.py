@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from .conditions import Argument, Kind, Lookup
+from .catalogue.conditions import Argument, Kind, Lookup
 from .errors import ScriptError, plain
 
 OF_THE_TRAINER = frozenset(

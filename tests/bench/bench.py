@@ -32,7 +32,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trl_hotfix import catalogue, fingerprint, gates
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import digests, gates
 from trl_hotfix.model import Patch
 
 import evidence
@@ -236,7 +237,7 @@ def proof_of(patch: Patch) -> Mapping[str, Any]:
     if not file.is_file():
         raise click.ClickException(f"{patch.id} has no proof: expected {file.relative_to(CHECKOUT)}")
     found = {"unaffected": False}
-    for statement in fingerprint.parse(file.read_text()).body:
+    for statement in digests.parse(file.read_text()).body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "unaffected":
             found["unaffected"] = True
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -331,7 +332,7 @@ def _places(context: Any, option: Any, value: str | None) -> tuple[Place, ...]:
 
 
 def _patches(context: Any, option: Any, value: str | None) -> tuple[Patch, ...]:
-    every = catalogue.load()
+    every = loading.load()
     wanted = value.split(",") if value else [patch.id for patch in every]
     unknown = set(wanted) - {patch.id for patch in every}
     if unknown:

@@ -61,7 +61,7 @@ def main(out: str, folder: str, kind: str, target: str, indirect: str = "") -> N
     from trl import DPOTrainer, SFTTrainer  # noqa: F401
 
     import trl_hotfix
-    from trl_hotfix import catalogue
+    from trl_hotfix.catalogue import loading
 
     def of(where: str) -> Callable[[], None]:
         def patch() -> None:
@@ -71,7 +71,7 @@ def main(out: str, folder: str, kind: str, target: str, indirect: str = "") -> N
 
         return patch
 
-    data = [each.id for each in catalogue.load() if getattr(prove.proof_of(each.id), "DATA", False)]
+    data = [each.id for each in loading.load() if getattr(prove.proof_of(each.id), "DATA", False)]
     cases: dict[str, tuple[Any, ...]] = {
         "unpatched": (lambda: None,),
         "all others of the catalogue": (lambda: print(trl_hotfix.apply(skip=data, strict=True)),),

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 
 import prove
 
@@ -58,7 +58,7 @@ def losses(train: Callable[[], Any], steps: int) -> list[float | None]:
 
 
 def main(out: str, steps: str, which: str, patch_id: str) -> None:
-    (patch,) = (each for each in catalogue.load() if each.id == patch_id)
+    (patch,) = (each for each in loading.load() if each.id == patch_id)
     proof = prove.proof_of(patch_id)
     with prove.patched(patch) if which == "patched" else contextlib.nullcontext():
         found = losses(proof.train, int(steps))

@@ -17,12 +17,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from packaging.version import Version
 
-from trl_hotfix import __version__, catalogue
-from trl_hotfix.fingerprint import Bodies
-from trl_hotfix.gates import in_range, lacking
+from trl_hotfix import __version__
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching.fingerprints import Bodies
+from trl_hotfix.matching.gates import lacking
+from trl_hotfix.matching.sources import Release
+from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch, Target
-from trl_hotfix.report import links
-from trl_hotfix.wheels import Release
+from trl_hotfix.reporting.sentences import links
 
 import layout
 import picture
@@ -30,8 +32,8 @@ from layout import BENCH, CHECKOUT
 
 EVIDENCE = CHECKOUT / "evidence" / "matrix.json"
 CURVES = CHECKOUT / "evidence" / "curves.json"
-FINGERPRINTS = CHECKOUT / "trl_hotfix" / "fingerprints.json"
-PROVEN = CHECKOUT / "trl_hotfix" / "proven.json"
+FINGERPRINTS = CHECKOUT / "trl_hotfix" / "data" / "fingerprints.json"
+PROVEN = CHECKOUT / "trl_hotfix" / "data" / "proven.json"
 
 WHAT = {"reproduced": "buggy", "fixed": "fixed", "absent": "absent"}
 
@@ -45,7 +47,7 @@ def load() -> dict[str, Any]:
 
 def write(cells: Iterable[Any], proofs: Iterable[Any], parity: Iterable[Any]) -> None:
     """Put new answers in the place of old ones for the same patch, release and stack; then make all that follows."""
-    known = {patch.id for patch in catalogue.load()}
+    known = {patch.id for patch in loading.load()}
     data = load()
     new = {"cells": cells, "proofs": proofs, "parity": parity}
     for kind, answers in new.items():
@@ -79,7 +81,7 @@ def make() -> None:
         cell["stale"] = is_stale(cell, known)
     rows = [
         picture.Row(patch.id, patch.title, patch.severity.value, patch.trl, tuple(links(patch.upstream)))
-        for patch in catalogue.load()
+        for patch in loading.load()
     ]
     for name, drawn in (("matrix.svg", picture.svg(data, rows)), ("matrix.html", picture.html(data, rows))):
         (EVIDENCE.parent / name).write_text(drawn)
@@ -87,7 +89,7 @@ def make() -> None:
 
 def is_stale(cell: Any, known: Bodies) -> bool:
     """The patch has another revision since, or the method another body in ``known``, the fingerprints of now."""
-    patch = next((patch for patch in catalogue.load() if patch.id == cell["patch"]), None)
+    patch = next((patch for patch in loading.load() if patch.id == cell["patch"]), None)
     same = all(known.at(target, cell["release"]) in (None, body) for target, body in cell["bodies"].items())
     return patch is None or cell["revision"] != patch.revision or not same
 
@@ -96,7 +98,7 @@ def proven(known: Bodies) -> dict[str, Any]:
     """For every patch as it is now, the releases on which each of its cells is red, green and red."""
     found: dict[str, Any] = {}
     every = load()["cells"]
-    for patch in catalogue.load():
+    for patch in loading.load():
         cells = [each for each in every if each["patch"] == patch.id]
         good = {each["release"] for each in cells if each["verdict"] == "proven" and not is_stale(each, known)}
         bad = {each["release"] for each in cells if each["verdict"] not in ("proven", "absent")}
@@ -118,7 +120,7 @@ def body(release: str, target: Target) -> str | None:
     if key not in known:
         # All of one release, which is let go then: the syntax trees of all of them are a gigabyte.
         its = Release(BENCH / "overlay" / release)
-        every = {target, *(each for patch in catalogue.load() for each in patch.targets)}
+        every = {target, *(each for patch in loading.load() for each in patch.targets)}
         known |= {f"{release} {each.name}": its.body(each.module, each.attribute) for each in every}
     return known[key]
 
@@ -132,7 +134,7 @@ def _bodies() -> dict[str, str | None]:
 @functools.cache
 def _bodies_file() -> Path:
     """What was read, as it is read now."""
-    reads = (CHECKOUT / "trl_hotfix" / name for name in ("fingerprint.py", "wheels.py"))
+    reads = (CHECKOUT / "trl_hotfix" / "matching" / name for name in ("digests.py", "sources.py"))
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in reads)).hexdigest()[:16]
     return BENCH / "bodies" / f"{digest}.json"
 
@@ -148,15 +150,15 @@ def fingerprints() -> dict[str, Any]:
     Raises ``ValueError`` if one body was seen with the bug and without.
     """
     said: dict[tuple[str, str, str], set[str]] = {}
-    ranges = {(patch.id, each.name): patch.range_of(each) for patch in catalogue.load() for each in patch.targets}
+    ranges = {(patch.id, each.name): patch.range_of(each) for patch in loading.load() for each in patch.targets}
     handed_on = {
         (patch.id, target.name, release)
-        for patch in catalogue.load()
+        for patch in loading.load()
         for target in patch.targets
         for release in layout.releases()
         if _hands_on(patch, target, release)
     }
-    patches = {patch.id: patch for patch in catalogue.load()}
+    patches = {patch.id: patch for patch in loading.load()}
     for cell in load()["cells"]:
         # Beside a library that has mended it, a body with the bug looks as one without.
         if lacking(patches[cell["patch"]], layout.Place(cell["release"], cell["stack"]).version_of) is not None:
@@ -175,7 +177,7 @@ def fingerprints() -> dict[str, Any]:
     if both:
         raise ValueError(f"these bodies were seen with the bug and without: {both}")
     targets: dict[str, dict[str, Any]] = {}
-    for patch in catalogue.load():
+    for patch in loading.load():
         for target in patch.targets:
             bodies = targets.setdefault(target.name, {})
             for release in layout.releases():

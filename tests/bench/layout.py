@@ -22,7 +22,7 @@ import yaml
 from filelock import FileLock
 from packaging.version import Version
 
-from trl_hotfix import gates
+from trl_hotfix.matching import gates
 from trl_hotfix.model import Patch, Target
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.model import Outcome, Patch, Severity, Target, Upstream, Verdict
 
 MARK = 63
@@ -25,11 +25,11 @@ def declare(patch_id: str, module: str, attribute: str, *, traced: bool = False)
     target = Target(module, attribute, "mark", traced=traced)
     patch = Patch(patch_id, 3, "", Severity.WRONG_LOSS, ">=0.9.6", Upstream(), "", "", (target,), "self_test")
     verdicts = itertools.cycle([Verdict.REPRODUCED, Verdict.FIXED])
-    home = ModuleType(catalogue.module_of(patch_id))
+    home = ModuleType(modules.module_of(patch_id))
     home.mark, home.self_test = mark, lambda leaf: Outcome(next(verdicts))  # type: ignore[attr-defined]
     sys.modules[home.__name__] = home
-    every = (*catalogue.load(), patch)
-    catalogue.load = lambda: every  # type: ignore[assignment]
+    every = (*loading.load(), patch)
+    loading.load = lambda: every  # type: ignore[assignment]
     return patch
 
 

@@ -23,8 +23,11 @@ import cloudpickle
 import dill
 
 import trl_hotfix
-from trl_hotfix import catalogue, gates, references, verify
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import gates, versions
 from trl_hotfix.model import Patch, State, Target
+from trl_hotfix.patching import references
+from trl_hotfix.verification import cells
 
 import made_up
 
@@ -65,7 +68,7 @@ def loads(way: str, data: bytes) -> Any:
 
 def things(target: Target) -> dict[str, Any]:
     """What a program may have in its hands of a patched target."""
-    owner: Any = verify.imported(target.module)
+    owner: Any = cells.imported(target.module)
     *steps, name = target.attribute.split(".")
     for step in steps:
         owner = getattr(owner, step)
@@ -123,7 +126,7 @@ def write(folder: Path) -> dict[str, Any]:
     from datasets import Dataset
     from datasets.fingerprint import Hasher
 
-    every = [patch for patch in catalogue.load() if gates.targets_here(patch)]
+    every = [patch for patch in loading.load() if gates.targets_here(patch)]
     without = impossible({target.name: target for patch in every for target in gates.targets_here(patch)}.values())
     options = {patch.id: patch.every_choice()[-1] for patch in every if patch.options}
     report = trl_hotfix.apply(only=[patch.id for patch in every], options=options, strict=True, unknown_body="try")
@@ -131,7 +134,7 @@ def write(folder: Path) -> dict[str, Any]:
     for patch in every:
         for target in gates.targets_here(patch):
             by_target.setdefault(target.name, (target, []))[1].append(patch)
-            verify.imported(target.module)
+            cells.imported(target.module)
     report = trl_hotfix.status()
     assert {report[patch.id].state for patch in every} == {State.APPLIED}, report
 
@@ -170,7 +173,7 @@ def read(folder: Path) -> dict[str, Any]:
     from datasets.fingerprint import Hasher
 
     pickles = pickle.loads((folder / "pickles").read_bytes())
-    every = {target.name: target for patch in catalogue.load() for target in gates.targets_here(patch)}
+    every = {target.name: target for patch in loading.load() for target in gates.targets_here(patch)}
     answer: dict[str, Any] = {name: {"came out": {}, "on": {}, "hashes": {}} for name, _, _ in pickles}
     assert "trl" not in sys.modules
     # Nothing is on; but where it is told to, a worker too takes a body that is on no record.
@@ -191,7 +194,7 @@ def read(folder: Path) -> dict[str, Any]:
     return answer
 
 
-TRL = gates.installed("trl") or ""
+TRL = versions.installed("trl") or ""
 
 
 def main(out: str, what: str, folder: str) -> None:

@@ -16,8 +16,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from trl_hotfix import catalogue as patches
-from trl_hotfix import report
+from trl_hotfix.catalogue import loading
+from trl_hotfix.reporting import sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,8 +372,8 @@ def main() -> None:
         sys.exit("usage: picture.py EVIDENCE_JSON OUT_FOLDER")
     evidence, out = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     rows = [
-        Row(each.id, each.title, each.severity.value, each.trl, tuple(report.links(each.upstream)))
-        for each in patches.load()
+        Row(each.id, each.title, each.severity.value, each.trl, tuple(sentences.links(each.upstream)))
+        for each in loading.load()
     ]
     out.mkdir(parents=True, exist_ok=True)
     (out / "matrix.svg").write_text(svg(evidence, rows), encoding="utf-8", newline="\n")

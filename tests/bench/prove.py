@@ -25,9 +25,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from trl_hotfix import catalogue, engine, gates
-from trl_hotfix.model import Patch, Report, State, Verdict
-from trl_hotfix.verify import CellVerdict
+from trl_hotfix.catalogue import loading, modules
+from trl_hotfix.matching import gates
+from trl_hotfix.model import Patch, State, Verdict
+from trl_hotfix.patching import engine
+from trl_hotfix.reporting.report import Report
+from trl_hotfix.verification.cells import CellVerdict
 
 TESTS = Path(__file__).parents[1]
 
@@ -94,7 +97,7 @@ def undisturbed(patch: Patch, unaffected: Callable[[], Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def counted(patch: Patch, calls: Counter[str]) -> Iterator[None]:
     """Count the calls of each wrapper of ``patch``."""
-    module = importlib.import_module(catalogue.module_of(patch.id))
+    module = importlib.import_module(modules.module_of(patch.id))
     before = {target.wrapper: getattr(module, target.wrapper) for target in patch.targets}
 
     def counting(name: str, wrapper: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +129,7 @@ def described(runs: Mapping[str, Any]) -> dict[str, Any]:
 def prove(patch_id: str, gradients: str) -> dict[str, Any]:
     import torch
 
-    (patch,) = (each for each in catalogue.load() if each.id == patch_id)
+    (patch,) = (each for each in loading.load() if each.id == patch_id)
     proof = proof_of(patch_id)
     verdict, runs = red_green_red(patch, proof.train, data=getattr(proof, "DATA", False))
     torch.save({name: seen.gradients for name, seen in runs.items()}, gradients)

@@ -23,12 +23,12 @@ from typing import Any
 os.environ["TRL_HOTFIX"] = "1"
 os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_DIR": "trackio", "GIT_PYTHON_REFRESH": "quiet"}
 
-from trl_hotfix import HotfixCallback, startup
+from trl_hotfix import HotfixCallback, autostart
 
 import release
 from trainers import TRAINERS, Said, dpo, ppo, there
 
-startup.start()
+autostart.start()
 
 MODULES = {
     "wandb": "wandb",
@@ -101,7 +101,8 @@ def of_others() -> dict[str, Any]:
 
 def strict_by_hand() -> dict[str, Any]:
     """The callback given by hand is strict, and the one from ``TRL_HOTFIX=1``, which comes first, is not."""
-    from trl_hotfix import NotAppliedError, ranks
+    from trl_hotfix import NotAppliedError
+    from trl_hotfix.recording import ranks
 
     said = Said()
     ranks.compare = lambda mine: ["rank 1: something else is on there"]
@@ -156,7 +157,7 @@ def tracked(*trackers: str, make: Callable[..., Any] = dpo, how: str = "env", ti
 
 def break_it(tracker: str) -> None:
     """Have the tracker's callback without a run of a kind that ours knows: the next thing to do with it fails."""
-    from trl_hotfix import callback
+    from trl_hotfix.recording import callback
 
     def fail(*_: Any) -> bool:
         raise OSError(f"{tracker} does not answer")

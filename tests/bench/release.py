@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trl_hotfix import catalogue, verify
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching.versions import installed
 from trl_hotfix.model import Patch
+from trl_hotfix.verification import cells
 
 Subject = TypeVar("Subject")
 
@@ -35,7 +37,7 @@ def warm(patches: Sequence[Patch]) -> None:
     """Import what the cells will import; one that cannot be imported is for its cells to say."""
     for leaf in dict.fromkeys(target.module for patch in patches for target in patch.targets):
         with contextlib.suppress(Exception):
-            verify.imported(leaf)
+            cells.imported(leaf)
 
 
 def in_a_fork(work: Callable[[Subject], Any], subject: Subject, seconds: float) -> dict[str, Any] | str:
@@ -72,15 +74,15 @@ def alone(work: Callable[[], Any], seconds: float) -> dict[str, Any] | str:
 
 
 def cell(patch: Patch, seconds: float) -> dict[str, Any]:
-    answer = in_a_fork(lambda patch: verify.verify(patch).to_dict(), patch, seconds)
+    answer = in_a_fork(lambda patch: cells.verify(patch).to_dict(), patch, seconds)
     if not isinstance(answer, str):
         return answer
-    verdict = verify.CellVerdict.ERROR
-    return verify.Cell(patch.id, patch.revision, verify.gates.installed("trl") or "", verdict, answer).to_dict()
+    verdict = cells.CellVerdict.ERROR
+    return cells.Cell(patch.id, patch.revision, installed("trl") or "", verdict, answer).to_dict()
 
 
 def main(out: str, seconds: str, *ids: str) -> None:
-    patches = [patch for patch in catalogue.load() if patch.id in ids]
+    patches = [patch for patch in loading.load() if patch.id in ids]
     warm(patches)
     cells = [cell(patch, float(seconds)) for patch in patches]
     Path(out).write_text(json.dumps({"versions": versions(), "cells": cells}), encoding="utf-8")

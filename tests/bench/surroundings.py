@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import trl_hotfix
-from trl_hotfix import catalogue, engine, gates
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import gates
 from trl_hotfix.model import Outcome, Patch, State
+from trl_hotfix.patching import self_test
 
 import release
 
@@ -211,7 +213,7 @@ def red_green_red(patch: Patch) -> list[str]:
 
     def expect(verdict: str) -> None:
         for leaf in leaves:
-            outcome = engine.self_test(patch, leaf, patch.chosen({}))
+            outcome = self_test.self_test(patch, leaf, patch.chosen({}))
             if not isinstance(outcome, Outcome):
                 said.append(f"{leaf.__name__}: {outcome.evidence['traceback']}")
             elif outcome.verdict.value != verdict:
@@ -228,7 +230,7 @@ def red_green_red(patch: Patch) -> list[str]:
 
 
 def main(out: str) -> None:
-    patches = [patch for patch in catalogue.load() if gates.targets_here(patch)]
+    patches = [patch for patch in loading.load() if gates.targets_here(patch)]
     release.warm(patches)
     found = {}
     for surrounding in SURROUNDINGS:

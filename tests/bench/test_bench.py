@@ -12,15 +12,15 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from trl_hotfix import catalogue
-from trl_hotfix.fingerprint import bodies
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching.fingerprints import bodies
 
 import bench as module
 import evidence
 import layout
 from bench import Bench, to_prove
 
-PATCH = catalogue.load()[0]
+PATCH = loading.load()[0]
 PLACE = layout.Place("0.11.4", "tf4.44")
 QUIET = Console(quiet=True)
 

@@ -10,24 +10,26 @@ from textwrap import dedent
 
 import pytest
 
-from trl_hotfix import catalogue, fingerprint, gates
-from trl_hotfix.wheels import Release
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import digests, fingerprints, gates
+from trl_hotfix.matching.sources import Release
+from trl_hotfix.model import Patch
 
 import evidence
 import layout
 
 CHECKOUT = Path(__file__).parents[2]
-PATCHES = catalogue.load()
+PATCHES = loading.load()
 
 
 def test_the_files_are_what_the_wheels_and_the_evidence_say(everywhere: None) -> None:
     assert json.loads(evidence.FINGERPRINTS.read_text()) == evidence.fingerprints()
-    assert json.loads(evidence.PROVEN.read_text()) == evidence.proven(fingerprint.bodies())
+    assert json.loads(evidence.PROVEN.read_text()) == evidence.proven(fingerprints.bodies())
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
-def test_a_release_is_in_range_if_and_only_if_its_body_is_known_to_be_buggy(patch: catalogue.Patch) -> None:
-    known = fingerprint.bodies()
+def test_a_release_is_in_range_if_and_only_if_its_body_is_known_to_be_buggy(patch: Patch) -> None:
+    known = fingerprints.bodies()
     for release in layout.releases():
         for target in patch.targets:
             buggy = known.what(patch.id, target.name, known.at(target.name, release)) == "buggy"
@@ -49,7 +51,7 @@ def test_every_python_reads_the_same_bodies(everywhere: None, tmp_path: Path) ->
             """
             import ast, json, sys
             sys.path.insert(0, sys.argv[1])
-            from trl_hotfix.fingerprint import digest
+            from trl_hotfix.matching.digests import digest
             from pathlib import Path
             found = {}
             for file in sorted(Path(sys.argv[2], "trl").rglob("*.py")):
@@ -82,7 +84,7 @@ def test_comments_docstrings_and_layout_are_not_part_of_a_body() -> None:
     def body(text: str) -> str:
         (definition,) = ast.parse(dedent(text)).body
         assert isinstance(definition, ast.FunctionDef)
-        return fingerprint.digest(definition)
+        return digests.digest(definition)
 
     plain = body("def f(x): return x + 1")
     assert body('def f(x):\n    """Doc."""\n    # why\n    return (x\n        + 1)\n') == plain
@@ -136,7 +138,7 @@ def test_the_command_reads_a_wheel_file(everywhere: None, tmp_path: Path) -> Non
         for file in [*overlay.glob("trl/trainer/*.py"), *overlay.glob("trl-*.dist-info/METADATA")]:
             archive.write(file, file.relative_to(overlay))
     body = Release(wheel).body("trl.trainer.dpo_trainer", "DPOTrainer.get_batch_loss_metrics")
-    assert body == fingerprint.bodies().at("trl.trainer.dpo_trainer:DPOTrainer.get_batch_loss_metrics", "0.11.4")
+    assert body == fingerprints.bodies().at("trl.trainer.dpo_trainer:DPOTrainer.get_batch_loss_metrics", "0.11.4")
     assert "matches" in run("--wheel", str(wheel)).stdout
 
 

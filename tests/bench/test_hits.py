@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from trl_hotfix import catalogue, conditions, gates, scripts
-from trl_hotfix.conditions import Argument, Kind
+from trl_hotfix import scripts
+from trl_hotfix.catalogue import conditions, loading
+from trl_hotfix.catalogue.conditions import Argument, Kind
+from trl_hotfix.matching import versions
 from trl_hotfix.model import Hit
 
 import layout
 
 HITS = [
     pytest.param(patch.trl, hit, id=f"{patch.id}-{number}")
-    for patch in catalogue.load()
+    for patch in loading.load()
     for number, hit in enumerate(patch.hits)
 ]
 NOTHING = object()
@@ -103,7 +105,7 @@ def trainer(release: str, name: str) -> set[str]:
 
 def releases(*ranges: str | None) -> list[str]:
     wanted = [each for each in ranges if each is not None]
-    return [release for release in layout.releases() if all(gates.in_range(release, each) for each in wanted)]
+    return [release for release in layout.releases() if all(versions.in_range(release, each) for each in wanted)]
 
 
 def trainers(hit: Hit) -> tuple[str, ...]:
@@ -111,7 +113,7 @@ def trainers(hit: Hit) -> tuple[str, ...]:
 
 
 def test_every_patch_says_what_its_bug_needs() -> None:
-    assert [patch.id for patch in catalogue.load() if not patch.hits] == []
+    assert [patch.id for patch in loading.load() if not patch.hits] == []
 
 
 @pytest.mark.parametrize(("trl", "hit"), HITS)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trl_hotfix import catalogue
-from trl_hotfix.fingerprint import bodies
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching.fingerprints import bodies
 
 import evidence
 import layout
 from bench import GOOD, Bench, gates, proof_of
 
-PATCHES = catalogue.load()
+PATCHES = loading.load()
 NEWEST = layout.releases()[-1]
 # Of the second transformers line the newest release: `make matrix` runs all of them, and what it said is on record.
 PLACES = [place for place in layout.places() if place.release == NEWEST or place.stack in layout.settings()["stacks"]]

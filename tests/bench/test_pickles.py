@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 from rich.console import Console
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 
 import layout
 from bench import HERE, Bench
@@ -23,9 +23,9 @@ Answer = Mapping[str, Any]
 
 def covering() -> list[layout.Place]:
     """A few releases on which every patch applies at least once, and 0.16.1, where pickles.py adds made-up patches."""
-    of = {place: {patch.id for patch in catalogue.load() if place.targets_of(patch)} for place in layout.places()}
+    of = {place: {patch.id for patch in loading.load() if place.targets_of(patch)} for place in layout.places()}
     found = [place for place in of if place.release == "0.16.1"]
-    left = {patch.id for patch in catalogue.load()}.difference(*(of[place] for place in found))
+    left = {patch.id for patch in loading.load()}.difference(*(of[place] for place in found))
     while left:
         best = max(of, key=lambda place: len(of[place] & left))
         found.append(best)
@@ -64,7 +64,7 @@ every_place = pytest.mark.parametrize("place", PLACES, ids=str)
 @every_place
 def test_what_is_copied_pickled_or_mapped_by_workers_has_its_patches(pickled: Any, place: layout.Place) -> None:
     written, _ = pickled[place]
-    patches = {patch.id for patch in catalogue.load() if place.targets_of(patch)}
+    patches = {patch.id for patch in loading.load() if place.targets_of(patch)}
     assert patches <= {each[0] for its in written.values() for each in its["expected"]}
     for target, its in written.items():
         assert len(its["came out"]) >= 24, target

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 
 import layout
 import surroundings
@@ -20,7 +20,7 @@ from bench import HERE, Bench
 def cover() -> dict[layout.Place, set[str]]:
     """A few releases that together have every patch, the one with the most first, and the newest."""
     places = layout.places()
-    has = {place: {each.id for each in catalogue.load() if place.targets_of(each)} for place in places}
+    has = {place: {each.id for each in loading.load() if place.targets_of(each)} for place in places}
     chosen = {places[-1]: has[places[-1]]}
     while left := set().union(*has.values()) - set().union(*chosen.values()):
         most = max(places, key=lambda place: len(has[place] & left))

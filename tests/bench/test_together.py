@@ -13,12 +13,12 @@ import pytest
 from packaging.version import Version
 from rich.console import Console
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 
 import layout
 from bench import HERE, Bench
 
-PATCHES = catalogue.load()
+PATCHES = loading.load()
 RELEASES = ("0.9.6", "0.11.4", "0.12.2", "0.16.1", "0.19.1", "0.23.0", "0.29.1", "1.7.1", "1.16.0")
 TRAINERS = {"SFT", "DPO", "KTO", "GRPO", "RLOO", "Reward", "ORPO", "CPO", "OnlineDPO", "GKD"}
 Run = tuple[str, ...]

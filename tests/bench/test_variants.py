@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
 
 import layout
 from bench import HERE, Bench, proof_of
 
-PATCHES = catalogue.load()
+PATCHES = loading.load()
 SECONDS_A_PATCH = 300
 Answer = Mapping[str, Any]
 

@@ -20,13 +20,16 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import trl_hotfix
-from trl_hotfix import catalogue, engine, gates, verify
+from trl_hotfix.catalogue import loading, modules
+from trl_hotfix.matching import gates, versions
 from trl_hotfix.model import Outcome, Patch, State, Target
+from trl_hotfix.patching import self_test
+from trl_hotfix.verification import cells
 
 import release
 import trainers
 
-TRL = gates.installed("trl") or ""
+TRL = versions.installed("trl") or ""
 OURS = str(Path(trl_hotfix.__file__).parent)
 LOSSES = ("loss", "train_loss", "objective/kl", "loss/policy_avg")
 """PPO, and RLOO of old, log no plain loss."""
@@ -110,7 +113,7 @@ def under_every_trainer(patches: Sequence[Patch]) -> dict[str, Any]:
 def imported(patches: Sequence[Patch]) -> None:
     for patch in patches:
         for target in gates.targets_here(patch):
-            assert verify.imported(target.module) is not None, target.name
+            assert cells.imported(target.module) is not None, target.name
 
 
 def on_one_by_one(patches: Sequence[Patch]) -> None:
@@ -140,7 +143,7 @@ def stacked(patches: Sequence[Patch]) -> None:
     for patch in patches:
         for target in gates.targets_here(patch):
             wrappers = on.setdefault(target.name, (target, []))[1]
-            wrappers.append(bare(catalogue.function_of(patch, target.wrapper, {})))
+            wrappers.append(bare(modules.function_of(patch, target.wrapper, {})))
     for target, wrappers in on.values():
         found, beneath = chain(target)
         assert found == wrappers[::-1], (target.name, found)
@@ -177,7 +180,7 @@ def wrapper_of(function: Any) -> Any:
 def expect(patches: Sequence[Patch], verdict: str) -> None:
     for patch in patches:
         for leaf in dict.fromkeys(target.module for target in gates.targets_here(patch)):
-            outcome = engine.self_test(patch, sys.modules[leaf], {})
+            outcome = self_test.self_test(patch, sys.modules[leaf], {})
             assert isinstance(outcome, Outcome), (patch.id, leaf, outcome)
             assert outcome.verdict.value == verdict, (patch.id, leaf, outcome)
 
@@ -215,7 +218,7 @@ def is_ours(function: Any) -> bool:
 
 
 def main(out: str, what: str, *ids: str) -> None:
-    fitting = [patch for patch in catalogue.load() if gates.targets_here(patch)]
+    fitting = [patch for patch in loading.load() if gates.targets_here(patch)]
     work = {"orders": every_order, "all": all_of_them, "trainers": under_every_trainer}[what]
     answer = work([patch for patch in fitting if patch.id in ids or not ids])
     Path(out).write_text(json.dumps(answer), encoding="utf-8")

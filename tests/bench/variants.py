@@ -20,9 +20,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
-from trl_hotfix.verify import CellVerdict
+from trl_hotfix.verification.cells import CellVerdict
 
 import prove
 import release
@@ -105,7 +105,7 @@ def main(out: str, seconds: str, backend: str, *ids: str) -> None:
     import tiny
 
     tiny.compiler = backend
-    patches = [patch for patch in catalogue.load() if patch.id in ids]
+    patches = [patch for patch in loading.load() if patch.id in ids]
     release.warm(patches)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -84,7 +84,7 @@ def test_curves_go_through_their_losses_and_have_a_gap_where_one_is_no_number(pa
 def test_curves_are_shown_of_the_patch_as_it_is_now(
     pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second, third, *_ = catalogue.load()
+    first, second, third, *_ = loading.load()
     runs = {name: {"release": "0.11.4", "losses": [1.0, 2.0]} for name in ("unpatched", "patched")}
     curve = {"patch": first.id, "revision": first.revision, "stack": "tf4.44", "runs": runs}
     other = {**curve, "patch": second.id, "revision": second.revision + 1}
@@ -98,7 +98,7 @@ def test_the_curve_of_a_patched_release_is_that_of_the_fixed_one_and_not_that_wi
     pages: ModuleType,
 ) -> None:
     curves = json.loads(pages.CURVES.read_text())
-    assert {each["patch"] for each in curves} <= {patch.id for patch in catalogue.load()}
+    assert {each["patch"] for each in curves} <= {patch.id for patch in loading.load()}
     for curve in curves:
         losses = {name: run["losses"] for name, run in curve["runs"].items()}
         assert losses["unpatched"] != losses["patched"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trl_hotfix import catalogue, evidence
-from trl_hotfix.report import links
+from trl_hotfix.catalogue import evidence, loading
+from trl_hotfix.reporting.sentences import links
 
 CHECKOUT = Path(__file__).parents[2]
 MKDOCS = CHECKOUT / ".venv-docs" / "bin" / "mkdocs"
@@ -39,7 +39,7 @@ def _status() -> dict[Path, int]:
 
 def test_each_bug_has_a_page_with_all_that_is_declared_of_it(site: Path) -> None:
     index = (site / "bugs" / "index.html").read_text(encoding="utf-8")
-    for patch in catalogue.load():
+    for patch in loading.load():
         text = (site / "bugs" / patch.id / "index.html").read_text(encoding="utf-8")
         said = [
             patch.severity.value,
@@ -79,7 +79,7 @@ class _Loads(HTMLParser):
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
-    assert len(pages) > len(catalogue.load())
+    assert len(pages) > len(loading.load())
     for page in pages:
         parser = _Loads()
         parser.feed(page.read_text(encoding="utf-8"))

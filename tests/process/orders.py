@@ -100,10 +100,10 @@ class Process:
 
     def env(self, selection: str) -> None:
         """What the line in the .pth does at interpreter start."""
-        from trl_hotfix import startup
+        from trl_hotfix import autostart
 
         os.environ |= {"TRL_HOTFIX": "1", **VARIABLES[selection]}
-        startup.start()
+        autostart.start()
 
     def apply(self, selection: str) -> None:
         import trl_hotfix
@@ -127,7 +127,7 @@ class Process:
 
     def cli(self) -> None:
         """``--list`` in this very process: it must not move anything. Keeps what digest it speaks of."""
-        from trl_hotfix.cli import main
+        from trl_hotfix.commands.main import main
 
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
             main(["list", "--json"])
@@ -206,10 +206,11 @@ class Process:
         """What the patches' own self-tests find in the leaf: it is the behaviour that counts."""
         if LEAF not in sys.modules:
             return {}
-        from trl_hotfix import catalogue, engine
+        from trl_hotfix.catalogue import loading
+        from trl_hotfix.patching import self_test
 
-        patches = [patch for patch in catalogue.load() if patch.id in METHODS]
-        return {patch.id: engine.self_test(patch, sys.modules[LEAF], {}).verdict.value for patch in patches}
+        patches = [patch for patch in loading.load() if patch.id in METHODS]
+        return {patch.id: self_test.self_test(patch, sys.modules[LEAF], {}).verdict.value for patch in patches}
 
     def run(self, events: list[str]) -> dict[str, Any]:
         after = []
@@ -251,7 +252,7 @@ def _answer(function: Callable[..., Any]) -> str | None:
 
 
 def _is_ours(method: Any) -> bool:
-    return type(method).__module__ == "trl_hotfix.install"
+    return type(method).__module__ == "trl_hotfix.patching.wrappers"
 
 
 def the_vars() -> dict[str, list[str]]:
@@ -357,10 +358,13 @@ def serve(cases: list[list[str]]) -> list[Any]:
         # A module that failed for whoever imported it, or that somebody has put there under a name of its own.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    from trl_hotfix import catalogue, cli, engine, fingerprint, install  # noqa: F401
+    from trl_hotfix.catalogue import loading
+    from trl_hotfix.commands import main  # noqa: F401
+    from trl_hotfix.matching import fingerprints
+    from trl_hotfix.patching import engine, sites  # noqa: F401
 
-    catalogue.load()
-    fingerprint.bodies()
+    loading.load()
+    fingerprints.bodies()
     # What each child would look up anew: the metadata of TRL, dozens of times, and where every module's source is.
     metadata.distribution = functools.cache(metadata.distribution)
     inspect.getmodule(compile("", "nowhere", "exec"))

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 def start(case):
     os.environ.update(case)
-    from trl_hotfix import startup
-    startup.start()
+    from trl_hotfix import autostart
+    autostart.start()
     from trl.trainer.dpo_trainer import DPOTrainer
     return type(vars(DPOTrainer)["get_batch_loss_metrics"]).__name__
 

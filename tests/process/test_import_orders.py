@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trl_hotfix import catalogue, gates
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import gates
 
 if TYPE_CHECKING:
     from conftest import Environment
@@ -33,7 +34,7 @@ LEAF, OTHER = "trl.trainer.dpo_trainer", "trl.trainer.cpo_trainer"
 
 LEAVES = {
     patch.id: {target.module for target in gates.targets_for(patch, "0.11.4")}
-    for patch in catalogue.load()
+    for patch in loading.load()
     if patch.default and gates.targets_for(patch, "0.11.4")
 }
 HERE = (*LEAVES, FUNCTION, METHODS)
@@ -370,8 +371,8 @@ def knows_more(make_environment: Callable[[], Environment]) -> Environment:
     """An environment with a trl_hotfix that knows the two made-up patches too."""
     environment = make_environment()
     package = environment.packages / "trl_hotfix"
-    with (package / "patches.yaml").open("a", encoding="utf-8") as catalogue:
-        catalogue.write(MADE_UP)
+    with (package / "patches.yaml").open("a", encoding="utf-8") as manifest:
+        manifest.write(MADE_UP)
     (package / "patches" / "order_function.py").write_text(FUNCTION_MODULE, encoding="utf-8")
     (package / "patches" / "order_methods.py").write_text(METHODS_MODULE, encoding="utf-8")
     return environment

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Environment
 
-FIRES = "import sys; print('trl_hotfix.startup' in sys.modules)"
+FIRES = "import sys; print('trl_hotfix.autostart' in sys.modules)"
 
 
 def test_the_wheel_has_the_hook_at_its_root_and_the_catalogue_inside(distributions: dict[str, Path]) -> None:

@@ -25,12 +25,12 @@ def test_unset_nothing_of_ours_is_loaded(installed: Environment) -> None:
 
 
 def test_set_only_the_standard_library_is_loaded_before_trl_is_looked_up(installed: Environment) -> None:
-    ours = ["trl_hotfix", "trl_hotfix.import_hooks", "trl_hotfix.startup"]
+    ours = ["trl_hotfix", "trl_hotfix.autostart", "trl_hotfix.import_hooks", "trl_hotfix.settings"]
     assert installed.code(LOADED, TRL_HOTFIX="1").stdout == f"{ours}\n"
 
 
 def test_start_puts_one_finder_on_the_path_however_often_the_line_runs(installed: Environment) -> None:
-    again = f"import trl_hotfix.startup as startup; startup.start(); startup.start(); {FINDERS}"
+    again = f"from trl_hotfix import autostart; autostart.start(); autostart.start(); {FINDERS}"
     assert installed.code(again, TRL_HOTFIX="1").stdout == "1\n"
 
 
@@ -107,7 +107,7 @@ def test_zero_turns_a_scripts_own_apply_off_with_a_warning(installed: Environmen
 def test_the_list_says_where_the_variable_cannot_work(installed: Environment, flag: str) -> None:
     packages = str(installed.packages)
     code = f"import site, sys; {flag!r} == '-S' and site.addsitedir({packages!r})\n"
-    code += "from trl_hotfix.cli import main; main(['--list'])"
+    code += "from trl_hotfix.commands.main import main; main(['--list'])"
     done = installed.run(flag, "-c", code, TRL_HOTFIX="1")
     assert f"TRL_HOTFIX=1 does nothing here: Python runs with {flag}," in done.stdout, done.stderr
 
@@ -137,7 +137,15 @@ def remains(installed: Environment, damage: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize(
     "damage",
-    ["package", "startup.py", "import_hooks.py", "engine.py", "install.py", "fingerprints.json", "patches.yaml"],
+    [
+        "package",
+        "autostart.py",
+        "import_hooks.py",
+        "patching/engine.py",
+        "patching/sites.py",
+        "data/fingerprints.json",
+        "patches.yaml",
+    ],
 )
 def test_a_damaged_installation_never_stops_python_and_says_so(own: Environment, damage: str) -> None:
     done = remains(own, damage)

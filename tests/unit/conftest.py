@@ -7,30 +7,32 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix import catalogue, engine, fingerprint
+from trl_hotfix.catalogue import loading, modules
+from trl_hotfix.matching import fingerprints
 from trl_hotfix.model import Patch, Severity, Target, Upstream
+from trl_hotfix.patching import engine
 
 Declare = Callable[..., Patch]
 
 
 @pytest.fixture
-def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine._Engine]:
+def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Engine]:
     """An engine that has done nothing, and that leaves nothing on."""
     for name in ("TRL_HOTFIX", "TRL_HOTFIX_ONLY", "TRL_HOTFIX_SKIP", "TRL_HOTFIX_OPTIONS"):
         monkeypatch.delenv(name, raising=False)
-    fresh = engine._Engine()
+    fresh = engine.Engine()
     monkeypatch.setattr(engine, "ENGINE", fresh)
     yield fresh
     fresh.revert(())
 
 
 @pytest.fixture
-def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine._Engine) -> Declare:
+def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Declare:
     """Put a patch of the real DPOTrainer into the catalogue, with these functions for its behaviour."""
     declared: list[Patch] = []
-    monkeypatch.setattr(catalogue, "load", lambda: tuple(declared))
+    monkeypatch.setattr(loading, "load", lambda: tuple(declared))
     monkeypatch.setattr(
-        fingerprint, "bodies", lambda: SimpleNamespace(what=lambda *seen: "buggy", at=lambda *seen: None)
+        fingerprints, "bodies", lambda: SimpleNamespace(what=lambda *seen: "buggy", at=lambda *seen: None)
     )
 
     def one(
@@ -43,7 +45,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine._Engine) -> De
         traced: bool = False,
         **others: Any,
     ) -> Patch:
-        module = ModuleType(catalogue.module_of(id))
+        module = ModuleType(modules.module_of(id))
         module.wrapper, module.self_test = wrapper, self_test  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         targets = tuple(Target("trl.trainer.dpo_trainer", each, "wrapper", traced=traced) for each in attribute.split())

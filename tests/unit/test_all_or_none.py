@@ -16,9 +16,10 @@ import trl.trainer.utils
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix import conflicts, fingerprint
-from trl_hotfix.install import HotfixWrapper
+from trl_hotfix.matching import digests
 from trl_hotfix.model import Outcome, State, Verdict
+from trl_hotfix.patching import conflicts
+from trl_hotfix.patching.wrappers import HotfixWrapper
 
 OURS = str(Path(trl_hotfix.__file__).parent)
 METHODS = ("dpo_loss", "compute_loss", "training_step")
@@ -92,7 +93,7 @@ def every_step(act: Callable[[], Any], prepare: Callable[[], Any]) -> Iterator[s
 @pytest.fixture
 def three_targets(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # The bodies are read once: reading takes ten thousand steps, and all of them before anything is put on.
-    monkeypatch.setattr(fingerprint, "loaded", functools.cache(fingerprint.loaded))
+    monkeypatch.setattr(digests, "loaded", functools.cache(digests.loaded))
     # And the look through all objects of the process takes the longer, the more tests have run before.
     monkeypatch.setattr(conflicts, "objects_of", lambda sites: [])
     declare(is_wrapped, goes_through, attribute=" ".join(f"DPOTrainer.{name}" for name in METHODS))

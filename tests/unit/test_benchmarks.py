@@ -195,8 +195,8 @@ def test_each_variant_of_a_call_gives_what_the_original_gives(variant: str, work
 def test_each_variant_of_a_call_is_what_it_is_called() -> None:
     import wrapt
 
-    from trl_hotfix.guard import Guard
-    from trl_hotfix.install import HotfixWrapper
+    from trl_hotfix.patching.guard import Guard
+    from trl_hotfix.patching.wrappers import HotfixWrapper
 
     made = {name: put_on(per_call.trainer_class("nothing")) for name, put_on in per_call.VARIANTS.items()}
     step = {name: vars(owner)["step"] for name, owner in made.items()}

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trl_hotfix.patches
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading, modules, parsing
 from trl_hotfix.errors import CatalogueError, Mistake
 from trl_hotfix.model import Hit, Patch, Severity, Target
 
-SHIPPED = catalogue.load()
+SHIPPED = loading.load()
 IDS = [patch.id for patch in SHIPPED]
 MODULES = sorted(Path(trl_hotfix.patches.__file__).parent.glob("*.py"))
 
@@ -54,7 +54,7 @@ def with_lines(changes: Mapping[int, str | None]) -> str:
 
 def mistakes(text: str) -> list[tuple[int, str]]:
     with pytest.raises(CatalogueError) as caught:
-        catalogue.parse(text, "patches.yaml")
+        parsing.parse(text, "patches.yaml")
     return [(each.line, each.message) for each in caught.value.mistakes]
 
 
@@ -67,7 +67,7 @@ def the_mistake(text: str) -> tuple[int, str]:
 def patches_or_mistakes(text: str) -> None:
     found: tuple[Mistake, ...] | None = None
     try:
-        patches = catalogue.parse(text, "patches.yaml")
+        patches = parsing.parse(text, "patches.yaml")
     except CatalogueError as error:
         found = error.mistakes
     if found is None:
@@ -87,13 +87,11 @@ def test_the_shipped_catalogue_loads() -> None:
 
 
 def test_the_shipped_catalogue_is_read_once() -> None:
-    assert catalogue.load() is catalogue.load()
+    assert loading.load() is loading.load()
 
 
 def test_every_id_has_a_module() -> None:
-    assert {catalogue.module_of(patch_id) for patch_id in IDS} <= {
-        f"trl_hotfix.patches.{path.stem}" for path in MODULES
-    }
+    assert {modules.module_of(patch_id) for patch_id in IDS} <= {f"trl_hotfix.patches.{path.stem}" for path in MODULES}
 
 
 def test_every_module_has_an_id() -> None:
@@ -103,7 +101,7 @@ def test_every_module_has_an_id() -> None:
 
 @pytest.mark.parametrize("patch", SHIPPED, ids=IDS)
 def test_every_public_function_of_a_patch_module_is_named_in_the_catalogue(patch: Patch) -> None:
-    module = import_module(catalogue.module_of(patch.id))
+    module = import_module(modules.module_of(patch.id))
     defined = {
         name
         for name, value in vars(module).items()
@@ -114,7 +112,7 @@ def test_every_public_function_of_a_patch_module_is_named_in_the_catalogue(patch
 
 @pytest.mark.parametrize("patch", SHIPPED, ids=IDS)
 def test_every_function_that_the_catalogue_names_is_defined_at_the_top_of_its_module(patch: Patch) -> None:
-    source = Path(import_module(catalogue.module_of(patch.id)).__file__ or "").read_text(encoding="utf-8")
+    source = Path(import_module(modules.module_of(patch.id)).__file__ or "").read_text(encoding="utf-8")
     defined = {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     assert {patch.self_test, *(target.wrapper for target in patch.targets)} <= defined
 
@@ -122,7 +120,7 @@ def test_every_function_that_the_catalogue_names_is_defined_at_the_top_of_its_mo
 @pytest.mark.parametrize("patch", SHIPPED, ids=IDS)
 def test_function_of_gives_the_functions_of_a_patch(patch: Patch) -> None:
     for name in (patch.self_test, *(target.wrapper for target in patch.targets)):
-        function = catalogue.function_of(patch, name, {})
+        function = modules.function_of(patch, name, {})
         assert getattr(function, "func", function).__name__ == name
 
 
@@ -130,7 +128,7 @@ def test_function_of_gives_the_functions_of_a_patch(patch: Patch) -> None:
 
 
 def test_the_example_is_without_mistakes() -> None:
-    (patch,) = catalogue.parse(ENTRY, "patches.yaml")
+    (patch,) = parsing.parse(ENTRY, "patches.yaml")
     assert patch.id == EXAMPLE.id
     assert patch.severity is Severity.CRASH
     assert patch.upstream.fix == (2, 3)
@@ -142,17 +140,17 @@ def test_the_example_is_without_mistakes() -> None:
 
 
 def test_off_is_a_default() -> None:
-    (patch,) = catalogue.parse(ENTRY + "  default: off\n", "patches.yaml")
+    (patch,) = parsing.parse(ENTRY + "  default: off\n", "patches.yaml")
     assert patch.default is False
 
 
 def test_requirements_are_a_mapping_of_ranges() -> None:
-    (patch,) = catalogue.parse(ENTRY + '  requires: {deepspeed: ">=0.14.5"}\n', "patches.yaml")
+    (patch,) = parsing.parse(ENTRY + '  requires: {deepspeed: ">=0.14.5"}\n', "patches.yaml")
     assert patch.requires == {"deepspeed": ">=0.14.5"}
 
 
 def test_an_empty_list_is_an_empty_catalogue() -> None:
-    assert catalogue.parse("[]", "patches.yaml") == ()
+    assert parsing.parse("[]", "patches.yaml") == ()
 
 
 # Mistakes
@@ -236,7 +234,7 @@ def test_a_range_without_an_end_says_when_it_is_reviewed() -> None:
     assert line == 5
     assert message.startswith("trl: '>=0.11.0' has no end and the patch no review_by; ")
     for written in ('"2027-05-21"', "2027-05-21"):
-        (patch,) = catalogue.parse(with_lines(open_ended) + f"  review_by: {written}\n", "patches.yaml")
+        (patch,) = parsing.parse(with_lines(open_ended) + f"  review_by: {written}\n", "patches.yaml")
         assert patch.review_by == date(2027, 5, 21)
     assert the_mistake(with_lines(open_ended) + "  review_by: soon\n")[0] == 14
     assert the_mistake(ENTRY + "  review_by: 2027-05-21\n") == (
@@ -289,7 +287,7 @@ def test_a_missing_self_test_is_named_with_the_one_that_was_meant() -> None:
 def test_a_function_that_the_module_only_imports_is_not_its_own() -> None:
     imported = next(
         name
-        for name, value in vars(import_module(catalogue.module_of(EXAMPLE.id))).items()
+        for name, value in vars(import_module(modules.module_of(EXAMPLE.id))).items()
         if isinstance(value, types.FunctionType) and value.__module__ == "trl_hotfix.authoring"
     )
     line, message = the_mistake(with_lines({13: f"  self_test: {imported}"}))
@@ -474,7 +472,7 @@ def test_mistakes_in_several_entries_are_all_named_and_sorted_by_line() -> None:
 
 def test_the_message_has_the_path_and_every_line() -> None:
     with pytest.raises(CatalogueError) as caught:
-        catalogue.parse(with_lines({2: "  revision: 0", 4: "  severity: bad"}) + "- more\n", "some/patches.yaml")
+        parsing.parse(with_lines({2: "  revision: 0", 4: "  severity: bad"}) + "- more\n", "some/patches.yaml")
     message = str(caught.value)
     assert message.startswith("some/patches.yaml has 2 mistakes; no patch was applied:\n  line 4: ")
     assert "\n  line 14: " in message
@@ -482,7 +480,7 @@ def test_the_message_has_the_path_and_every_line() -> None:
 
 def test_one_mistake_is_not_plural() -> None:
     with pytest.raises(CatalogueError, match="has 1 mistake; no patch was applied"):
-        catalogue.parse("", "patches.yaml")
+        parsing.parse("", "patches.yaml")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\xff"], ids=["missing", "not UTF-8"])
@@ -492,17 +490,17 @@ def test_a_file_that_cannot_be_read_is_a_mistake(
     path = tmp_path / "patches.yaml"
     if content is not None:
         path.write_bytes(content)
-    monkeypatch.setattr(catalogue, "manifest", lambda: path)
+    monkeypatch.setattr(loading, "manifest", lambda: path)
     with pytest.raises(CatalogueError, match="cannot be read") as caught:
-        catalogue.load.__wrapped__()
+        loading.load.__wrapped__()
     assert caught.value.path == str(path)
 
 
 def test_brackets_without_end_are_a_mistake_and_not_the_end_of_the_process() -> None:
     code = (
-        "from trl_hotfix import catalogue\n"
+        "from trl_hotfix.catalogue import parsing\n"
         "from trl_hotfix.errors import CatalogueError\n"
-        "try:\n    catalogue.parse('[' * 100_000, 'patches.yaml')\n"
+        "try:\n    parsing.parse('[' * 100_000, 'patches.yaml')\n"
         "except CatalogueError:\n    print('refused')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -625,7 +623,7 @@ def with_options(options: str) -> str:
 
 
 def test_an_option_has_choices_with_their_meaning_and_a_default() -> None:
-    (patch,) = catalogue.parse(with_options(OPTIONS), "patches.yaml")
+    (patch,) = parsing.parse(with_options(OPTIONS), "patches.yaml")
     option = patch.options["over"]
     assert option.choices == {"sequence": "as in the paper", "global": "every token"}
     assert option.default == "sequence"
@@ -679,7 +677,7 @@ HITS = """\
 
 
 def test_hits_say_what_a_bug_needs() -> None:
-    (patch,) = catalogue.parse(ENTRY + HITS, "patches.yaml")
+    (patch,) = parsing.parse(ENTRY + HITS, "patches.yaml")
     first, second = patch.hits
     assert first == Hit(
         trainers=("DPO", "KTO"),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trl_hotfix import catalogue, gates
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import versions
 from trl_hotfix.model import Severity
 
 CHECKOUT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ def test_the_list_says_what_applies_here_and_why() -> None:
 def test_list_all_is_the_same_as_dash_dash_list_and_imports_neither_torch_nor_trl() -> None:
     assert run("list", "--all").stdout == run("--list").stdout
     code = (
-        "import sys; from trl_hotfix.cli import main\ntry: main(['--list'])\n"
+        "import sys; from trl_hotfix.commands.main import main\ntry: main(['--list'])\n"
         "finally: print([name for name in ('torch', 'trl', 'wrapt') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -115,7 +116,7 @@ def test_a_broken_manifest_is_exit_3_with_every_mistake_and_its_line(package: Pa
 
 
 def test_damaged_evidence_is_exit_3_and_says_what_to_do(package: Path) -> None:
-    (package / "proven.json").write_text("{")
+    (package / "data" / "proven.json").write_text("{")
     done = run("--list", PYTHONPATH=str(package.parent))
     assert done.returncode == 3
     assert "install trl_hotfix again" in done.stderr
@@ -214,7 +215,7 @@ def test_explain_says_why_a_patch_goes_on_here_gate_by_gate() -> None:
 
 
 def here(target: dict[str, str]) -> bool:
-    return gates.in_range("0.11.4", target["trl"])
+    return versions.in_range("0.11.4", target["trl"])
 
 
 def test_explain_says_at_which_gate_a_patch_stops() -> None:
@@ -264,7 +265,7 @@ def test_verify_full_trains_without_the_patch_with_it_and_without_it_again() -> 
 def test_verify_says_which_self_test_ended_the_process_and_exits_2(package: Path) -> None:
     module = package / "patches" / "moe_aux_loss_lost_under_deepspeed.py"
     text = module.read_text()
-    self_test = next(each.self_test for each in catalogue.load() if each.id == ID)
+    self_test = next(each.self_test for each in loading.load() if each.id == ID)
     start = text.index(f"def {self_test}(")
     body = text.index('"""', text.index('"""', start) + 3) + 3
     module.write_text(f"{text[:body]}\n    import os\n\n    os._exit(9)\n{text[body:]}")

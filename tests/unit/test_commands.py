@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import doctor
+from trl_hotfix.commands.doctor import answer as answer_types
+from trl_hotfix.commands.doctor import variables
 from trl_hotfix.commands.new import Answer
 
 CHECKOUT = Path(__file__).parents[2]
@@ -68,7 +70,7 @@ def test_doctor_says_what_is_installed_and_finds_nothing_wrong_here() -> None:
     assert answer["python"]["executable"] == doctor._without_home(sys.executable)
     assert (answer["trl"]["version"], answer["trl"]["kind"]) == ("0.11.4", "release")
     assert answer["hook"]["effective"] is True
-    assert answer["files"]["patches"]["count"] == len(catalogue.load())
+    assert answer["files"]["patches"]["count"] == len(loading.load())
     assert answer["digest"] == json.loads(run("list", "--json").stdout)["digest"]
     assert [each["name"] for each in answer["pth"] if each["name"] == "trl_hotfix_autoapply.pth" and each["ours"]]
     text = run("doctor").stdout
@@ -78,14 +80,14 @@ def test_doctor_says_what_is_installed_and_finds_nothing_wrong_here() -> None:
 
 def test_doctor_has_the_fields_that_it_declares() -> None:
     _, answer = diagnosis()
-    assert list(answer) == list(doctor.Answer.__annotations__)
-    assert list(answer["trl"]) == list(doctor.Trl.__annotations__)
-    assert list(answer["hook"]) == list(doctor.Hook.__annotations__)
+    assert list(answer) == list(answer_types.Answer.__annotations__)
+    assert list(answer["trl"]) == list(answer_types.Trl.__annotations__)
+    assert list(answer["hook"]) == list(answer_types.Hook.__annotations__)
 
 
 def test_doctor_imports_neither_torch_nor_trl() -> None:
     code = (
-        "import sys; from trl_hotfix.cli import main\ntry: main(['doctor'])\n"
+        "import sys; from trl_hotfix.commands.main import main\ntry: main(['doctor'])\n"
         "finally: print([name for name in ('torch', 'transformers', 'trl', 'wrapt') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -130,7 +132,8 @@ def test_doctor_says_that_0_turns_everything_off() -> None:
 def test_doctor_knows_every_variable_that_the_code_reads() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (CHECKOUT / "trl_hotfix").rglob("*.py")]
     used = {name for text in sources for name in re.findall(r"TRL_HOTFIX(?:_[A-Z]+)+\b", text)}
-    assert {name for name in used if (doctor._wrong(name, "", (), ()) or "").startswith("trl_hotfix has no")} == set()
+    problems = {name: variables._wrong(name, "", (), ()) or "" for name in used}
+    assert [name for name, problem in problems.items() if problem.startswith("trl_hotfix has no")] == []
 
 
 @pytest.mark.parametrize("version", [None, "0.7.4"])
@@ -332,7 +335,8 @@ def test_options_behind_the_command_are_its_own() -> None:
 
 def test_run_refuses_where_the_hook_cannot_work() -> None:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
-    start = f"import sys; sys.path[:0] = {[str(CHECKOUT)]!r}; from trl_hotfix.cli import main; main(sys.argv[1:])"
+    start = f"import sys; sys.path[:0] = {[str(CHECKOUT)]!r}\n"
+    start += "from trl_hotfix.commands.main import main; main(sys.argv[1:])"
     command = [sys.executable, "-I", "-c", start, "run", "--", "echo", "started"]
     done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -365,7 +369,7 @@ def test_the_freeze_file_of_run_is_found_from_any_folder_and_strict_refuses_what
 
 
 def revision(patch_id: str) -> int:
-    return next(patch.revision for patch in catalogue.load() if patch.id == patch_id)
+    return next(patch.revision for patch in loading.load() if patch.id == patch_id)
 
 
 # freeze
@@ -565,7 +569,7 @@ def test_new_leaves_nothing_if_the_last_write_fails(checkout: Path) -> None:
     # Somebody else's file, of the name that the new manifest has for a moment, cannot be made: the folder is full.
     before = everything(checkout)
     code = (
-        "import sys; from pathlib import Path\nfrom trl_hotfix.cli import main\n"
+        "import sys; from pathlib import Path\nfrom trl_hotfix.commands.main import main\n"
         "def fails(self, *a): raise OSError(28, 'No space left on device', str(self))\n"
         f"Path.replace = fails; main(['new', {NEW!r}, '--target', {TARGET!r}])"
     )

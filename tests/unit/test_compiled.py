@@ -18,8 +18,9 @@ from trl import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix.install import HotfixWrapper, Layer, Sites
 from trl_hotfix.model import Outcome, Reason, State, Target, Verdict
+from trl_hotfix.patching.sites import Sites
+from trl_hotfix.patching.wrappers import HotfixWrapper, Layer
 
 BACKENDS = [
     "eager",

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trl_hotfix import catalogue, evidence, fingerprint
+from trl_hotfix.catalogue import data_files, evidence, loading
 from trl_hotfix.errors import DamagedError
+from trl_hotfix.matching import fingerprints
 
-PATCH = catalogue.load()[0]
+PATCH = loading.load()[0]
 TARGET = PATCH.targets[0].name
 BODIES = {"releases": ["0.11.4"], "targets": {TARGET: {"c1:0": {"releases": ["0.11.4"], "is": {PATCH.id: "buggy"}}}}}
 PROVEN = {PATCH.id: {"revision": PATCH.revision, "releases": ["0.11.4"]}}
@@ -67,14 +68,15 @@ def damaged(draw: st.DrawFn) -> list[bytes]:
 def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
     def all_of_them(folder: Path, contents: list[bytes]) -> Any:
         """What is made of the files. The caches are those of the process: they are gone past."""
+        (folder / "data").mkdir(exist_ok=True)
         for name, content in zip(FILES, contents, strict=True):
-            (folder / name).write_bytes(content)
+            path = folder / name if name == "evidence.json" else folder / "data" / name
+            path.write_bytes(content)
         with monkeypatch.context() as its:
-            its.setattr(fingerprint, "__file__", str(folder / "fingerprint.py"))
-            its.setattr(evidence, "__file__", str(folder / "evidence.py"))
+            its.setattr(data_files, "PACKAGE", folder)
             its.setattr(evidence, "proven", evidence.proven.__wrapped__)
             its.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
-            what = fingerprint.bodies.__wrapped__().what(PATCH.id, TARGET, "c1:0")
+            what = fingerprints.bodies.__wrapped__().what(PATCH.id, TARGET, "c1:0")
             evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
             return what, evidence.in_words(PATCH)
 

@@ -18,8 +18,11 @@ import trl.trainer.dpo_trainer as leaf
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix import catalogue, engine, stubs
-from trl_hotfix.model import Option, Outcome, Reason, Report, State, Verdict
+from trl_hotfix import stubs
+from trl_hotfix.catalogue import modules
+from trl_hotfix.model import Option, Outcome, Reason, State, Verdict
+from trl_hotfix.patching import engine, self_test
+from trl_hotfix.reporting.report import Report
 
 MARK = "patched"
 
@@ -196,7 +199,7 @@ def test_strict_takes_off_the_others_that_the_same_call_had_put_on(declare: Any)
     declare(raises, mark, id="bad", attribute="DPOTrainer.concatenated_forward")
     with pytest.raises(trl_hotfix.NotAppliedError, match="bad"):
         trl_hotfix.apply(strict=True)
-    assert not isinstance(vars(DPOTrainer)["dpo_loss"], trl_hotfix.install.HotfixWrapper)
+    assert not isinstance(vars(DPOTrainer)["dpo_loss"], trl_hotfix.patching.wrappers.HotfixWrapper)
 
 
 def test_a_failed_patch_does_not_stop_the_others(declare: Any) -> None:
@@ -372,8 +375,8 @@ def test_a_class_whose_reload_nobody_saw_end_is_patched_when_somebody_looks(
 def test_the_variable_comes_before_what_the_script_asks_for_whenever_trl_is_imported() -> None:
     one, other = "moe-aux-loss-lost-under-deepspeed", "dpo-eval-reference-from-trained-policy"
     code = (
-        "import os; os.environ['TRL_HOTFIX'] = '1'\nfrom trl_hotfix import startup, apply, status\n"
-        f"startup.start(); before = status()[{other!r}].state.value\n"
+        "import os; os.environ['TRL_HOTFIX'] = '1'\nfrom trl_hotfix import autostart, apply, status\n"
+        f"autostart.start(); before = status()[{other!r}].state.value\n"
         f"apply(only=[{one!r}]); import trl.trainer.dpo_trainer\n"
         f"print(before, status()[{one!r}].state.value, status()[{other!r}].state.value)"
     )
@@ -551,7 +554,7 @@ def test_the_stand_ins_of_self_tests_that_nobody_has_collected_yet_are_nobodys_c
     alive: list[Any] = []
 
     def with_stand_ins(leaf: Any) -> Any:
-        anew = {"dpo_loss": lambda self, *args: "anew", "__module__": catalogue.module_of("made-up")}
+        anew = {"dpo_loss": lambda self, *args: "anew", "__module__": modules.module_of("made-up")}
         alive.append(type("Stub", (leaf.DPOTrainer,), anew))
         alive.append(stubs.stub_trainer(leaf.DPOTrainer, SimpleNamespace(), dpo_loss=lambda *args: "its own"))
         return is_marked(leaf)
@@ -614,9 +617,8 @@ def test_a_wrapper_that_fails_in_a_run_leaves_trl_as_it_is_and_the_status_says_s
 def test_a_self_test_that_hangs_exits_or_answers_rubbish_leaves_the_patch_off(
     declare: Any, monkeypatch: pytest.MonkeyPatch, breaks: Any
 ) -> None:
-    from trl_hotfix import engine
 
-    monkeypatch.setattr(engine, "SELF_TEST_SECONDS", 0.2)
+    monkeypatch.setattr(self_test, "SELF_TEST_SECONDS", 0.2)
     declare(lambda module: breaks(), mark)
     report = trl_hotfix.apply()
     assert identity(report) == (State.FAILED, Reason.SELF_TEST_ERROR)
@@ -629,7 +631,7 @@ def test_a_failure_at_any_step_of_installing_leaves_everything_as_it_was(
     declare: Any, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Three targets: three look-ups of their site and three settings of their attribute; each of the six fails once."""
-    from trl_hotfix import install
+    from trl_hotfix.patching import sites
 
     declare(is_marked, mark, attribute="DPOTrainer.dpo_loss DPOTrainer.get_batch_loss_metrics DPOTrainer.compute_loss")
     calls = iter(range(100))
@@ -643,8 +645,8 @@ def test_a_failure_at_any_step_of_installing_leaves_everything_as_it_was(
         return one
 
     before = dict(vars(DPOTrainer))
-    monkeypatch.setattr(install.Sites, "at", failing(install.Sites.at))
-    monkeypatch.setattr(install.Site, "put_on", failing(install.Site.put_on))
+    monkeypatch.setattr(sites.Sites, "at", failing(sites.Sites.at))
+    monkeypatch.setattr(sites.Site, "put_on", failing(sites.Site.put_on))
     assert identity(trl_hotfix.apply()) == (State.FAILED, Reason.INSTALL_ERROR)
     after = dict(vars(DPOTrainer))
     assert list(after) == list(before)
@@ -654,7 +656,7 @@ def test_a_failure_at_any_step_of_installing_leaves_everything_as_it_was(
 def test_a_module_whose_import_was_missed_is_found_when_somebody_looks(
     declare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trl_hotfix import engine
+    from trl_hotfix.patching import engine
 
     declare(is_marked, mark)
     with monkeypatch.context() as missed:

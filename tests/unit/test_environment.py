@@ -12,14 +12,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix import engine, startup
+from trl_hotfix import settings
 from trl_hotfix.log import _FallbackHandler
 from trl_hotfix.model import Option, Outcome, State, Verdict
+from trl_hotfix.patching import engine
 
 VARIABLES = ("TRL_HOTFIX", *(f"TRL_HOTFIX_{name}" for name in ("ONLY", "SKIP", "OPTIONS", "UNKNOWN_BODY", "PACKS")))
 PATCH, OTHER = "made-up", "other-one"
@@ -54,11 +56,11 @@ def two_patches(declare: Any) -> None:
 def all_there_is() -> Any:
     """What must be as it was after an error: TRL, the import system, and what the engine says and remembers."""
     its = engine.ENGINE
-    return dict(vars(DPOTrainer)), list(sys.meta_path), str(its.status()), its._selection, its._strict, its._try_unknown
+    return dict(vars(DPOTrainer)), list(sys.meta_path), str(its.status()), its._configuration
 
 
 @pytest.mark.parametrize("on_before", [True, False])
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis_settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @example(environment={"TRL_HOTFIX_ONLY": "x" * 100_000})
 @example(environment={"TRL_HOTFIX_ONLY": ",".join(f"made-u-{number}" for number in range(10_000))})
 @example(environment={"TRL_HOTFIX_OPTIONS": "made-up.over=" + "x" * 100_000})
@@ -96,7 +98,7 @@ def test_a_strict_apply_that_fails_leaves_the_rule_for_unknown_bodies_as_it_was(
     declare(lambda module: Outcome(Verdict.FIXED), patched)
     with pytest.raises(trl_hotfix.NotAppliedError):
         trl_hotfix.apply(strict=True, unknown_body="try")
-    assert engine.ENGINE._try_unknown is False
+    assert engine.ENGINE._configuration.try_unknown_body is False
 
 
 def test_a_dry_run_has_the_errors_of_the_real_one(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +118,7 @@ def test_a_rank_that_is_no_number_is_not_part_of_the_line(rank: str, monkeypatch
 def test_a_warning_at_start_reaches_an_error_stream_that_takes_ascii_only(text: str, tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("w+", encoding="ascii", errors="strict") as file:
         with contextlib.redirect_stderr(file):
-            startup.warn(text)
+            settings.warn(text)
         file.seek(0)
         assert file.read().startswith("trl_hotfix: WARNING: ")
 
@@ -131,4 +133,4 @@ def test_a_warning_at_start_with_nowhere_to_go_ends_nothing(tmp_path: Path) -> N
     closed.close()
     for nowhere in (closed, Full(), None):
         with contextlib.redirect_stderr(nowhere):  # type: ignore[type-var]
-            startup.warn("said")
+            settings.warn("said")

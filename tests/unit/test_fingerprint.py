@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix import fingerprint
+from trl_hotfix.matching import digests
 
 
 def test_the_order_of_a_set_among_the_constants_is_no_difference() -> None:
@@ -24,7 +24,7 @@ def test_the_order_of_a_set_among_the_constants_is_no_difference() -> None:
     one, other = frozenset([0, 8]), frozenset([8, 0])
     assert (repr(one), one) != (repr(other), other)
     code = (lambda: None).__code__
-    shapes = [fingerprint._shape(code.replace(co_consts=(None, ("a", each)))) for each in (one, other, frozenset([0]))]
+    shapes = [digests._shape(code.replace(co_consts=(None, ("a", each)))) for each in (one, other, frozenset([0]))]
     assert shapes[0] == shapes[1] != shapes[2]
 
 
@@ -38,12 +38,12 @@ def test_a_parser_that_another_thread_has_disturbed_is_asked_again(monkeypatch: 
         return real(text)
 
     monkeypatch.setattr(ast, "parse", disturbed)
-    assert ast.unparse(fingerprint.parse("x = 1")) == "x = 1"
+    assert ast.unparse(digests.parse("x = 1")) == "x = 1"
     assert calls == ["x = 1"] * 3
     calls.clear()
     monkeypatch.setattr(ast, "parse", lambda text: disturbed(calls.clear() or text))
     with pytest.raises(SystemError):
-        fingerprint.parse("x = 1")
+        digests.parse("x = 1")
 
 
 SOURCE = "def f():\n    return 1\n"
@@ -61,10 +61,10 @@ NO_PYTHON = ["def f():\n    return (1,\n", 'x = """\n', "", "class A:\n  def f(s
 def test_a_file_that_has_been_changed_into_no_python_since_has_no_body(text: str, tmp_path: Path) -> None:
     file = tmp_path / "changed.py"
     file.write_text(SOURCE)
-    assert fingerprint.loaded(of_file(file)).digest is not None
+    assert digests.loaded(of_file(file)).digest is not None
     file.write_text(text)
     os.utime(file, (1, 1))
-    assert fingerprint.loaded(of_file(file)).digest is None
+    assert digests.loaded(of_file(file)).digest is None
 
 
 def test_the_same_code_in_two_files_has_the_body_of_its_own_file(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_same_code_in_two_files_has_the_body_of_its_own_file(tmp_path: Path)
     (tmp_path / "one.py").write_text(SOURCE)
     (tmp_path / "other.py").write_text(SOURCE.replace("1", "2"))
     assert one.__code__ == other.__code__
-    assert [fingerprint.loaded(each).from_file for each in (one, other, one)] == [True, False, True]
+    assert [digests.loaded(each).from_file for each in (one, other, one)] == [True, False, True]
 
 
 ENDS = {
@@ -102,11 +102,11 @@ def test_a_body_ends_where_its_definition_does(text: str, tmp_path: Path) -> Non
     file.write_text(text)
     names: dict[str, Any] = {}
     exec(compile(text, str(file), "exec"), names)
-    found = fingerprint.loaded(vars(names["A"])["f"] if "A" in names else names["f"])
+    found = digests.loaded(vars(names["A"])["f"] if "A" in names else names["f"])
     (definition,) = (
         each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.FunctionDef) and each.name == "f"
     )
-    assert found == fingerprint.Loaded(fingerprint.digest(definition), from_file=True)
+    assert found == digests.Loaded(digests.digest(definition), from_file=True)
 
 
 def functions(module: ModuleType) -> Iterator[FunctionType]:
@@ -134,4 +134,4 @@ def test_bodies_of_real_modules_are_those_of_their_files(module: ModuleType) -> 
     assert len(known) > 20
     for function, definition in known.items():
         if not hasattr(function, "__wrapped__"):
-            assert fingerprint.loaded(function).digest == fingerprint.digest(definition), function
+            assert digests.loaded(function).digest == digests.digest(definition), function

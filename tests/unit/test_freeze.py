@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trl_hotfix import engine, freeze
 from trl_hotfix.errors import SettingError
-from trl_hotfix.gates import Selection
 from trl_hotfix.model import Option, Patch, Severity, Target, Upstream
+from trl_hotfix.patching import engine
+from trl_hotfix.selection import freeze_files
+from trl_hotfix.selection.selection import Selection
 
 PATCH = Patch(
     id="some-patch",
@@ -64,14 +65,14 @@ def test_a_freeze_file_gives_the_ids_and_the_options(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_applied_as_it_is_is_refused(patches: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError) as caught:
-        freeze.read(file(tmp_path, {"patches": patches}), KNOWN)
+        freeze_files.read(file(tmp_path, {"patches": patches}), KNOWN)
     assert message in str(caught.value)
 
 
 def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     wrong = [{**RIGHT, "id": "no-such"}, {**RIGHT, "revision": 7}]
     with pytest.raises(SettingError, match=r"no-such.*\n.*revision 7"):
-        freeze.read(file(tmp_path, {"patches": wrong}), KNOWN)
+        freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
 
 
 HOSTILE = [
@@ -83,7 +84,7 @@ HOSTILE = [
     '{"patches": {"id": "some-patch", "revision": 2}}',
     '{"patches": [{"id": ["some-patch"], "revision": 2}]}',
     '{"a\\nb\\u001b[31m": 1, "patches": []}',
-    " " * (freeze.LARGEST + 1),
+    " " * (freeze_files.LARGEST + 1),
 ]
 
 
@@ -93,7 +94,7 @@ HOSTILE = [
 def test_what_is_no_freeze_file_is_one_error_that_names_it(content: str, tmp_path: Path) -> None:
     path = file(tmp_path, content)
     with pytest.raises(SettingError, match=r"the freeze file .* cannot be used") as caught:
-        freeze.read(path, KNOWN)
+        freeze_files.read(path, KNOWN)
     assert path in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -102,21 +103,21 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), Path("/dev/stdin")):
         with pytest.raises(SettingError, match=r"cannot be used: it is no regular file"):
-            freeze.read(str(path), KNOWN)
+            freeze_files.read(str(path), KNOWN)
 
 
 def test_text_that_is_not_utf_8_is_no_freeze_file(tmp_path: Path) -> None:
     path = tmp_path / "trl_hotfix.json"
     path.write_bytes(b'{"patches": [], "trl": "\xff"}')
     with pytest.raises(SettingError, match=r"cannot be used: 'utf-8' codec"):
-        freeze.read(str(path), KNOWN)
+        freeze_files.read(str(path), KNOWN)
 
 
 @pytest.mark.parametrize("text", ["a\nWARNING: b", "\x1b[2Jx", "\u202ex"])
 def test_what_would_move_the_cursor_is_shown_by_its_repr(text: str, tmp_path: Path) -> None:
     wrong = [{**RIGHT, "id": text}, {**RIGHT, "options": {text: "all"}}, {**RIGHT, "options": {"over": text}}]
     with pytest.raises(SettingError) as caught:
-        freeze.read(file(tmp_path, {"patches": wrong}), KNOWN)
+        freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
     assert all(line.isprintable() for line in str(caught.value).split("\n"))
     assert len(str(caught.value).split("\n")) == 1 + len(wrong) + 1  # 'some-patch' is there twice
 
@@ -148,16 +149,16 @@ def test_whatever_stands_in_it_is_a_selection_or_one_error(content: bytes, tmp_p
     path = tmp_path / "trl_hotfix.json"
     path.write_bytes(content)
     try:
-        frozen = freeze.read(str(path), KNOWN)
+        frozen = freeze_files.read(str(path), KNOWN)
     except SettingError:
         return
     assert all(each.id in KNOWN for each in frozen.patches)
 
 
 def test_what_a_report_freezes_can_be_read_again(tmp_path: Path) -> None:
-    from trl_hotfix import catalogue
+    from trl_hotfix.catalogue import loading
 
     record = engine.ENGINE.apply(None, None, None, None, dry_run=True).freeze()
-    frozen = freeze.read(file(tmp_path, record), {patch.id: patch for patch in catalogue.load()})
+    frozen = freeze_files.read(file(tmp_path, record), {patch.id: patch for patch in loading.load()})
     assert [each.id for each in frozen.patches] == [each["id"] for each in record["patches"]]
     assert frozen.digest == record["digest"]

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from trl_hotfix import catalogue, gates
+from trl_hotfix.catalogue import loading
 from trl_hotfix.errors import SettingError, UnknownPatchError
-from trl_hotfix.gates import Selection
+from trl_hotfix.matching import gates, versions
 from trl_hotfix.model import Option, Patch, Reason, Severity, State, Target, Upstream
+from trl_hotfix.selection.selection import Selection
 
 # fmt: off
 RELEASES = [
@@ -45,12 +46,13 @@ IDS = ("some-patch", "another-patch", "third-patch")
 KNOWN = tuple(replace(PATCH, id=each) for each in IDS)
 EVERYTHING = Selection()
 
-versions = st.sampled_from(RELEASES)
+some_release = st.sampled_from(RELEASES)
 
 
 @st.composite
 def ranges(draw: st.DrawFn) -> str:
-    parts = draw(st.lists(st.tuples(st.sampled_from([">=", ">", "<", "<=", "==", "!=", "~="]), versions), max_size=3))
+    operators = st.sampled_from([">=", ">", "<", "<=", "==", "!=", "~="])
+    parts = draw(st.lists(st.tuples(operators, some_release), max_size=3))
     return ",".join(f"{operator}{version}" for operator, version in parts)
 
 
@@ -96,15 +98,15 @@ def of(
     ],
 )
 def test_a_version_is_in_its_range_or_not(version: str, specifiers: str, inside: bool) -> None:
-    assert gates.in_range(version, specifiers) is inside
+    assert versions.in_range(version, specifiers) is inside
 
 
-@given(versions, ranges())
+@given(some_release, ranges())
 def test_in_range_is_what_packaging_says(version: str, specifiers: str) -> None:
-    assert gates.in_range(version, specifiers) == (Version(version) in SpecifierSet(specifiers))
+    assert versions.in_range(version, specifiers) == (Version(version) in SpecifierSet(specifiers))
 
 
-@given(versions, ranges())
+@given(some_release, ranges())
 def test_a_patch_waits_for_its_module_if_and_only_if_the_release_is_in_range(version: str, specifiers: str) -> None:
     decision = gates.decide(patch(trl=specifiers), EVERYTHING, having(trl=version))
     assert (decision.state is State.PENDING) == SpecifierSet(specifiers).contains(version)
@@ -112,29 +114,29 @@ def test_a_patch_waits_for_its_module_if_and_only_if_the_release_is_in_range(ver
 
 @pytest.mark.parametrize("version", RELEASES)
 def test_every_release_of_the_list_is_supported(version: str) -> None:
-    assert gates.SUPPORTED.contains(version)
+    assert versions.SUPPORTED.contains(version)
 
 
-@pytest.mark.parametrize("shipped", catalogue.load(), ids=lambda each: each.id)
+@pytest.mark.parametrize("shipped", loading.load(), ids=lambda each: each.id)
 def test_every_shipped_patch_has_a_release_that_it_is_for(shipped: Patch) -> None:
     without_requirements = replace(shipped, requires={})
     assert any(gates.applicability(without_requirements, having(trl=each)).state is State.PENDING for each in RELEASES)
 
 
-@pytest.mark.parametrize("shipped", catalogue.load(), ids=lambda each: each.id)
+@pytest.mark.parametrize("shipped", loading.load(), ids=lambda each: each.id)
 def test_no_shipped_patch_is_for_a_release_that_has_the_fix(shipped: Patch) -> None:
     fixed_in = shipped.upstream.fixed_in
     fixed = [each for each in RELEASES if fixed_in is not None and Version(each) >= Version(fixed_in)]
-    assert [each for each in fixed if gates.targets_for(shipped, each) and gates.in_range(each, shipped.trl)] == []
+    assert [each for each in fixed if gates.targets_for(shipped, each) and versions.in_range(each, shipped.trl)] == []
 
 
 def test_the_version_of_what_is_not_installed_is_none() -> None:
-    assert gates.installed("no-such-distribution-anywhere") is None
+    assert versions.installed("no-such-distribution-anywhere") is None
 
 
 def test_the_version_of_what_is_installed_comes_from_its_metadata() -> None:
     names = [each.metadata["Name"] for each in metadata.distributions()]
-    assert {name: gates.installed(name) for name in names} == {name: metadata.version(name) for name in names}
+    assert {name: versions.installed(name) for name in names} == {name: metadata.version(name) for name in names}
 
 
 # fits
@@ -407,7 +409,7 @@ def test_what_is_not_selected_is_not_looked_for() -> None:
 ids = st.lists(st.sampled_from(IDS), unique=True)
 
 
-@given(st.data(), st.none() | ids, ids, versions, st.booleans())
+@given(st.data(), st.none() | ids, ids, some_release, st.booleans())
 def test_a_decision_does_not_depend_on_the_order_of_ids(
     data: st.DataObject, only: list[str] | None, skip: list[str], version: str, default: bool
 ) -> None:
@@ -419,7 +421,7 @@ def test_a_decision_does_not_depend_on_the_order_of_ids(
     )
 
 
-@given(st.none() | ids, ids, versions)
+@given(st.none() | ids, ids, some_release)
 def test_the_environment_decides_as_the_arguments_do(only: list[str] | None, skip: list[str], version: str) -> None:
     environment = {"TRL_HOTFIX_SKIP": ",".join(skip), **({"TRL_HOTFIX_ONLY": ",".join(only)} if only else {})}
     assert gates.decide(PATCH, of(environment=environment), having(trl=version)) == gates.decide(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix.guard import Guard
+from trl_hotfix.patching.guard import Guard
 
 
 def method(batch: Any, scale: int = 1) -> Any:

@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace
 
-from trl_hotfix import catalogue
-from trl_hotfix.model import PatchStatus, Reason, Report, State
+from trl_hotfix.catalogue import loading
+from trl_hotfix.model import Reason, State
+from trl_hotfix.reporting.report import PatchStatus, Report
 
 HOSTILE = "<script>alert('x')</script> & \"so on\""
 
@@ -17,7 +18,7 @@ HOSTILE = "<script>alert('x')</script> & \"so on\""
 @pytest.fixture
 def report() -> Report:
     """One patch that is on, one that should be on and is not, one that does not belong here."""
-    on, off, elsewhere = catalogue.load()[:3]
+    on, off, elsewhere = loading.load()[:3]
     hostile = replace(off, id=HOSTILE, title=HOSTILE, trl=HOSTILE)
     seen: dict[str, Any] = {"by": HOSTILE}
     statuses = (
@@ -59,4 +60,4 @@ def test_hostile_text_is_text(report: Report) -> None:
 
 def test_the_report_of_this_process_can_be_shown(fresh_engine: Any) -> None:
     shown = fresh_engine.status()._repr_html_()
-    assert all(patch.id in shown for patch in catalogue.load())
+    assert all(patch.id in shown for patch in loading.load())

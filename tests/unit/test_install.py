@@ -16,16 +16,9 @@ import torch
 import wrapt
 from datasets.fingerprint import Hasher
 
-from trl_hotfix.install import (
-    HotfixWrapper,
-    Layer,
-    MissingTargetError,
-    OccupiedError,
-    Site,
-    Sites,
-    UnsupportedTargetError,
-)
 from trl_hotfix.model import Reason, Target, Wrapper
+from trl_hotfix.patching.sites import MissingTargetError, OccupiedError, Site, Sites
+from trl_hotfix.patching.wrappers import HotfixWrapper, Layer, UnsupportedTargetError
 
 RESTORED: list[tuple[Any, Any]] = []
 

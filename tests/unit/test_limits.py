@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trl_hotfix import limits
-from trl_hotfix.limits import TimeLimitExceeded, time_limit
+from trl_hotfix.patching import isolation
+from trl_hotfix.patching.isolation import TimeLimitExceeded, time_limit
 
 
 def forever() -> None:
@@ -70,7 +70,7 @@ def in_a_thread(run: Callable[[], None]) -> list[BaseException]:
 
 def test_in_another_thread_too_what_is_quick_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """To send an exception, or to take one back, marks the interpreter; a mark that stays slows all code down."""
-    monkeypatch.setattr(limits, "ctypes", SimpleNamespace(c_ulong=ctypes.c_ulong))
+    monkeypatch.setattr(isolation, "ctypes", SimpleNamespace(c_ulong=ctypes.c_ulong))
 
     def quick() -> None:
         with time_limit(60):

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix import catalogue, engine, fingerprint, packs, references
+from trl_hotfix.catalogue import loading, packs
 from trl_hotfix.errors import CatalogueError, DamagedError, PackError, SettingError
+from trl_hotfix.matching import digests, fingerprints
 from trl_hotfix.model import State
+from trl_hotfix.patching import engine, pickled, references
 
 PACK = Path(__file__).parents[1] / "acme_fixes"
 ENTRY = (PACK / "patches.yaml").read_text()
 MODULE = (PACK / "patches" / "marks_loss.py").read_text()
-BODY = fingerprint.loaded(DPOTrainer.dpo_loss).digest
+BODY = digests.loaded(DPOTrainer.dpo_loss).digest
 BODIES = {
     "releases": ["0.11.4"],
     "targets": {
@@ -48,12 +50,12 @@ def forget() -> None:
     """What this process has kept of packs."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "acme_fixes"]:
         del sys.modules[name]
-    for cache in (packs.find, catalogue.of_pack, fingerprint._of_pack):
+    for cache in (packs.find, loading.of_pack, fingerprints._of_pack):
         cache.cache_clear()
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_engine: engine._Engine) -> Any:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Any:
     """Install a distribution with a pack: its files, RECORD and entry point."""
     forget()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -153,9 +155,9 @@ def test_a_pack_says_nothing_of_our_patches(install: Install) -> None:
     trl_hotfix.apply(packs="acme")
     ours = "moe-aux-loss-lost-under-deepspeed"
     target = "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss"
-    assert fingerprint.bodies_for(ID).what(ID, target, BODY) == "buggy"
-    assert fingerprint.bodies_for(ID).what(ours, target, BODY) is None
-    assert fingerprint.bodies_for(ours).what(ours, target, BODY) is None
+    assert fingerprints.bodies_for(ID).what(ID, target, BODY) == "buggy"
+    assert fingerprints.bodies_for(ID).what(ours, target, BODY) is None
+    assert fingerprints.bodies_for(ours).what(ours, target, BODY) is None
 
 
 def test_damaged_fingerprints_of_a_pack_leave_its_patch_off_and_name_the_pack(install: Install) -> None:
@@ -164,7 +166,7 @@ def test_damaged_fingerprints_of_a_pack_leave_its_patch_off_and_name_the_pack(in
     assert status.state is State.FAILED
     assert "install acme-fixes==1.2 again" in str(status.evidence)
     with pytest.raises(DamagedError):
-        fingerprint.bodies_for(ID)
+        fingerprints.bodies_for(ID)
 
 
 # What is refused
@@ -176,7 +178,7 @@ def refused(message: str, error: type[Exception] = PackError) -> None:
         trl_hotfix.apply(packs=["acme"])
     assert dict(vars(DPOTrainer)) == before
     assert sys.meta_path == path
-    assert engine.ENGINE._selection is None
+    assert engine.ENGINE._configuration.selection is None
 
 
 def test_a_name_that_no_pack_has_gets_a_suggestion(install: Install) -> None:
@@ -266,7 +268,7 @@ def test_any_text_in_the_variable_is_a_pack_or_one_error(text: str) -> None:
         return
     modules = set(sys.modules)
     with pytest.raises(PackError) as caught:
-        catalogue.known(names)
+        loading.known(names)
     assert str(caught.value).isprintable()
     assert not any(name.startswith("acme") for name in set(sys.modules) - modules)
 
@@ -279,7 +281,7 @@ def test_a_patched_method_unpickles_where_its_pack_is_named(install: Install, mo
     trl_hotfix.apply(packs="acme", only=[ID])
     data = pickle.dumps(vars(DPOTrainer)["dpo_loss"])
     trl_hotfix.revert()
-    monkeypatch.setattr(engine, "ENGINE", engine._Engine())
+    monkeypatch.setattr(engine, "ENGINE", engine.Engine())
     monkeypatch.setenv("TRL_HOTFIX_PACKS", "acme")
     assert pickle.loads(data)(object.__new__(DPOTrainer)) == "patched"
     assert trl_hotfix.status()[ID].state is State.APPLIED
@@ -301,8 +303,8 @@ def test_the_name_of_a_plain_function_keeps_the_pack(monkeypatch: pytest.MonkeyP
     reference = ("trl.trainer.utils", "pad", ((ID, 3, (("over", "all"),)), ("some-patch", 1, ())))
     name = references.name_of(reference)
     assert "." not in name
-    monkeypatch.setattr(engine, "restore", lambda found, instance: found)
-    assert getattr(references, name) == reference
+    monkeypatch.setattr(pickled, "restore", lambda found, instance: found)
+    assert getattr(pickled, name) == reference
 
 
 def test_a_freeze_file_is_data_and_names_no_pack_by_itself(install: Install, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState
 from trl import DPOConfig
 
-from trl_hotfix import engine, ranks
-from trl_hotfix.callback import KEY, HotfixCallback
 from trl_hotfix.errors import NotAppliedError
+from trl_hotfix.patching import api, engine
+from trl_hotfix.recording import ranks
+from trl_hotfix.recording.callback import HotfixCallback
+from trl_hotfix.recording.trackers import KEY
 
 RIGHT = {"trl": "0.11.4", "patches": [{"id": "some-patch", "revision": 1, "options": {"over": "all"}}]}
 NOTHING: dict[str, Any] = {"trl": "0.11.4", "patches": []}
@@ -55,25 +57,25 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 @like_a_function
 @given(record=records)
 def test_whatever_a_checkpoint_has_on_record_the_run_goes_on_with_what_is_on_now(
-    record: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh_engine: engine._Engine
+    record: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh_engine: engine.Engine
 ) -> None:
     caplog.clear()
     state = begin(tmp_path, record)
-    assert state.log_history[-1] == {"loss": 2.0, "step": 2, KEY: engine.status().freeze()}
+    assert state.log_history[-1] == {"loss": 2.0, "step": 2, KEY: api.status().freeze()}
     assert all(each.isprintable() for each in said(caplog))
     assert not any("not complete" in each for each in said(caplog))
 
 
 @pytest.mark.parametrize("record", [None, [], "x", {"patches": 3}, {**RIGHT, "run": "rm"}, {"patches": [{"id": "x"}]}])
 def test_a_damaged_record_in_a_checkpoint_is_one_warning(
-    record: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh_engine: engine._Engine
+    record: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh_engine: engine.Engine
 ) -> None:
     begin(tmp_path, record)
     assert said(caplog) == ["the checkpoint's record of its repairs cannot be read; they may be other ones"]
 
 
 def test_a_damaged_record_in_a_checkpoint_does_not_switch_strict_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_engine: engine._Engine
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine
 ) -> None:
     monkeypatch.setattr(ranks, "compare", lambda record: ["rank 1: no trl_hotfix is on there"])
     with pytest.raises(NotAppliedError, match="rank 1"):

@@ -14,15 +14,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_hotfix import catalogue, conditions, gates, scripts
+from trl_hotfix import scripts
+from trl_hotfix.catalogue import conditions, loading
+from trl_hotfix.catalogue.conditions import Argument, Kind
 from trl_hotfix.commands import Exit
 from trl_hotfix.commands import scan as command
-from trl_hotfix.conditions import Argument, Kind
 from trl_hotfix.errors import ScriptError
+from trl_hotfix.matching import versions
 from trl_hotfix.model import Hit, Patch, Severity, Upstream
 from trl_hotfix.scan import Scanned, judge
 
-PATCHES = catalogue.load()
+PATCHES = loading.load()
 DROPPED = "dpo-precomputed-ref-logps-dropped"
 
 
@@ -351,7 +353,7 @@ def test_what_another_distribution_decides(scan: Any, monkeypatch: pytest.Monkey
     file.write_text("from trl import SFTTrainer\nSFTTrainer('gpt2')\n")
     (made,) = scripts.read(file)
     for version, elsewhere, told in (("4.50.0", False, "hit"), ("4.44.0", False, "not"), ("4.44.0", True, "cannot")):
-        monkeypatch.setattr(gates, "installed", lambda distribution, version=version: version)
+        monkeypatch.setattr(versions, "installed", lambda distribution, version=version: version)
         found = judge(made, PATCHES, "1.0.0", elsewhere=elsewhere)
         said = "hit" if name in hits(found) else "cannot" if name in unsure(found) else "not"
         assert said == told
@@ -587,7 +589,7 @@ def test_an_unknown_trainer_is_told_with_the_one_that_was_meant(tmp_path: Path) 
 
 @pytest.mark.parametrize(("found", "trl"), [(None, None), ("0.9.4", None), ("1.0.0", "0.8.0")])
 def test_no_trl_is_exit_4(script: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, trl: str | None) -> None:
-    monkeypatch.setattr(gates, "installed", lambda distribution: found)
+    monkeypatch.setattr(versions, "installed", lambda distribution: found)
     done = run(str(script), *(("--trl", trl) if trl else ()))
     assert done.return_value is Exit.NO_TRL
     assert "as in --trl 0.12.2" in done.output
@@ -595,7 +597,7 @@ def test_no_trl_is_exit_4(script: Path, monkeypatch: pytest.MonkeyPatch, found: 
 
 def test_the_installed_release_is_the_one_that_is_asked_of(script: Path) -> None:
     answer = json.loads(run(str(script), "--json").output)
-    assert answer["trl"] == gates.installed("trl")
+    assert answer["trl"] == versions.installed("trl")
 
 
 def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:

@@ -39,11 +39,12 @@ def target(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "def dpo_loss(self, said):\n    return ('old', said)\n"
     exec(compile(code, leaf.__file__, "exec"), vars(leaf), namespace)
     monkeypatch.setattr(DPOTrainer, "dpo_loss", namespace["dpo_loss"])
-    from trl_hotfix import conflicts, fingerprint
+    from trl_hotfix.matching import digests
+    from trl_hotfix.patching import conflicts
 
     # A look through all objects of the process, which the more tests have run before, takes the longer.
     monkeypatch.setattr(conflicts, "objects_of", lambda sites: [])
-    monkeypatch.setattr(fingerprint, "loaded", lambda function: fingerprint.Loaded("c1:0", from_file=True))
+    monkeypatch.setattr(digests, "loaded", lambda function: digests.Loaded("c1:0", from_file=True))
 
 
 def together(*jobs: Callable[[], None]) -> list[BaseException]:

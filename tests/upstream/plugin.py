@@ -42,10 +42,11 @@ def pytest_configure() -> None:
 
 def arm() -> None:
     """Do what the .pth does, and count who calls a wrapper."""
-    from trl_hotfix import catalogue, startup
+    from trl_hotfix import autostart
+    from trl_hotfix.catalogue import modules
 
     assert "trl" not in sys.modules, "TRL was imported before the patches could be armed"
-    functions = catalogue.function_of
+    functions = modules.function_of
 
     def counted(patch: Any, name: str, options: Any) -> Callable[..., Any]:
         function: Callable[..., Any] = functions(patch, name, options)
@@ -60,8 +61,8 @@ def arm() -> None:
         return calling
 
     # Where the engine takes wrappers from. They are called as ever.
-    catalogue.function_of = counted
-    startup.start()
+    modules.function_of = counted
+    autostart.start()
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-from trl_hotfix import catalogue
+from trl_hotfix.catalogue import loading
 
 import layout
 from layout import BENCH, CHECKOUT, Place
@@ -89,7 +89,7 @@ class Compared:
 def expected(release: str) -> list[str]:
     """The patches that TRL_HOTFIX=1 has to put on in this release."""
     place = place_of(release)
-    return [patch.id for patch in catalogue.load() if patch.default and place.targets_of(patch)]
+    return [patch.id for patch in loading.load() if patch.default and place.targets_of(patch)]
 
 
 def place_of(release: str) -> Place:

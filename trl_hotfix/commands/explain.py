@@ -18,15 +18,21 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from .. import __version__, catalogue, evidence, gates, wheels
-from ..engine import ENGINE
+from .. import __version__
+from ..catalogue import evidence, loading
+from ..catalogue.modules import module_of
+from ..catalogue.packs import named
 from ..errors import UnknownPatchError
-from ..fingerprint import bodies_for
-from ..model import Patch, PatchStatus, Target
-from ..packs import named
-from ..report import because, links, show, turn_off
-from ..trail import Step, trail
-from . import Exit, unsupported, with_packs
+from ..matching import sources, versions
+from ..matching.fingerprints import bodies_for
+from ..model import Patch, Target
+from ..patching.engine import ENGINE
+from ..reporting.report import PatchStatus
+from ..reporting.sentences import because, links, turn_off
+from ..reporting.table import show
+from ..reporting.trail import Step, trail
+from ..selection.selection import Selection
+from .common import Exit, unsupported, with_packs
 
 
 class TargetAnswer(TypedDict):
@@ -100,13 +106,13 @@ class Answer(TypedDict):
 def command(patch_id: str, against: Path | None, as_data: bool, packs: str | None) -> int:
     """One bug: what you see when it hits you, why, what the patch does, and whether it goes on here."""
     names = named(packs, os.environ)
-    patches = catalogue.known(names)
+    patches = loading.known(names)
     patch = next((each for each in patches if each.id == patch_id), None)
     if patch is None:
         raise UnknownPatchError([patch_id], [each.id for each in patches], "explain")
-    selection = gates.Selection.of(None, None, os.environ, patches, None, names)
+    selection = Selection.of(None, None, os.environ, patches, None, names)
     found = ENGINE.preview(patches, selection)[patch_id]
-    installed = wheels.installed()
+    installed = sources.installed()
     steps = trail(patch, selection, installed)
     differences = _differences(patch, installed, _release(against)) if against is not None else {}
     answer = _answer(patch, found, steps, differences)
@@ -114,17 +120,17 @@ def command(patch_id: str, against: Path | None, as_data: bool, packs: str | Non
         click.echo(json.dumps(answer, indent=2))
     else:
         show(_screen(answer, patch, found))
-    return Exit.NO_TRL if unsupported(gates.installed("trl")) else Exit.FINE
+    return Exit.NO_TRL if unsupported(versions.installed("trl")) else Exit.FINE
 
 
-def _release(path: Path) -> wheels.Release:
+def _release(path: Path) -> sources.Release:
     try:
-        return wheels.Release(path)
-    except wheels.NotATrlError as error:
+        return sources.Release(path)
+    except sources.NotATrlError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _differences(patch: Patch, installed: wheels.Release | None, other: wheels.Release) -> dict[str, str]:
+def _differences(patch: Patch, installed: sources.Release | None, other: sources.Release) -> dict[str, str]:
     """For each target that differs: what the installed TRL has changed since ``other``, as a unified diff."""
     if installed is None:
         raise click.ClickException("--against: the files of a TRL that is installed here cannot be read")
@@ -140,7 +146,7 @@ def _differences(patch: Patch, installed: wheels.Release | None, other: wheels.R
 
 def _notes(patch: Patch) -> str:
     """What the author says of the bug and the repair, with formulas and sources: the text at the top of the module."""
-    spec = find_spec(catalogue.module_of(patch.id))
+    spec = find_spec(module_of(patch.id))
     assert spec is not None
     assert spec.origin is not None
     return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
@@ -182,10 +188,10 @@ def _answer(patch: Patch, found: PatchStatus, steps: list[Step], differences: di
             for each in evidence.parity_of(patch)
         ],
         "turn_off": turn_off(patch),
-        "installed": gates.installed("trl"),
+        "installed": versions.installed("trl"),
         "state": found.state.value,
         "reason": found.reason.value,
-        "because": because(found),
+        "because": because(found.reason, found.evidence),
         "trail": [{"gate": each.gate, "found": each.found, "passed": each.passed} for each in steps],
         "differences": differences,
     }

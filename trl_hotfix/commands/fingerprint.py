@@ -12,13 +12,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from .. import __version__, catalogue, gates
-from ..fingerprint import bodies_for
+from .. import __version__
+from ..catalogue import loading
+from ..catalogue.packs import named
+from ..matching import versions
+from ..matching.fingerprints import bodies_for
+from ..matching.sources import NotATrlError, Release
 from ..model import Patch, Target
-from ..packs import named
-from ..report import show
-from ..wheels import NotATrlError, Release
-from . import Exit, with_packs
+from ..reporting.table import show
+from .common import Exit, with_packs
 
 Word = Literal["matches", "fixed", "no bug", "unknown body", "gone"]
 
@@ -57,7 +59,7 @@ def command(path: Path, as_data: bool, packs: str | None) -> int:
         release = Release(path)
     except NotATrlError as error:
         raise click.ClickException(str(error)) from None
-    patches = catalogue.known(named(packs, os.environ))
+    patches = loading.known(named(packs, os.environ))
     found = [_compared(release, patch, target) for patch in patches for target in patch.targets]
     if as_data:
         answer: Answer = {"trl_hotfix": __version__, "trl": release.version, "targets": found}
@@ -83,7 +85,7 @@ def _compared(release: Release, patch: Patch, target: Target) -> Compared:
     return {
         "patch": patch.id,
         "target": target.name,
-        "in_range": gates.in_range(release.version, patch.range_of(target)),
+        "in_range": versions.in_range(release.version, patch.range_of(target)),
         "body": body,
         "says": "gone" if body is None else words.get(what, "unknown body"),
         "same_as": same[-1] if same else None,

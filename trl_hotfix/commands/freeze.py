@@ -9,8 +9,8 @@ from typing import TypedDict
 
 import click
 
-from ..engine import apply
-from . import Exit, unsupported, with_packs
+from ..patching.api import apply
+from .common import Exit, unsupported, with_packs
 
 
 class Frozen(TypedDict):

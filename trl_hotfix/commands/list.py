@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Sequence
 from typing import Any, TypedDict
@@ -10,13 +11,17 @@ from typing import Any, TypedDict
 import click
 from msgspec.structs import replace
 
-from .. import catalogue, gates, startup
-from ..engine import ENGINE
-from ..fingerprint import bodies
-from ..model import PatchStatus, Reason, Report, Severity, State
-from ..packs import named
-from ..report import as_json, show, table
-from . import Exit, release, trainer, unsupported, with_packs
+from .. import settings
+from ..catalogue import loading
+from ..catalogue.packs import named
+from ..matching import gates, versions
+from ..matching.fingerprints import bodies
+from ..model import Reason, Severity, State
+from ..patching.engine import ENGINE
+from ..reporting.report import PatchStatus, Report
+from ..reporting.table import show, table
+from ..selection.selection import Selection
+from .common import Exit, release, trainer, unsupported, with_packs
 
 SEVERITIES = [each.value for each in Severity]
 
@@ -89,12 +94,12 @@ def command(
     --list is list --all.
     """
     names = named(packs, os.environ)
-    patches = catalogue.known(names)
+    patches = loading.known(names)
     trl = release(trl) if trl is not None else None
     # An asterisk is any trainer.
     of_trainer = {trainer(trainer_name, patches), "*"} if trainer_name is not None else None
-    selection = gates.Selection.of(None, None, os.environ, patches, None, names)
-    version_of = functools.cache(gates.installed_but(trl) if trl else gates.installed)
+    selection = Selection.of(None, None, os.environ, patches, None, names)
+    version_of = functools.cache(versions.installed_but(trl) if trl else versions.installed)
     report = ENGINE.preview(patches, selection, version_of)
     wanted = [
         each
@@ -106,7 +111,7 @@ def command(
     shown = wanted if everything or as_data else here
     view = replace(report, patches=tuple(sorted(shown, key=_rank)))
     if as_data:
-        click.echo(as_json(view))
+        click.echo(json.dumps(view.to_dict(), indent=2))
     else:
         if shown:
             show(table(view))
@@ -133,9 +138,9 @@ def _foot(report: Report, hidden: int, trl: str | None) -> None:
 
 
 def _start_hook() -> str:
-    problem = startup.hook_problem()
+    problem = settings.hook_problem()
     if problem is not None:
         return f"TRL_HOTFIX=1 does nothing here: {problem}. trl_hotfix.apply() in the script works."
     value = os.environ.get("TRL_HOTFIX", "")
-    now = {"on": "on", startup.STRICT: "on, strict", "off": "off"}.get(startup.switch(value) or "off", "off")
+    now = {"on": "on", settings.STRICT: "on, strict", "off": "off"}.get(settings.switch(value) or "off", "off")
     return f"TRL_HOTFIX=1 works here; it is {now} in this shell."

@@ -15,11 +15,13 @@ import click
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from .. import catalogue
+from ..catalogue import checks, loading
+from ..catalogue.data_files import manifest as manifest_path
+from ..catalogue.parsing import parse
 from ..errors import CatalogueError, plain, suggestion
+from ..matching.sources import NotATrlError, Release, installed
 from ..model import Severity
-from ..wheels import NotATrlError, Release, installed
-from . import Exit
+from .common import Exit
 
 REVIEW_AFTER = timedelta(days=181)
 WIDTH = 140
@@ -187,7 +189,7 @@ def command(
 
 def _checkout() -> Path:
     """The checkout that this package is run from."""
-    folder = catalogue.manifest().parent
+    folder = manifest_path().parent
     lacking = [
         name for name in ("pyproject.toml", "patches.yaml", "tests/tiny/__init__.py") if not (folder / name).is_file()
     ]
@@ -200,9 +202,9 @@ def _checkout() -> Path:
 
 
 def _check_id(patch_id: str) -> None:
-    if not catalogue.ID.match(patch_id):
+    if not checks.ID.match(patch_id):
         raise click.UsageError(f"id {patch_id!r} is not lower-case words joined by '-'")
-    if patch_id in {patch.id for patch in catalogue.load()}:
+    if patch_id in {patch.id for patch in loading.load()}:
         raise click.UsageError(f"there is a patch {patch_id!r} already")
 
 
@@ -221,7 +223,7 @@ def _release(wheel: Path | None) -> Release:
 
 def _target(text: str, release: Release) -> tuple[str, str]:
     module, colon, attribute = text.partition(":")
-    if not (colon and catalogue.MODULE.match(module) and catalogue.ATTRIBUTE.match(attribute)):
+    if not (colon and checks.MODULE.match(module) and checks.ATTRIBUTE.match(attribute)):
         raise click.UsageError(
             f"--target {text!r} is not MODULE:FUNCTION or MODULE:CLASS.METHOD of TRL, such as "
             "trl.trainer.dpo_trainer:DPOTrainer.compute_loss"
@@ -291,7 +293,7 @@ def _write(checkout: Path, texts: dict[Path, str], entry: str) -> None:
                 file.write(text)
         importlib.invalidate_caches()
         # Reads the new module too: the command line must work afterwards.
-        catalogue.parse(longer, str(manifest))
+        parse(longer, str(manifest))
         partial.write_text(longer, encoding="utf-8")
         partial.replace(manifest)
     except BaseException as error:

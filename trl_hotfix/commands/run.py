@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from .. import startup
-from ..engine import apply
+from .. import settings
+from ..catalogue.packs import VARIABLE
 from ..model import Reason, State
-from ..packs import VARIABLE
-from . import Exit, unsupported, with_packs
+from ..patching.api import apply
+from .common import Exit, unsupported, with_packs
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -38,13 +38,13 @@ def command(
     """
     if not words[0]:
         raise click.UsageError("CMD is empty")
-    problem = startup.hook_problem()
+    problem = settings.hook_problem()
     if problem is not None:
         click.echo(f"trl-hotfix run: TRL_HOTFIX=1 does nothing here: {problem}. The job was not started.", err=True)
         return Exit.DEGRADED
-    settings = _settings(only, skip, options, packs)
-    strict = strict or startup.switch(os.environ.get("TRL_HOTFIX", "")) == startup.STRICT
-    os.environ.update(settings, TRL_HOTFIX=startup.STRICT if strict else "1")
+    variables = _variables(only, skip, options, packs)
+    strict = strict or settings.switch(os.environ.get("TRL_HOTFIX", "")) == settings.STRICT
+    os.environ.update(variables, TRL_HOTFIX=settings.STRICT if strict else "1")
     # What the job will do when it imports TRL, with its own variables: whatever is wrong with them is said here.
     report = apply(dry_run=True)
     if unsupported(report.trl):
@@ -61,7 +61,7 @@ def command(
     return _become(words)
 
 
-def _settings(only: str | None, skip: str | None, options: str | None, packs: str | None) -> dict[str, str]:
+def _variables(only: str | None, skip: str | None, options: str | None, packs: str | None) -> dict[str, str]:
     """The variables of the options that were given."""
     if only is not None and not only.strip(" ,"):
         raise click.UsageError("--only names no patch; leave it out if you mean all")

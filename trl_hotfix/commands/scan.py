@@ -12,13 +12,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from .. import __version__, catalogue, gates
+from .. import __version__
+from ..catalogue import loading
+from ..catalogue.packs import named
 from ..errors import ScriptError, plain
-from ..packs import named
-from ..report import show
+from ..matching import versions
+from ..reporting.table import show
 from ..scan import Finding, Scanned, judge
 from ..scripts import read
-from . import Exit, release, trainer, unsupported, with_packs
+from .common import Exit, release, trainer, unsupported, with_packs
 
 
 class Bug(TypedDict):
@@ -72,12 +74,12 @@ def command(path: Path, trl: str | None, trainer_name: str | None, as_data: bool
     Exit codes: 0 nothing is hit, and nothing is left untold; 1 a bug is hit, or one cannot be told, or the file
     makes no trainer of TRL; 2 the file cannot be read, or usage; 4 no TRL here and no --trl.
     """
-    installed = gates.installed("trl")
+    installed = versions.installed("trl")
     looked_at = release(trl) if trl is not None else installed
-    patches = catalogue.known(named(packs, os.environ))
+    patches = loading.known(named(packs, os.environ))
     if looked_at is None or unsupported(looked_at):
         found = f"TRL is {looked_at or 'not installed'}"
-        click.echo(f"{found}; {gates.SUPPORTED} is needed, installed or given, as in --trl 0.12.2", err=True)
+        click.echo(f"{found}; {versions.SUPPORTED} is needed, installed or given, as in --trl 0.12.2", err=True)
         return Exit.NO_TRL
     try:
         if trainer_name is not None and path.suffix.lower() not in (".yaml", ".yml"):

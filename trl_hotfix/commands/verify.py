@@ -21,12 +21,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from .. import __version__, catalogue, gates
+from .. import __version__
+from ..catalogue import loading
+from ..catalogue.data_files import PACKAGE as FOLDER
+from ..catalogue.data_files import checkout
+from ..catalogue.packs import VARIABLE, named, pack_of
 from ..errors import UnknownPatchError
+from ..matching import gates, versions
 from ..model import State
-from ..packs import VARIABLE, named, pack_of
-from ..report import show
-from . import Exit, unsupported, with_packs
+from ..reporting.table import show
+from .common import Exit, unsupported, with_packs
 
 PACKAGE = __package__.partition(".")[0]
 GOOD = ("proven", "absent", "not-run")
@@ -71,14 +75,14 @@ def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) 
     Without IDs: those of every patch that applies here.
     """
     names = named(packs, os.environ)
-    patches = catalogue.known(names)
+    patches = loading.known(names)
     known = [patch.id for patch in patches]
     unknown = [each for each in ids if each not in known]
     if unknown:
         raise UnknownPatchError(unknown, known, "verify")
-    trl = gates.installed("trl")
+    trl = versions.installed("trl")
     if unsupported(trl) or trl is None:
-        click.echo(f"TRL is {trl or 'not installed'}; {gates.SUPPORTED} is needed", err=True)
+        click.echo(f"TRL is {trl or 'not installed'}; {versions.SUPPORTED} is needed", err=True)
         return Exit.NO_TRL
     chosen = ids or tuple(patch.id for patch in patches if gates.applicability(patch).state is State.PENDING)
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +123,7 @@ def _environment() -> dict[str, str]:
 
 def _verified(ids: Sequence[str], packs: Sequence[str], folder: Path) -> list[CellAnswer]:
     out = folder / "verdicts"
-    command = [sys.executable, "-m", f"{PACKAGE}.verify", str(out), *ids]
+    command = [sys.executable, "-m", f"{PACKAGE}.verification", str(out), *ids]
     # What TRL prints while it is imported goes to standard error: standard output is ours, and may be JSON.
     with (
         _progress("self-tests", len(ids)) as said,
@@ -159,7 +163,7 @@ def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
     file = proofs / "proofs" / f"{patch_id.replace('-', '_')}.py"
     if pack_of(patch_id) or not file.is_file():
         return {"verdict": "not-run", "why": "no proof comes with it", "runs": {}}
-    missing = [each for each in _needs(file) if gates.installed(each) is None]
+    missing = [each for each in _needs(file) if versions.installed(each) is None]
     if missing:
         return {"verdict": "not-run", "why": f"it needs {', '.join(missing)}", "runs": {}}
     out, own = folder / "proof.json", folder / patch_id
@@ -167,7 +171,7 @@ def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
     own.mkdir()
     command = [sys.executable, str(proofs / "bench" / "prove.py"), str(out), str(folder / "gradients"), patch_id]
     # The checkout or the site folder that this package is in: a script finds what lies beside itself.
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(own), "PYTHONPATH": path}
     environment = {**_environment(), **quiet}
     done = subprocess.run(command, env=environment, cwd=own, capture_output=True, text=True, check=False)
@@ -180,9 +184,8 @@ def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
 
 def _proofs() -> Path:
     """Where the proofs are: in a checkout, or in the installed package."""
-    package = Path(__file__).parents[1]
-    checkout = package.parent / "tests"
-    return checkout if (package.parent / "pyproject.toml").is_file() else package / "proofs"
+    folder = checkout()
+    return folder / "tests" if folder is not None else FOLDER / "proofs"
 
 
 def _needs(proof: Path) -> Sequence[str]:

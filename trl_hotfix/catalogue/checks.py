@@ -1,0 +1,161 @@
+"""What an entry with the right types can still get wrong."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from ..errors import Mistake, suggestion
+from ..model import Hit, Option, Patch, Target
+from . import conditions, packs
+from .modules import module_of
+
+ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
+CHOICE = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*\Z")
+TRAINER = re.compile(r"[A-Z]\w*\Z")
+ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?\Z")
+MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
+
+
+def check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
+    """What a well-typed entry can still get wrong."""
+    if not ID.match(patch.id):
+        yield Mistake(line_of("id"), f"id {patch.id!r} is not lower-case words joined by '-'")
+    if patch.revision < 1:
+        yield Mistake(line_of("revision"), f"revision {patch.revision} is less than 1")
+    yield from _check_range(patch.trl, "trl", line_of("trl"))
+    yield from _check_review(patch, line_of)
+    for distribution, wanted in patch.requires.items():
+        yield from _check_range(wanted, f"requires {distribution}", line_of("requires", distribution))
+    if patch.upstream.fixed_in is not None:
+        try:
+            Version(patch.upstream.fixed_in)
+        except InvalidVersion:
+            line = line_of("upstream", "fixed_in")
+            yield Mistake(line, f"fixed_in: {patch.upstream.fixed_in!r} is not a version")
+    for name in patch.options:
+        yield from _check_option(name, patch.options[name], functools.partial(line_of, "options", name))
+    if not patch.targets:
+        yield Mistake(line_of("targets"), "targets is empty: a patch wraps at least one method or function")
+    for index, target in enumerate(patch.targets):
+        yield from _check_target(target, index, line_of)
+    for index, hit in enumerate(patch.hits):
+        yield from _check_hit(hit, functools.partial(line_of, "hits", index))
+    if ID.match(patch.id):
+        yield from _check_functions(patch, line_of, pack)
+
+
+def _check_option(name: str, option: Option, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    # They stand in environment variables and in the names of pickled functions.
+    for word in (name, *option.choices):
+        if not CHOICE.match(word):
+            yield Mistake(line_of("choices", word), f"{word!r} is not lower-case words joined by '-' or '_'")
+    if len(option.choices) < 2:
+        yield Mistake(
+            line_of("choices"), f"the option {name!r} has {len(option.choices)} choices, expected two or more"
+        )
+    if option.default not in option.choices:
+        message = f"default {option.default!r} is none of the choices{suggestion(option.default, option.choices)}"
+        yield Mistake(line_of("default"), message)
+
+
+def _check_target(target: Target, index: int, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    if not MODULE.match(target.module):
+        message = f"target {target.module!r} is outside 'trl.'; only modules of TRL are patched"
+        yield Mistake(line_of("targets", index, "module"), message)
+    if not ATTRIBUTE.match(target.attribute):
+        message = f"attribute {target.attribute!r} is not a function or a Class.method"
+        yield Mistake(line_of("targets", index, "attribute"), message)
+    if target.trl is not None:
+        yield from _check_range(target.trl, "trl", line_of("targets", index, "trl"))
+
+
+def _check_hit(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    if not hit.trainers:
+        yield Mistake(line_of("trainers"), "trainers is empty: expected names such as [DPO, KTO], or ['*'] for any")
+    for index, trainer in enumerate(hit.trainers):
+        if trainer != "*" and (not TRAINER.match(trainer) or trainer.endswith("Trainer")):
+            message = f"trainer {trainer!r} is not a name such as DPO, without Trainer, nor '*' for any"
+            yield Mistake(line_of("trainers", index), message)
+    for role, text in (("symptom", hit.symptom), ("depends", hit.depends)):
+        if text is not None and not text.strip():
+            yield Mistake(line_of(role), f"{role} is empty")
+    for name, wanted in hit.when.items():
+        line = line_of("when", name)
+        if not conditions.NAME.match(name):
+            yield Mistake(line, f"when: {name!r} is not the name of an argument, such as packing or model.adapter_name")
+        wrong = conditions.validation_error(wanted)
+        if wrong is not None:
+            yield Mistake(line, f"when: {name}: {wrong}")
+    if hit.trl is not None:
+        yield from _check_range(hit.trl, "trl", line_of("trl"))
+
+
+def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:
+    try:
+        SpecifierSet(specifiers)
+    except InvalidSpecifier:
+        yield Mistake(line, f"{name}: {specifiers!r} is not a PEP 440 range such as '>=0.11.0,<0.12.0'")
+
+
+def _check_review(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    """A range without an end claims releases that nobody has seen, so it says when somebody looks again."""
+    try:
+        open_ended = SpecifierSet(patch.trl).contains("999999")
+    except InvalidSpecifier:
+        return
+    if open_ended and patch.review_by is None:
+        remedy = 'review_by: "2027-05-21", say, is the day by which to look whether newer releases still have the bug'
+        yield Mistake(line_of("trl"), f"trl: {patch.trl!r} has no end and the patch no review_by; {remedy}")
+    if not open_ended and patch.review_by is not None:
+        yield Mistake(
+            line_of("review_by"), f"review_by: the range {patch.trl!r} has an end, so nothing is to be reviewed"
+        )
+
+
+def _check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
+    name = module_of(f"{pack}/{patch.id}" if pack else patch.id)
+    missing = Mistake(line_of("id"), f"id {patch.id!r} has no module {name}")
+    try:
+        if pack and not _belongs(find_spec(name), pack):
+            yield missing
+            return
+        module = import_module(name)
+    # A third border where anything may come: the top level of a patch's module is code, and a mistake in it is one of
+    # the catalogue.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            yield missing
+        else:
+            yield Mistake(line_of("id"), f"{name} cannot be imported: {type(error).__name__}: {error}")
+        return
+    functions = {key: value for key, value in vars(module).items() if isinstance(value, types.FunctionType)}
+    here = {key for key, value in functions.items() if value.__module__ == name}
+    named = [("self_test", patch.self_test, line_of("self_test"))]
+    for index, target in enumerate(patch.targets):
+        named.append(("wrapper", target.wrapper, line_of("targets", index, "wrapper")))
+    for role, wanted, line in named:
+        if wanted not in here:
+            yield Mistake(line, f"{role}: {name} has no function {wanted!r}{suggestion(wanted, here)}")
+        elif ("options" in inspect.signature(functions[wanted]).parameters) != bool(patch.options):
+            found = "which the entry declares" if patch.options else "and the entry declares none"
+            takes = "does not take" if patch.options else "takes"
+            yield Mistake(line, f"{role}: {name}.{wanted} {takes} options, {found}")
+
+
+def _belongs(spec: ModuleSpec | None, pack: str) -> bool:
+    """Is the module a file that the pack's distribution has installed, where a patch's module belongs?"""
+    if spec is None or spec.origin is None:
+        return False
+    its = packs.find(pack).file("patches", f"{spec.name.rpartition('.')[2]}.py")
+    return its is not None and Path(spec.origin).is_file() and its.samefile(spec.origin)

@@ -1,0 +1,108 @@
+"""``doctor``: why does it not work here, and what belongs into an issue."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from packaging.version import InvalidVersion
+
+from ... import __version__
+from ...catalogue.data_files import PACKAGE
+from ...errors import HotfixError
+from ...matching import versions
+from ...model import State
+from ...patching.api import apply
+from ..common import Exit, with_packs
+from .answer import Answer, Patcher, Problems
+from .data_files import counted_files
+from .environment import LOOK, PACKAGES, PATCHERS, installed_packs, installed_trl, pth_files, this_python
+from .screen import print_answer
+from .start_hook import start_hook
+from .variables import checked_variables
+
+
+@click.command("doctor")
+@click.option("--json", "as_data", is_flag=True, help="All of it as JSON.")
+@with_packs
+def command(as_data: bool, packs: str | None) -> int:
+    """Why does it not work here? What is installed, set and found, to be pasted into an issue; problems first.
+
+    Starts a fresh Python to see whether TRL_HOTFIX=1 reaches it. Of the environment only TRL_HOTFIX variables are
+    shown, and home folders are ~.
+    """
+    answer = _examined(packs)
+    if as_data:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        print_answer(answer)
+    if not answer["trl"]["supported"]:
+        return Exit.NO_TRL
+    return Exit.DEGRADED if answer["problems"] else Exit.FINE
+
+
+def _examined(packs: str | None) -> Answer:
+    problems = Problems()
+    trl = installed_trl(problems)
+    hook, finders = start_hook(problems)
+    packages = {name: versions.installed(name) for name in PACKAGES}
+    if packages["wrapt"] is None:
+        problems.add("wrapt, which trl_hotfix needs, is not installed", "install trl_hotfix again, with what it needs")
+    files, patches = counted_files(packs, problems)
+    variables = checked_variables(patches, packs, problems)
+    applies, digest = _set(packs, problems)
+    answer = Answer(
+        trl_hotfix=__version__,
+        folder=str(PACKAGE),
+        problems=problems.found,
+        python=this_python(),
+        trl=trl,
+        packages=packages,
+        hook=hook,
+        variables=variables,
+        patchers=[
+            Patcher(name=name, version=version, does=does, look=LOOK)
+            for name, does in PATCHERS.items()
+            if (version := versions.installed(name)) is not None
+        ],
+        finders=finders,
+        pth=pth_files(),
+        files=files,
+        packs=installed_packs(packs),
+        applies=applies,
+        digest=digest,
+    )
+    private: Answer = _without_home(answer)
+    return private
+
+
+def _set(packs: str | None, problems: Problems) -> tuple[int | None, str | None]:
+    """How many patches would be on here, and the digest of the set."""
+    try:
+        report = apply(dry_run=True, packs=packs)
+    except HotfixError as error:
+        if not any(str(error) in each["problem"] for each in problems.found):
+            problems.add(str(error), "correct it: until then nothing is patched")
+        return None, None
+    except InvalidVersion as error:
+        problems.add(f"a version that is installed is none: {error}", "install that distribution again")
+        return None, None
+    return sum(each.state is State.PENDING for each in report), report.digest
+
+
+def _without_home(value: Any) -> Any:
+    """The same with ``~`` for the home folder in every text: its name is mostly that of its owner."""
+    if isinstance(value, Mapping):
+        return {key: _without_home(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_home(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    home = os.path.expanduser("~")  # noqa: PTH111  pathlib raises where a container's user has no home
+    for each in sorted({home, os.path.realpath(home)} - {"~", "", os.sep}, key=len, reverse=True):
+        value = re.sub(rf"(?<![\w.~/\\-]){re.escape(each.rstrip(os.sep))}(?![\w.-])", "~", value)
+    return value

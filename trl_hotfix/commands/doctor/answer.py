@@ -1,0 +1,97 @@
+"""What ``doctor --json`` prints, and the problems that are found on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+
+class Problem(TypedDict):
+    problem: str
+    remedy: str
+
+
+class Python(TypedDict):
+    version: str
+    executable: str
+    platform: str
+    flags: list[str]
+    """The options of this Python that decide which .pth files and variables it looks at: -S, -E, -I, -P, -s."""
+
+
+class Trl(TypedDict):
+    version: str | None
+    supported: bool
+    kind: str | None
+    """``release``, or else ``development version``, ``fork`` (a local version), ``editable checkout``."""
+    folder: str | None
+
+
+class Hook(TypedDict):
+    """``problem``: why TRL_HOTFIX=1 cannot work in this Python. ``effective``: was a fresh one seen waiting for TRL?"""
+
+    problem: str | None
+    effective: bool
+    folder: str | None
+    said: list[str]
+
+
+class Variable(TypedDict):
+    name: str
+    value: str
+    problem: str | None
+
+
+class Patcher(TypedDict):
+    name: str
+    version: str
+    does: str
+    look: str
+
+
+class PthFile(TypedDict):
+    folder: str
+    name: str
+    ours: bool
+
+
+class DataFile(TypedDict):
+    """``count``: of patches; of releases whose bodies are known; of pairs of a patch and a release; of trainings."""
+
+    path: str
+    sha256: str | None
+    count: int | None
+
+
+class Pack(TypedDict):
+    name: str
+    release: str
+    named: bool
+
+
+class Answer(TypedDict):
+    trl_hotfix: str
+    folder: str
+    problems: list[Problem]
+    python: Python
+    trl: Trl
+    packages: dict[str, str | None]
+    hook: Hook
+    variables: list[Variable]
+    patchers: list[Patcher]
+    finders: list[str]
+    pth: list[PthFile]
+    files: dict[str, DataFile]
+    packs: list[Pack]
+    applies: int | None
+    digest: str | None
+
+
+@dataclass(slots=True)
+class Problems:
+    found: list[Problem] = field(default_factory=list)
+
+    def add(self, problem: str, remedy: str) -> None:
+        each = Problem(problem=problem, remedy=remedy)
+        if each not in self.found:
+            self.found.append(each)

@@ -1,0 +1,119 @@
+"""What is installed in this Python: TRL, what stands beside it, ``.pth`` files and packs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import site
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from ...catalogue import packs
+from ...errors import plain
+from ...matching import versions
+from ..common import unsupported
+from .answer import Pack, Problems, PthFile, Python, Trl
+
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "peft", "deepspeed", "vllm", "flash-attn", "liger-kernel", "datasets"),
+    "wrapt",
+)
+
+
+PATCHERS = {
+    "unsloth": "generates trainers anew from TRL's source text: what it generates has none of our patches",
+    "unsloth-zoo": "replaces methods of TRL's trainers when unsloth is imported",
+    "axolotl": "wraps methods of trainers, and has trainers of its own",
+    "liger-kernel": "replaces the forward and the loss of transformers' models",
+    "llamafactory": "has trainers of its own that override TRL's methods",
+    "ms-swift": "deletes and overrides methods of TRL's trainers",
+}
+"""Distributions that change TRL or transformers when they are imported."""
+
+
+LOOK = "states conflicted, displaced and unreached in trl_hotfix.status() after it was imported"
+
+
+def this_python() -> Python:
+    flags = {
+        "-S": sys.flags.no_site,
+        "-E": sys.flags.ignore_environment,
+        "-I": sys.flags.isolated,
+        "-P": getattr(sys.flags, "safe_path", False),
+        "-s": sys.flags.no_user_site,
+    }
+    return Python(
+        version=f"{platform.python_implementation()} {platform.python_version()}",
+        executable=sys.executable,
+        platform=platform.platform(),
+        flags=[flag for flag, given in flags.items() if given],
+    )
+
+
+def installed_trl(problems: Problems) -> Trl:
+    version = versions.installed("trl")
+    if version is None:
+        problems.add(
+            f"TRL is not installed in the environment of {sys.executable}",
+            f"install TRL {versions.SUPPORTED} there, or run trl_hotfix with the Python that has it",
+        )
+        return Trl(version=None, supported=False, kind=None, folder=None)
+    supported, kinds = False, []
+    try:
+        parsed = Version(version)
+        supported = not unsupported(version)
+        kinds = ["development version"] * parsed.is_devrelease + ["fork"] * (parsed.local is not None)
+    except InvalidVersion:
+        kinds = ["not a version"]
+    if not supported:
+        problems.add(f"TRL {plain(version)} is not supported", f"install TRL {versions.SUPPORTED}")
+    its = metadata.distribution("trl")
+    # Looked up, not imported: the folder that `import trl` would take.
+    spec = find_spec("trl")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    there = Path(str(its.locate_file("trl")))
+    if _is_editable(its):
+        kinds.append("editable checkout")
+    elif folder is not None and not (there.is_dir() and there.samefile(folder)):
+        problems.add(
+            f"`import trl` takes {folder}, but the version {version} is that of {there}",
+            "one of the two is on the path by mistake: look at PYTHONPATH, the working folder, and for two installs",
+        )
+    if folder is None:
+        problems.add(f"TRL {version} has metadata, but `import trl` finds no package", "install TRL again")
+    kind = ", ".join(kinds) or "release"
+    return Trl(version=version, supported=supported, kind=kind, folder=str(folder) if folder is not None else None)
+
+
+def _is_editable(distribution: metadata.Distribution) -> bool:
+    try:
+        said: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return False
+    return isinstance(said, dict) and bool((said.get("dir_info") or {}).get("editable"))
+
+
+def pth_files() -> list[PthFile]:
+    """What runs, or adds to the path, at every start of this Python: the names alone."""
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    return [
+        PthFile(folder=folder, name=path.name, ours="trl_hotfix" in path.name)
+        for folder in dict.fromkeys(folders)
+        for path in sorted(Path(folder).glob("*.pth"))
+    ]
+
+
+def installed_packs(pack_names: str | None) -> list[Pack]:
+    """The packs that are installed. Nothing of them is imported."""
+    named = packs.named(pack_names, os.environ)
+    found = {
+        (each.name, f"{each.dist.name}=={each.dist.version}" if each.dist is not None else "?")
+        for each in metadata.entry_points(group=packs.GROUP)
+    }
+    return [Pack(name=plain(name), release=plain(release), named=name in named) for name, release in sorted(found)]

@@ -1,0 +1,54 @@
+"""How ``doctor`` looks in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ...reporting.table import show
+from .answer import Answer
+
+COUNTED = {"patches": "patches", "fingerprints": "releases", "proven": "cells", "evidence": "trainings"}
+
+
+def print_answer(answer: Answer) -> None:
+    for each in answer["problems"]:
+        show(Text.assemble(("PROBLEM  ", "bold red"), each["problem"]))
+        show(Text(f"   -> {each['remedy']}"))
+    if not answer["problems"]:
+        show(Text("no problem found", style="green"))
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    view.add_column(no_wrap=True)
+    view.add_column(overflow="fold")
+    for name, text in _lines(answer):
+        view.add_row(Text(name), Text(text))
+    show(view)
+
+
+def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
+    python, trl, hook = answer["python"], answer["trl"], answer["hook"]
+    yield "trl_hotfix", f"{answer['trl_hotfix']} in {answer['folder']}"
+    yield "Python", f"{python['version']} {' '.join(python['flags'])} {python['executable']}".replace("  ", " ")
+    yield "platform", python["platform"]
+    yield "TRL", f"{trl['version']}, {trl['kind']}, in {trl['folder']}" if trl["version"] else "none"
+    yield "beside it", ", ".join(f"{name} {version or '-'}" for name, version in answer["packages"].items())
+    yield "set", f"{answer['applies']} patches apply here, digest {answer['digest']}" if answer["digest"] else "none"
+    yield "TRL_HOTFIX=1", "works: a fresh Python waits for TRL" if hook["effective"] else "does not work"
+    for variable in answer["variables"]:
+        wrong = f"   WRONG: {variable['problem']}" if variable["problem"] else ""
+        yield "variable", f"{variable['name']}={variable['value']}{wrong}"
+    for patcher in answer["patchers"]:
+        yield "patcher", f"{patcher['name']} {patcher['version']}: {patcher['does']}. Look at {patcher['look']}"
+    yield "finders", ", ".join(answer["finders"]) or "none but Python's and ours"
+    folders = dict.fromkeys(each["folder"] for each in answer["pth"])
+    for folder in folders:
+        names = (f"{each['name']}{' (ours)' * each['ours']}" for each in answer["pth"] if each["folder"] == folder)
+        yield ".pth files", f"{folder}: {', '.join(names)}"
+    for name, file in answer["files"].items():
+        count = "unreadable" if file["count"] is None else f"{file['count']} {COUNTED[name]}"
+        yield name, f"{count}, {file['path']}, sha256 {(file['sha256'] or 'none')[:16]}"
+    for pack in answer["packs"]:
+        yield "pack", f"{pack['name']} of {pack['release']}, {'named' if pack['named'] else 'not named'}"

@@ -1,0 +1,74 @@
+"""The variables of trl_hotfix that are set here, and what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+from ... import settings
+from ...catalogue import packs as third_party
+from ...errors import HotfixError, plain, suggestion
+from ...model import Patch
+from ...selection.selection import Selection
+from .answer import Problems, Variable
+
+
+def checked_variables(patches: tuple[Patch, ...], packs: str | None, problems: Problems) -> list[Variable]:
+    names = third_party.named(packs, os.environ)
+    found = []
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("TRL_HOTFIX"):
+            problem = _wrong(name, value, patches, names)
+            if problem is not None:
+                problems.add(f"{name}={plain(value)}: {problem}", f"correct it, or unset {name}")
+            found.append(Variable(name=name, value=plain(value), problem=problem))
+    if settings.switch(os.environ.get("TRL_HOTFIX", "") or "unset") == "off":
+        problems.add(
+            f"TRL_HOTFIX={os.environ['TRL_HOTFIX']} turns everything off, also an apply() in the script",
+            "unset it, or set it to 1",
+        )
+    return found
+
+
+def _wrong(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str, ...]) -> str | None:
+    """What is wrong with a variable, or None."""
+
+    def selection() -> str | None:
+        # With a manifest that cannot be read, every id would be unknown.
+        if patches:
+            Selection.of(None, None, {name: value}, patches, None, packs)
+        return None
+
+    def of_packs() -> str | None:
+        for pack in third_party.named(value, {}):
+            third_party.find(pack)
+        return None
+
+    checks: dict[str, Callable[[], str | None]] = {
+        "TRL_HOTFIX": lambda: _unless(settings.switch(value) is not None, "1, strict or 0; it is taken as off"),
+        "TRL_HOTFIX_ONLY": selection,
+        "TRL_HOTFIX_SKIP": selection,
+        "TRL_HOTFIX_OPTIONS": selection,
+        "TRL_HOTFIX_PACKS": of_packs,
+        "TRL_HOTFIX_CALLBACK": lambda: _unless(settings.switch(value) in ("on", "off"), "1 or 0; it is taken as on"),
+        "TRL_HOTFIX_PATIENCE": lambda: _unless(_is_seconds(value), "a number of seconds; it is taken as 60"),
+        "TRL_HOTFIX_UNKNOWN_BODY": lambda: _unless(value in ("", "skip", "try"), "skip or try; apply() refuses it"),
+    }
+    if name not in checks:
+        return f"trl_hotfix has no such variable{suggestion(name, checks)}"
+    try:
+        return checks[name]()
+    except HotfixError as error:
+        return str(error)
+
+
+def _unless(fine: bool, expected: str) -> str | None:
+    return None if fine else f"expected {expected}"
+
+
+def _is_seconds(value: str) -> bool:
+    try:
+        return not value or 0 <= float(value) < math.inf
+    except ValueError:
+        return False

@@ -1,0 +1,82 @@
+"""``python -m trl_hotfix ...`` and ``trl-hotfix ...``."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from .. import __version__
+from ..errors import CatalogueError, DamagedError, PackError, SettingError, UnknownPatchError, suggestion
+from .common import Exit
+
+NAMES = ("list", "scan", "explain", "verify", "fingerprint", "doctor", "run", "freeze", "new")
+"""In the order of the help."""
+
+
+class _Commands(click.Group):
+    """The commands, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(NAMES)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in NAMES:
+            ctx.fail(f"no such command: {name!r}{suggestion(name, NAMES)}")
+        command: click.Command = import_module(f".{name}", __package__).command
+        return command
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="trl_hotfix")
+def commands() -> None:
+    """Repairs silent training bugs in the TRL that is installed.
+
+    \b
+    Exit codes: 0 fine, 1 a patch that should be on cannot be, 2 usage, 3 broken patches.yaml (or another data file),
+    4 no TRL or none that is supported. `run` has those of the command that it runs.
+
+    --list is another spelling of list --all, and --verify of verify.
+    """
+
+
+def script() -> None:
+    """The console script: ``main`` in a process of its own, which is short.
+
+    Nearly all that the garbage collector would look through, again and again, and once more at the end, is in use.
+    """
+    gc.disable()
+    try:
+        main()
+    finally:
+        gc.freeze()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """One command. Exits with one of ``Exit``."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Behind the name of a command, they are its own: `trl-hotfix run conda env --list`.
+    own = list(itertools.takewhile(lambda word: word not in (*NAMES, "--"), words))
+    for spelling, command in {"--list": ["list", "--all"], "--verify": ["verify"]}.items():
+        if spelling in own:
+            words.remove(spelling)
+            words[:0] = command
+    code: int
+    try:
+        code = commands.main(words, prog_name="trl-hotfix", standalone_mode=False) or Exit.FINE
+    except click.ClickException as error:
+        error.show()
+        code = Exit.USAGE
+    except click.exceptions.Abort:
+        code = Exit.USAGE
+    except (PackError, SettingError, UnknownPatchError) as error:
+        click.echo(f"trl-hotfix: {error}", err=True)
+        code = Exit.USAGE
+    except (CatalogueError, DamagedError) as error:
+        click.echo(f"trl-hotfix: {error}", err=True)
+        code = Exit.CATALOGUE
+    sys.exit(code)

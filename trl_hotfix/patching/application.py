@@ -1,0 +1,159 @@
+"""Put a patch on the targets that it has in one module: red, install, green; or leave everything as it was."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..catalogue.modules import function_of
+from ..matching import digests, fingerprints
+from ..matching.versions import in_range, installed
+from ..model import Decision, Evidence, Outcome, Patch, Reason, State, Target, Verdict
+from .module_patch import ModulePatch
+from .self_test import self_test
+
+if TYPE_CHECKING:
+    from .sites import Site, Sites
+
+
+class _Refused(Exception):
+    """The patch does not go on, and ``decision`` says why. Nothing of it is on."""
+
+    def __init__(self, state: State, reason: Reason, evidence: Evidence) -> None:
+        super().__init__(reason.value)
+        self.decision = Decision(state, reason, evidence)
+
+
+def try_apply(
+    module_patch: ModulePatch, module: ModuleType, sites: Sites, *, strict: bool, try_unknown_body: bool
+) -> Decision:
+    """Put ``module_patch`` on ``module``, which has been imported. Return ``applied``, or why it is not on.
+
+    ``try_unknown_body`` lets the self-test decide about a body that is on record for no release. Under ``strict`` no
+    guard is around the wrappers, so that what goes wrong in one is an exception.
+    """
+    try:
+        located = _locate(module_patch, module, sites)
+        if all(site.has(module_patch.patch.id) for site in located):
+            return _on_already(module_patch, located)
+        _check_bodies(module_patch, located, try_unknown_body=try_unknown_body)
+        red = _reproduce(module_patch, module)
+        return _install_and_retest(module_patch, module, located, red, strict=strict)
+    except _Refused as refused:
+        return refused.decision
+
+
+def _locate(module_patch: ModulePatch, module: ModuleType, sites: Sites) -> list[Site]:
+    """Return the site of each target. Refuses a target that is not there."""
+    from .sites import MissingTargetError
+
+    located = []
+    for target in module_patch.targets:
+        try:
+            located.append(sites.at(module, target))
+        except MissingTargetError as error:
+            evidence = {"missing": str(error)}
+            if not in_range(installed("trl") or "", module_patch.patch.trl):
+                raise _Refused(State.SKIPPED, Reason.TRL_VERSION, evidence) from None
+            if _is_on_record(target):
+                raise _Refused(State.CONFLICTED, Reason.DELETED, evidence) from None
+            raise _Refused(State.SKIPPED, Reason.MISSING_TARGET, evidence) from None
+    return located
+
+
+def _on_already(module_patch: ModulePatch, located: list[Site]) -> Decision:
+    """The targets were reached under a second name: TRL keeps old names of modules whose classes have moved."""
+    if module_patch.decision.state is State.APPLIED:
+        return module_patch.decision
+    module_patch.sites = located
+    return Decision(State.APPLIED, Reason.PROVEN, {"same_as": "another name of the target"})
+
+
+def _check_bodies(module_patch: ModulePatch, located: list[Site], *, try_unknown_body: bool) -> None:
+    """Refuse a target that is not TRL's own any more, or whose body is not known to have the bug."""
+    from .conflicts import foreign
+
+    for site, target in zip(located, module_patch.targets, strict=True):
+        owner_of_wrapper = foreign(site)
+        if owner_of_wrapper is not None:
+            evidence = {"target": f"{target.module}.{target.attribute}", "by": owner_of_wrapper}
+            raise _Refused(State.CONFLICTED, Reason.FOREIGN_WRAPPER, evidence)
+        _check_body(module_patch.patch, target, site, try_unknown_body=try_unknown_body)
+
+
+def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: bool) -> None:
+    from .sites import INHERITED
+
+    trl = installed("trl") or ""
+    if not callable(getattr(site.original, "__func__", site.original)):
+        return  # A value without a body: the installation refuses it, and says so.
+    body = digests.loaded(site.original)
+    evidence = {"target": target.name, "body": body.digest}
+    if not body.from_file:
+        by = "code that is not what its file says"
+        raise _Refused(State.CONFLICTED, Reason.REPLACED, {**evidence, "by": by})
+    known_as = fingerprints.bodies_for(patch.id).what(patch.id, target.name, body.digest)
+    if known_as == "buggy":
+        return
+    if not in_range(trl, patch.range_of(target)):
+        raise _Refused(State.SKIPPED, Reason.TRL_VERSION, {"installed": trl, "range": patch.trl, **evidence})
+    if known_as is not None:
+        raise _Refused(State.SKIPPED, Reason.ALREADY_FIXED, evidence)
+    if site.raw is INHERITED and _is_on_record(target):
+        by = "what TRL defines here was deleted"
+        raise _Refused(State.CONFLICTED, Reason.DELETED, {**evidence, "by": by})
+    if not try_unknown_body:
+        raise _Refused(State.SKIPPED, Reason.UNKNOWN_BODY, evidence)
+
+
+def _is_on_record(target: Target) -> bool:
+    """Return whether the release that is installed has this target. Where it is not there, somebody has deleted it."""
+    return fingerprints.bodies().at(target.name, installed("trl") or "") is not None
+
+
+def _reproduce(module_patch: ModulePatch, module: ModuleType) -> Outcome:
+    """Return the outcome of the self-test on TRL as it is. Refuses where it does not reproduce the bug."""
+    red = self_test(module_patch.patch, module, module_patch.options)
+    if isinstance(red, Decision):
+        raise _Refused(red.state, red.reason, red.evidence)
+    if red.verdict is not Verdict.REPRODUCED:
+        raise _Refused(State.SKIPPED, Reason.NOT_REPRODUCED, {"red": red.to_dict()})
+    return red
+
+
+def _install_and_retest(
+    module_patch: ModulePatch, module: ModuleType, located: list[Site], red: Outcome, *, strict: bool
+) -> Decision:
+    """Put the wrappers on and test again. They come off again where the self-test does not say ``fixed``."""
+    from .compiled_code import compiled_now
+    from .guard import Guard
+    from .wrappers import Layer
+
+    patch = module_patch.patch
+    guards = []
+    with ExitStack() as roll_back:
+        for site, target in zip(located, module_patch.targets, strict=True):
+            wrapper = function_of(patch, target.wrapper, module_patch.options)
+            if not target.traced and not strict:
+                guards.append(wrapper := Guard(patch.id, wrapper))
+            options = tuple(sorted(module_patch.options.items()))
+            # First, so that what fails in the middle of putting on is taken off too.
+            roll_back.callback(site.take_off, patch.id)
+            site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced, options))
+        green = self_test(patch, module, module_patch.options)
+        if isinstance(green, Decision):
+            return green
+        evidence = {"red": red.to_dict(), "green": green.to_dict()}
+        if green.verdict is not Verdict.FIXED:
+            return Decision(State.FAILED, Reason.SELF_TEST, evidence)
+        # While the module is being imported nobody can have called, and so compiled, the target yet.
+        if not getattr(module.__spec__, "_initializing", False):
+            traced = any(target.traced for target in module_patch.targets)
+            module_patch.compiled = compiled_now(traced=traced)
+        for guard in guards:
+            guard.armed = True
+        module_patch.guards = guards
+        module_patch.sites += [site for site in located if site not in module_patch.sites]
+        roll_back.pop_all()
+    return Decision(State.APPLIED, Reason.PROVEN, evidence)

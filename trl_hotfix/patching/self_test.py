@@ -1,0 +1,33 @@
+"""Run a self-test: within a time limit, and without a trace in the process."""
+
+from __future__ import annotations
+
+import traceback
+from types import ModuleType
+
+from ..catalogue.modules import function_of
+from ..model import Decision, Options, Outcome, Patch, Reason, State
+from .isolation import TimeLimitExceeded, time_limit, undisturbed
+
+SELF_TEST_SECONDS = 60.0
+"""A self-test takes milliseconds; the first in a process may have to import what it tests from a slow disk."""
+
+
+def self_test(patch: Patch, module: ModuleType, options: Options) -> Outcome | Decision:
+    """Return what the self-test of ``patch`` says of ``module``; ``failed`` with the traceback if it says nothing."""
+    try:
+        with time_limit(SELF_TEST_SECONDS), undisturbed():
+            outcome = function_of(patch, patch.self_test, options)(module)
+    # A self-test that raises says nothing about the bug, and must not end the user's import.
+    except (Exception, SystemExit, TimeLimitExceeded) as error:
+        return failed(Reason.SELF_TEST_ERROR, error)
+    if not isinstance(outcome, Outcome):
+        return Decision(State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {outcome!r}"})
+    return outcome
+
+
+def failed(reason: Reason, error: BaseException) -> Decision:
+    """Return the decision of a patch that has raised ``error``, which is being handled."""
+    message = str(error) or f"no answer within {SELF_TEST_SECONDS:g} s"
+    evidence = {"error": f"{type(error).__name__}: {message}", "traceback": traceback.format_exc()}
+    return Decision(State.FAILED, reason, evidence)

@@ -1,0 +1,182 @@
+"""Put wrappers on, take them off exactly.
+
+A site is one attribute of one class or module; it remembers the raw descriptor that was there, and the layers, one a
+patch, that stand on it. Whenever the layers change, what is installed is built anew from the raw descriptor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ..model import Reason, Target
+from .wrappers import Layer, describe, wrapped_descriptor
+
+INHERITED = object()
+"""In place of a raw descriptor: the attribute is inherited. Setting it back would change what the class defines."""
+
+NOT_INSTALLED = object()
+"""In place of what is installed: nothing of ours is on the site."""
+
+MISSING = object()
+"""The answer of a look-up that finds nothing."""
+
+
+class MissingTargetError(LookupError):
+    """The target is not in this release."""
+
+
+class OccupiedError(RuntimeError):
+    """The attribute does not hold our wrapper any more; taking off ours would undo somebody else's work."""
+
+    def __init__(self, reason: Reason, by: str) -> None:
+        self.reason, self.by = reason, by
+        super().__init__(by)
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """One attribute of one class or module, and the patches that stand on it."""
+
+    owner: Any
+    name: str
+    raw: Any
+    inherited: Any
+    restore: Callable[..., Any]
+    layers: tuple[Layer, ...] = ()
+    installed: Any = NOT_INSTALLED
+    names: set[tuple[str, str]] = field(default_factory=set)
+    """The modules and paths under which the owner was found."""
+
+    @property
+    def original(self) -> Any:
+        """The raw descriptor that TRL has here, inherited or not."""
+        return self.inherited if self.raw is INHERITED else self.raw
+
+    def put_on(self, layer: Layer) -> None:
+        """Add ``layer``, outermost. Raises ``OccupiedError`` or ``UnsupportedTargetError``, with nothing changed."""
+        self._set((*self._without(layer.patch_id), layer))
+
+    def take_off(self, patch_id: str) -> None:
+        """Remove a patch's layer; the last one leaves ``vars(owner)`` as it was. Raises ``OccupiedError``."""
+        self._set(self._without(patch_id))
+
+    def _without(self, patch_id: str) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.layers if layer.patch_id != patch_id)
+
+    def has(self, patch_id: str) -> bool:
+        return any(layer.patch_id == patch_id for layer in self.layers)
+
+    def moved(self, patched_classes: Collection[Any]) -> OccupiedError | None:
+        """Return which other class stands where the owner was found, or under its name in ``trl`` or ``trl.trainer``.
+
+        A module may have been given a regenerated class since, or a reload one of its own: it must be one of
+        ``patched_classes``, those that the patch is on, or a subclass of one.
+        """
+        for module, path in self.names:
+            for surface in (module, "trl.trainer", "trl") if path else ():
+                current: Any = vars(sys.modules.get(surface, object)).get(path, MISSING)
+                if not isinstance(current, type) or set(patched_classes) & set(current.__mro__):
+                    continue
+                # TRL has some names twice, each in a module of its own.
+                if surface == module or vars(sys.modules.get(current.__module__, object)).get(path) is not current:
+                    by = f"{surface}.{path} is another class, {describe_owner(current)}"
+                    return OccupiedError(Reason.REPLACED, by)
+        return None
+
+    def reloaded(self) -> bool:
+        """Return whether a reload of the module has put its function there anew, over our wrapper.
+
+        A class that was reloaded has a new site.
+        """
+        current, original = vars(self.owner).get(self.name), self.original
+        if not self.layers or current in (self.installed, original) or not isinstance(self.owner, ModuleType):
+            return False
+        if not (type(current) is type(original) is FunctionType):
+            return False
+        source = current.__module__, current.__qualname__, current.__code__.co_filename
+        return source == (original.__module__, original.__qualname__, original.__code__.co_filename)
+
+    def start_over(self) -> None:
+        """Take the function that a reload has put there for the original, also where the old one is held by value."""
+        old, self.installed, self.layers = self.installed, NOT_INSTALLED, ()
+        self._rebind(old, vars(self.owner)[self.name])
+
+    def occupied(self) -> OccupiedError | None:
+        """Return who holds the attribute, if it is neither TRL's own nor our wrapper."""
+        current = vars(self.owner).get(self.name, INHERITED)
+        expected = self.installed if self.layers else self.raw
+        if current is expected:
+            return None
+        if current is INHERITED:
+            return OccupiedError(Reason.DELETED, f"{describe_owner(self.owner)}.{self.name} was deleted")
+        return OccupiedError(Reason.REPLACED, describe(current))
+
+    def _set(self, layers: tuple[Layer, ...]) -> None:
+        occupied = self.occupied()
+        if occupied is not None:
+            raise occupied
+        before, after = (self.installed if self.layers else self.original), self.original
+        if layers:
+            path = _path(self.owner, self.name)
+            after = wrapped_descriptor(self.original, layers, self.owner, path, self.restore)
+            setattr(self.owner, self.name, after)
+        elif self.layers and self.raw is INHERITED:
+            delattr(self.owner, self.name)
+        elif self.layers:
+            setattr(self.owner, self.name, self.raw)
+        self.layers, self.installed = layers, after if layers else NOT_INSTALLED
+        if isinstance(self.owner, ModuleType) and self.original.__module__ == self.owner.__name__:
+            self._rebind(before, after)
+
+    def _rebind(self, before: Any, after: Any) -> None:
+        """Follow ``from .utils import f``: other modules of TRL hold the function by value."""
+        for name, module in list(sys.modules.items()):
+            # sys.modules may hold None for a name that must not be imported.
+            if module is self.owner or not isinstance(module, ModuleType) or not f"{name}.".startswith("trl."):
+                continue
+            for key, value in list(vars(module).items()):
+                if value is before:
+                    setattr(module, key, after)
+
+
+class Sites:
+    """The sites of this process; the same class reached under two names is one site."""
+
+    def __init__(self, restore: Callable[..., Any]) -> None:
+        self._restore = restore
+        self._sites: dict[tuple[Any, str], Site] = {}
+
+    def at(self, module: ModuleType, target: Target) -> Site:
+        """Return the site of ``target``. Raises ``MissingTargetError``."""
+        *owners, name = target.attribute.split(".")
+        owner: Any = module
+        for step in owners:
+            owner = getattr(owner, step, MISSING)
+        if owner is MISSING or not isinstance(owner, (type, ModuleType)) or not hasattr(owner, name):
+            raise MissingTargetError(f"{target.module} has no {target.attribute}")
+        site = self._sites.get((owner, name))
+        if site is None:
+            site = self._sites[owner, name] = Site(owner, name, INHERITED, MISSING, self._restore)
+        site.names.add((module.__name__, ".".join(owners)))
+        if site.reloaded():
+            site.start_over()
+        if not site.layers:
+            # Nothing of ours is on it: whatever stands there now is what it was.
+            bases = owner.__mro__[1:] if isinstance(owner, type) else ()
+            site.raw = vars(owner).get(name, INHERITED)
+            site.inherited = next((vars(base)[name] for base in bases if name in vars(base)), MISSING)
+        return site
+
+
+def describe_owner(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _path(owner: Any, name: str) -> tuple[str, str]:
+    if isinstance(owner, ModuleType):
+        return owner.__name__, name
+    return owner.__module__, f"{owner.__qualname__}.{name}"

@@ -1,0 +1,59 @@
+"""A section in the model card of a run: what was repaired in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..model import State, Target
+from ..patching import engine
+from ..patching.wrappers import Layer
+from .failures import training_goes_on
+
+CARD = "trl-hotfix-model-card"
+"""The layer that writes into model cards. It is no patch: it repairs nothing and no report names it."""
+
+
+def write_into_model_cards(trainer: Any) -> None:
+    """Have a section in every model card that this trainer writes from now on."""
+    module: Any = sys.modules.get("trl.trainer.utils")
+    target = Target("trl.trainer.utils", "generate_model_card", "in_generated_card")
+    wrapper = _in_generated_card
+    if not hasattr(module, target.attribute):
+        # Up to 0.11 the cards are those of transformers, by a method that the trainers inherit.
+        of_trl = [each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")]
+        if not of_trl:
+            return
+        module = sys.modules[of_trl[-1].__module__]
+        target = Target(module.__name__, f"{of_trl[-1].__qualname__}.create_model_card", "in_written_card")
+        wrapper = _in_written_card
+    site = engine.site_registry().at(module, target)
+    if site.occupied() is None and not site.has(CARD):
+        site.put_on(Layer(CARD, 1, wrapper, traced=False))
+
+
+def _in_generated_card(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    card = wrapped(*args, **kwargs)
+    with training_goes_on("nothing is in the model card"):
+        card.text = card.text.rstrip() + _section()
+    return card
+
+
+def _in_written_card(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    with training_goes_on("nothing is in the model card"):
+        if instance.is_world_process_zero():
+            card = Path(instance.args.output_dir, "README.md")
+            card.write_text(card.read_text(encoding="utf-8").rstrip() + _section(), encoding="utf-8")
+    return result
+
+
+def _section() -> str:
+    report = engine.ENGINE.status()
+    lines = [f"- `{each.id}` (revision {each.patch.revision})" for each in report if each.state is State.APPLIED]
+    if not lines:
+        return "\n"
+    what = f"TRL {report.trl}, trl_hotfix {report.trl_hotfix}, digest `{report.digest}`:"
+    return "\n".join(["", "", "### TRL repaired at run time", "", what, "", *lines, ""])

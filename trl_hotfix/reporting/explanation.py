@@ -1,0 +1,43 @@
+"""One patch in words, and where it stands in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..catalogue import evidence
+from .report import PatchStatus
+from .sentences import because, links, turn_off
+
+
+def explanation(status: PatchStatus, journal: Sequence[str]) -> str:
+    """Return one patch in words: the bug, the repair, where it stands here, and by which steps (``journal``)."""
+    patch = status.patch
+    fixed_in = f"; fixed upstream in {patch.upstream.fixed_in}" if patch.upstream.fixed_in else ""
+    lines = [
+        f"{patch.id} (revision {patch.revision}): {patch.title}",
+        f"severity   {patch.severity.value}",
+        f"TRL        {patch.trl}{fixed_in}",
+    ]
+    if patch.review_by:
+        lines.append(f"open       in the newest release that was looked at; to be reviewed by {patch.review_by}")
+    lines += [f"requires   {name} {versions}" for name, versions in patch.requires.items()]
+    lines.append(f"evidence   {evidence.in_words(patch)}")
+    lines += [f"upstream   {link}" for link in links(patch.upstream)]
+    for target in status.targets:
+        lines.append(f"target     {target.target.module}: {target.target.attribute} ({target.state.value})")
+    lines += _options(status)
+    lines.append(f"here       {status.state.value} ({status.reason.value}): {because(status.reason, status.evidence)}")
+    lines += [f"why        {patch.why}", f"how        {patch.how}"]
+    if patch.not_repaired:
+        lines.append(f"left out   {patch.not_repaired}")
+    lines += [f"turn off   {way}" for way in turn_off(patch)]
+    lines += [f"trail      {step}" for step in journal]
+    return "\n".join(lines)
+
+
+def _options(status: PatchStatus) -> list[str]:
+    lines = []
+    for name, option in status.patch.options.items():
+        lines.append(f"option     {name} = {status.options[name]} (default {option.default})")
+        lines += [f"           {name}={choice}: {meaning}" for choice, meaning in option.choices.items()]
+    return lines

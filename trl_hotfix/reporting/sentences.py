@@ -1,0 +1,73 @@
+"""Decisions, evidence and addresses in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..model import Decision, Evidence, Patch, Reason, Upstream
+
+
+def because(reason: Reason, evidence: Evidence) -> str:
+    """Return a reason in words, with its evidence."""
+    sentences = {
+        Reason.SWITCHED_OFF: "trl_hotfix is off in this process",
+        Reason.NOT_SELECTED: "not among those asked for",
+        Reason.EXCLUDED: "left out on request",
+        Reason.DEFAULT_OFF: "off unless it is asked for by name",
+        Reason.FIXED_UPSTREAM: "TRL {installed}: fixed upstream in {fixed_in}",
+        Reason.NO_TRL: "TRL is not installed here",
+        Reason.TRL_VERSION: "TRL {installed} does not have this bug ({range})",
+        Reason.REQUIREMENT: "needs {requires}, found {found}",
+        Reason.APPLIES: "TRL {installed} has this bug",
+        Reason.BODY_DECIDES: "TRL {installed} is no release: the body of the method decides, when it is imported",
+        Reason.NOT_IMPORTED: "goes on when its module is imported",
+        Reason.PROVEN: "reproduced before, fixed after, in this process",
+        Reason.BY_REQUEST: "taken off on request",
+    }
+    if reason in sentences:
+        return sentences[reason].format_map(evidence)
+    return _in_words(evidence)
+
+
+def _in_words(evidence: Evidence) -> str:
+    def words(value: Any) -> Iterable[str]:
+        if isinstance(value, Mapping):
+            return [f"{key} {' '.join(words(part))}" for key, part in value.items() if key != "traceback"]
+        return [f"{value:.6g}" if isinstance(value, float) else str(value)]
+
+    return ", ".join(words(evidence))
+
+
+def in_one_line(decision: Decision) -> str:
+    """Return the evidence of a decision in one line. A traceback is left to ``status()``."""
+
+    def short(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return " ".join(f"{key}={short(part)}" for key, part in value.items())
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    shown = {key: value for key, value in decision.evidence.items() if key != "traceback"}
+    if isinstance(red := shown.get("red"), Mapping) and isinstance(green := shown.get("green"), Mapping):
+        changed = {key: value for key, value in green.items() if red.get(key) != value}
+        shown = {"before": red, "after": changed}
+    return "".join(f"; {key}: {short(value)}" for key, value in shown.items())
+
+
+def links(upstream: Upstream) -> list[str]:
+    """Return the addresses of upstream's issues and pull requests."""
+
+    def urls(kind: str, numbers: int | tuple[int, ...] | None) -> list[str]:
+        several = (numbers,) if isinstance(numbers, int) else numbers or ()
+        return [f"https://github.com/huggingface/trl/{kind}/{number}" for number in several]
+
+    return urls("issues", upstream.issue) + urls("pull", upstream.fix)
+
+
+def turn_off(patch: Patch) -> list[str]:
+    """Return the ways to do without ``patch``."""
+    return [
+        f"TRL_HOTFIX_SKIP={patch.id}",
+        f"trl_hotfix.apply(skip=[{patch.id!r}])",
+        f"trl_hotfix.revert({patch.id!r})",
+    ]

@@ -1,0 +1,47 @@
+"""What the variables of trl_hotfix mean. It is loaded at interpreter start: the standard library only."""
+
+import os
+import sys
+
+ON = ("1", "true", "yes", "on")
+OFF = ("", "0", "false", "no", "off")
+STRICT = "strict"
+
+
+def switch(value: str) -> str | None:
+    """Return ``"on"``, ``"off"`` or ``"strict"`` for a value of ``TRL_HOTFIX``; None for one that means nothing."""
+    value = value.strip().lower()
+    if value in ON:
+        return "on"
+    if value in OFF:
+        return "off"
+    return STRICT if value == STRICT else None
+
+
+def warn(message: str) -> None:
+    """Print one line on standard error. ``logging`` and ``warnings`` take too long to load at interpreter start."""
+    from contextlib import suppress
+
+    # Standard error may be closed or full, and may not take every character. That must not end the user's import.
+    text = message.encode("ascii", "backslashreplace").decode()
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(f"trl_hotfix: WARNING: {text}", file=sys.stderr, flush=True)
+
+
+def hook_problem() -> str | None:
+    """Return why ``TRL_HOTFIX=1`` cannot work in this interpreter as it was started, or None if it can."""
+    import site
+
+    if sys.flags.no_site:
+        return "Python runs with -S, which skips every .pth file"
+    if sys.flags.ignore_environment:
+        return f"Python runs with {'-I' if sys.flags.isolated else '-E'}, which ignores environment variables"
+    # site lists no user directory while it is disabled, and reads none then.
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    if not any(os.path.isfile(os.path.join(folder, "trl_hotfix_autoapply.pth")) for folder in folders):
+        return (
+            "trl_hotfix_autoapply.pth is in no site directory of this Python (pip --target and PYTHONPATH do not "
+            "make one); install trl_hotfix into this environment"
+        )
+    return None
