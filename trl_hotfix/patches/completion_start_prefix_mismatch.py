@@ -1,17 +1,13 @@
-"""SFT, DPO and KTO: the first tokens of a completion are taken for the end of the prompt.
+"""SFT, DPO and KTO take the first tokens of a completion for the end of the prompt.
 
 ``_prepare_dataset`` tokenises the prompt, and the prompt with its completion, and lets the completion start at
-``len(prompt_ids)``. That is right if the first is a prefix of the second. It is not where the chat template renders the
-prompt alone in another way (a generation prompt with an empty ``<think>`` block, say), where a tokenizer ends each text
-by itself, or where tokens merge across the border. Then as many tokens of the completion as the prompt is too long are
-not trained (SFT: masked; DPO and KTO: lost, and the prompt ends with tokens that the sequence has not). A warning says
-that there is a mismatch, and not what becomes of it.
+``len(prompt_ids)``. That is right only if ``prompt_ids`` is a prefix of the ids of both together.
 
 Since 1.14.2 the completion starts where the two diverge, in DPO where the first of the two completions does:
-``prompt_len = max{k : prompt_ids[:k] == prompt_completion_ids[:k]}``. Here the method is given a view of the tokenizer
-that remembers the list that it has returned for a prompt. As soon as that prompt is tokenised with a completion, what
-they do not share is deleted from this very list, which TRL has not looked at yet. The rest is TRL's: templates, tools,
-masks, truncation, packing.
+``prompt_len = max{k : prompt_ids[:k] == prompt_completion_ids[:k]}``. The wrappers give the method a view of the
+tokenizer that keeps the list that it has returned for a prompt. When that prompt is tokenised with a completion, the
+view deletes the ids that the two do not share from this very list. That works because TRL takes the list's length only
+afterwards. Templates, tools, masks, truncation and packing are left to TRL.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from ..stubs import CharacterTokenizer, default_arguments, sft_prepared, single_
 def start_the_completion_of_sft(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A prompt and a completion in each row, or neither; with a formatting function a text."""
+    """Handle rows of a prompt and a completion. With a formatting function, and without prompts, a row is one text."""
     if argument(wrapped, args, kwargs, "formatting_func") is not None:
         return wrapped(*args, **kwargs)
     return _with_view(wrapped, args, kwargs, completions=1)
@@ -41,14 +37,14 @@ def start_the_completion_of_sft(
 def start_the_completion_of_kto(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A prompt and a completion in each row, as TRL unpairs them."""
+    """Handle rows of a prompt and a completion, into which TRL also splits pairs."""
     return _with_view(wrapped, args, kwargs, completions=1, always=True)
 
 
 def start_the_completions_of_dpo(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A prompt and two completions in each row."""
+    """Handle rows of a prompt and two completions."""
     return _with_view(wrapped, args, kwargs, completions=2, always=True)
 
 
@@ -60,7 +56,10 @@ def _with_view(
     completions: int,
     always: bool = False,
 ) -> Any:
-    """Call the method with a view of its tokenizer, if the dataset has prompts (``always``: TRL extracts them)."""
+    """Call the method with a view of its tokenizer, if the dataset has prompts.
+
+    With ``always`` the first row is not looked at, since TRL extracts the prompts itself.
+    """
     if not always and "prompt" not in next(iter(argument(wrapped, args, kwargs, "dataset"))):
         return wrapped(*args, **kwargs)
     view = _view(argument(wrapped, args, kwargs, "processing_class"), completions)
@@ -69,10 +68,10 @@ def _with_view(
 
 
 def _view(processing_class: Any, completions: int, code: str | None = None) -> Any:
-    """``processing_class``, which gives ids of prompts that are a prefix of the ids with the completions after them.
+    """Return a view of ``processing_class`` whose prompt ids are a prefix of those of prompt and completion.
 
-    It is pickled as a call of this function: into worker processes, and for the key in the cache of ``datasets``.
-    ``code`` is there for that key, which changes with this file.
+    The view is pickled as a call of this function: for worker processes, and for the cache key of ``datasets``.
+    ``code`` is a digest of this file. It is unused except that it changes that key when the file changes.
     """
     import wrapt
 
@@ -81,29 +80,29 @@ def _view(processing_class: Any, completions: int, code: str | None = None) -> A
             super().__init__(wrapped)
             self._self_prompt: Any = None
             self._self_prompt_ids: list[int] = []
-            self._self_to_come = 0
-            self._self_said = False
+            self._self_completions_left = 0
+            self._self_warned = False
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             return _view, (self.__wrapped__, completions, hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return self._seen(kwargs["text"] if "text" in kwargs else args[0], self.__wrapped__(*args, **kwargs))
+            return self._record(kwargs["text"] if "text" in kwargs else args[0], self.__wrapped__(*args, **kwargs))
 
         def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._seen(conversation, self.__wrapped__.apply_chat_template(conversation, *args, **kwargs))
+            return self._record(conversation, self.__wrapped__.apply_chat_template(conversation, *args, **kwargs))
 
-        def _seen(self, text: Any, result: Any) -> Any:
-            """Note what has been tokenised: a prompt, or the prompt before with one of its completions."""
+        def _record(self, text: Any, result: Any) -> Any:
+            """Keep the ids of a prompt, or shorten the kept ids by those of the prompt with one of its completions."""
             ids = result["input_ids"] if hasattr(result, "keys") else result
             if isinstance(ids, list) and ids and isinstance(ids[0], list):
-                ids = ids[0]  # a processor gives batches of one
+                ids = ids[0]  # A processor returns a batch of one.
             if not isinstance(ids, list):
-                return result  # a text: the template was only rendered
-            if self._self_to_come == 0:
-                self._self_prompt, self._self_prompt_ids, self._self_to_come = text, ids, completions
+                return result  # A text: the template was only rendered.
+            if self._self_completions_left == 0:
+                self._self_prompt, self._self_prompt_ids, self._self_completions_left = text, ids, completions
                 return result
-            self._self_to_come -= 1
+            self._self_completions_left -= 1
             if text[: len(self._self_prompt)] == self._self_prompt:
                 self._shorten(ids)
             return result
@@ -112,11 +111,11 @@ def _view(processing_class: Any, completions: int, code: str | None = None) -> A
             prompt_ids = self._self_prompt_ids
             pairs = zip(prompt_ids, ids, strict=False)
             shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            # TRL looks at the first id of each prompt, so that there has to be one.
+            # TRL reads the first id of each prompt, so one id has to remain.
             if not 0 < shared < len(prompt_ids):
                 return
-            if not self._self_said and not isinstance(self.__wrapped__, _Merging):
-                self._self_said = True
+            if not self._self_warned and not isinstance(self.__wrapped__, _MergingTokenizer):
+                self._self_warned = True
                 logging.getLogger("trl_hotfix").warning(
                     "The prompt is tokenised in another way with its completion than without: it then goes on without "
                     "%r. The completion is trained from there on, as TRL 1.14.2 does. A chat template that renders "
@@ -130,9 +129,9 @@ def _view(processing_class: Any, completions: int, code: str | None = None) -> A
 
 
 def completion_is_whole(module: ModuleType) -> Outcome:
-    """How many tokens of a completion are trained, if its first letter and the prompt's last are one token.
+    """Count the trained tokens of a completion whose first letter and the prompt's last letter are one token.
 
-    Of ``ab`` and ``cd``, and an end of sequence, the tokens are ``a``, ``bc``, ``d`` and the end: three are trained.
+    The tokens of ``ab`` and ``cd`` with an end of sequence are ``a``, ``bc``, ``d`` and the end. Three must be trained.
     """
     method = next(name for name in ("SFT", "DPO", "KTO") if name.lower() in module.__name__)
     if not hasattr(module, f"{method}Config"):
@@ -141,20 +140,20 @@ def completion_is_whole(module: ModuleType) -> Outcome:
     code = getattr(getattr(trainer_class, "_prepare_dataset", None), "__code__", None)
     if code is None or "args" not in code.co_varnames or hasattr(trainer_class, "tokenize_row"):
         return absent("completions are tokenised by themselves")
-    words = _Merging()
+    tokenizer = _MergingTokenizer()
     pair = {"prompt": "ab", "completion": "cd"}
     if method == "SFT":
-        (row,) = sft_prepared(module, [pair], words, completion_only_loss=True)
+        (row,) = sft_prepared(module, [pair], tokenizer, completion_only_loss=True)
         if "completion_mask" not in row and "labels" not in row:
             return absent("there is no loss of the completion alone")
     else:
         if method == "DPO":
             pair = {"prompt": "ab", "chosen": "cd", "rejected": "cd"}
         settings = default_arguments(getattr(module, f"{method}Config"), max_length=None)
-        trainer = stub_trainer(trainer_class, settings, _tokenizer=words, _is_vlm=False, calculate_KL=False)
+        trainer = stub_trainer(trainer_class, settings, _tokenizer=tokenizer, _is_vlm=False, calculate_KL=False)
         with single_process(module):
             rows = stream([{**pair, "label": True}])
-            (row,) = trainer._prepare_dataset(rows, words, settings, "eval")
+            (row,) = trainer._prepare_dataset(rows, tokenizer, settings, "eval")
     trained = row.get("chosen_ids", row.get("completion_ids", row.get("completion_mask")))
     if trained is None:
         trained = [label for label in row["labels"] if label != -100]
@@ -163,8 +162,8 @@ def completion_is_whole(module: ModuleType) -> Outcome:
     return judge(float(len(trained)), right=3.0, wrong=2.0)
 
 
-class _Merging(CharacterTokenizer):
-    """``bc`` is one token."""
+class _MergingTokenizer(CharacterTokenizer):
+    """Make one token of ``bc``."""
 
     def __call__(self, text: str, **kwargs: Any) -> Any:
         return super().__call__(text.replace("bc", "\2"), **kwargs)

@@ -1,15 +1,11 @@
-"""DPO trains mixture-of-experts models without their router auxiliary loss.
+"""DPO drops the router auxiliary loss of mixture-of-experts models.
 
 The rewrite of ``DPOTrainer`` in TRL 0.29.0 (pull request 3906) left out the term
-``router_aux_loss_coef * outputs.aux_loss`` that the loss had since 0.9.6. The model still computes ``aux_loss`` when
-its config says ``output_router_logits=True``; nothing reads it. TRL 1.8.0 has the term again (pull request 6208).
+``router_aux_loss_coef * outputs.aux_loss``, which the loss had since 0.9.6. TRL 1.8.0 has it again (pull request 6208).
 
-``_compute_loss`` calls the policy first and the reference after it, so the first ``aux_loss`` is the policy's. It is
-taken by a hook on the model that is passed in: a DeepSpeed engine and DDP call hooks like any module, but PEFT calls
-the ``forward`` of the model inside itself, past its hooks.
-
-1.8.0 also turns the term on for every mixture-of-experts model, with a coefficient from the trainer's arguments. That
-is another behaviour and not this bug: here the model's config decides both, as it did up to 0.28.0.
+``_compute_loss`` calls the policy first and the reference after it, so the first ``aux_loss`` is the policy's. A hook
+on the model that is passed in takes it: a DeepSpeed engine and DDP call hooks like any module, but PEFT calls the
+``forward`` of its inner model directly, so a hook on that model would not run.
 """
 
 from __future__ import annotations
@@ -27,33 +23,33 @@ from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 def add_aux_loss(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Add coefficient * aux_loss of the policy's forward, and log it as ``aux_loss`` as 1.8.0 does."""
     config = instance.accelerator.unwrap_model(instance.model).config
-    # In a vision-language model, router settings are those of the text model.
+    # In a vision-language model the router settings are in the text model's config.
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     coefficient = getattr(config, "router_aux_loss_coef", None)
     if not coefficient or not getattr(config, "output_router_logits", False):
         return wrapped(*args, **kwargs)
 
-    seen: list[Any] = []
+    aux_losses: list[Any] = []
     hook = argument(wrapped, args, kwargs, "model").register_forward_hook(
-        lambda model, given, outputs: seen.append(getattr(outputs, "aux_loss", None))
+        lambda model, inputs, outputs: aux_losses.append(getattr(outputs, "aux_loss", None))
     )
     try:
         result = wrapped(*args, **kwargs)
     finally:
         hook.remove()
     # The reference may go through the same module (PEFT with its adapter off): the first forward is the policy's.
-    if not seen or seen[0] is None:
+    if not aux_losses or aux_losses[0] is None:
         return result
     mode = "train" if instance.model.training else "eval"
-    logged = instance.accelerator.gather_for_metrics(seen[0].detach()).mean().item()
+    logged = instance.accelerator.gather_for_metrics(aux_losses[0].detach()).mean().item()
     instance._metrics[mode]["aux_loss"].append(logged)
     loss = result[0] if isinstance(result, tuple) else result
-    loss = loss + coefficient * seen[0].to(loss.device)
+    loss = loss + coefficient * aux_losses[0].to(loss.device)
     return (loss, *result[1:]) if isinstance(result, tuple) else loss
 
 
 def aux_loss_is_in_the_loss(module: ModuleType) -> Outcome:
-    """The loss of one pair is that without the auxiliary loss, plus coefficient * aux_loss."""
+    """Check that the loss of one pair is that without the auxiliary loss, plus coefficient * aux_loss."""
     import torch
 
     coefficient, aux_loss = 0.5, 2.0
@@ -75,11 +71,11 @@ def aux_loss_is_in_the_loss(module: ModuleType) -> Outcome:
     tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 5, 6]])
     mask = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1]])
 
-    def loss_through(given: Any, *, enabled: bool) -> float:
-        # Where the model says so, and where a trainer that has the term says so.
+    def loss_through(model: Any, *, enabled: bool) -> float:
+        # Releases with the bug have the switch in the model's config alone, releases with the term in the trainer too.
         config.output_router_logits = trainer.aux_loss_enabled = enabled
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "completion_mask": mask}
-        return float(trainer._compute_loss(given, inputs, False).detach())
+        return float(trainer._compute_loss(model, inputs, False).detach())
 
     without = loss_through(model, enabled=False)
     plain = loss_through(model, enabled=True)

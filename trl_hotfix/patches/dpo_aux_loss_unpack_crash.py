@@ -1,12 +1,13 @@
-"""DPO fails with every mixture-of-experts model that returns its router logits.
+"""DPO unpacks the six values of the reference's forward into five names.
 
 With ``output_router_logits=True``, ``concatenated_forward`` returns six values, the auxiliary loss last. For the policy
-``get_batch_loss_metrics`` takes the first five and then the sixth; the reference's are unpacked into five names, there
-and in ``compute_reference_log_probs``: ``ValueError: too many values to unpack (expected 5)``. TRL 0.11.0 takes what it
-needs of them (pull request 2039). Here the calls for the reference return five.
+``get_batch_loss_metrics`` takes the first five and then the sixth. The reference's are unpacked into five names, there
+and in ``compute_reference_log_probs``. TRL 0.11.0 takes the values that it needs (pull request 2039). The repair lets
+the calls for the reference return five values.
 
-Once it runs, these releases also read the coefficient from what wraps the model, so that under DeepSpeed it would be 0
-(see ``moe_aux_loss_lost_under_deepspeed``): ``get_batch_loss_metrics`` is given the plain model's config too.
+As soon as the step runs, these releases also read the coefficient from the wrapped model, so that under DeepSpeed it
+would be 0 (see ``moe_aux_loss_lost_under_deepspeed``). Therefore ``get_batch_loss_metrics`` is given the plain model's
+config too.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 def unpack_reference_of_loss(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Have ``get_batch_loss_metrics`` see six values of the policy, called first, and five of the reference."""
+    """Give ``get_batch_loss_metrics`` six values of the policy, which it calls first, and five of the reference."""
     args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)
     with _five_values(instance, after=1):
         return wrapped(*args, **kwargs)
 
 
 def unpack_reference(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Have ``compute_reference_log_probs``, which calls the reference only, see five values."""
+    """Give ``compute_reference_log_probs``, which calls the reference only, five values."""
     with _five_values(instance, after=0):
         return wrapped(*args, **kwargs)
 
 
 @contextmanager
 def _five_values(trainer: Any, *, after: int) -> Iterator[None]:
-    """In here, all calls of ``trainer.concatenated_forward`` but the first ``after`` return five values."""
+    """Let all calls of ``trainer.concatenated_forward`` but the first ``after`` return five values."""
     forward = trainer.concatenated_forward
     calls = 0
 
@@ -48,18 +49,21 @@ def _five_values(trainer: Any, *, after: int) -> Iterator[None]:
         values = forward(*args, **kwargs)
         return values if calls <= after else values[:5]
 
-    own = vars(trainer)
-    before = {"concatenated_forward": own["concatenated_forward"]} if "concatenated_forward" in own else {}
+    attributes = vars(trainer)
+    before = {name: value for name, value in attributes.items() if name == "concatenated_forward"}
     trainer.concatenated_forward = five
     try:
         yield
     finally:
         del trainer.concatenated_forward
-        own.update(before)
+        attributes.update(before)
 
 
 def loss_and_reference_are_computed(module: ModuleType) -> Outcome:
-    """The loss is that without the auxiliary loss, plus coefficient * aux_loss, and the reference is what it was."""
+    """Check that the loss is that without the auxiliary loss, plus coefficient * aux_loss.
+
+    The reference's log-probs must be those without the auxiliary loss.
+    """
     import torch
 
     coefficient, aux_loss = 0.5, 2.0
@@ -73,9 +77,9 @@ def loss_and_reference_are_computed(module: ModuleType) -> Outcome:
         batch[f"{side}_attention_mask"] = torch.ones_like(ids)
         batch[f"{side}_labels"] = ids.clone()
 
-    def loss_through(given: Any, *, enabled: bool) -> float:
+    def loss_through(model: Any, *, enabled: bool) -> float:
         trainer.aux_loss_enabled = enabled
-        loss, _ = trainer.get_batch_loss_metrics(given, batch)
+        loss, _ = trainer.get_batch_loss_metrics(model, batch)
         return float(loss.detach())
 
     def reference(*, enabled: bool) -> float:
@@ -104,6 +108,6 @@ def loss_and_reference_are_computed(module: ModuleType) -> Outcome:
     if answers["reference"] != log_probs:
         raise AssertionError(f"reference {answers['reference']!r}, without the auxiliary loss {log_probs!r}")
     right = without + coefficient * aux_loss
-    # 0.11 loses the term of a wrapped model, which is another patch's: for this one it is a number beside.
+    # 0.11 loses the term of a wrapped model, which another patch repairs: the number is evidence and decides nothing.
     wrapped = loss_through(wrapped_like_deepspeed(model), enabled=True)
     return judge(answers["loss"], right=right, wrong=without, wrapped=wrapped, reference=log_probs)

@@ -1,17 +1,12 @@
-"""The precomputed reference of the evaluation set is the policy as it is at the first evaluation.
+"""DPO computes the reference of the evaluation set at the first evaluation, with the trained policy.
 
 Up to 0.28 ``get_eval_dataloader`` precomputes the reference log-probs of the evaluation set when it is first called,
-which is after the first steps of training. With ``precompute_ref_log_probs=True``, no ``ref_model`` and no PEFT the
-reference is ``self.model``, which has been trained by then: the first evaluation says log 2 = 0.6931 with margins of 0
-and every later one compares with the wrong model. With a ``ref_model``, or with adapters that can be switched off, late
-is as good as early.
+which is after the first steps of training; without a ``ref_model`` and PEFT it does so with ``self.model``. A
+``ref_model``, or an adapter that can be switched off, gives the same log-probs at any time.
 
-TRL 0.29.0 precomputes both datasets in ``__init__`` (pull request 3906). Here the evaluation set's turn comes with the
-training set's, in ``get_train_dataloader``, which ``train()`` calls before its first step. The random state of the CPU
-is kept, or the order of the training rows would be another one.
-
-Two cases it cannot help: a dataset that is given to ``evaluate()`` after training has begun (TRL 1.9.0 raises there,
-pull request 6443), and a resumed run, since ``train()`` loads the checkpoint before it asks for a dataloader.
+TRL 0.29.0 precomputes both datasets in ``__init__`` (pull request 3906). The target is ``get_train_dataloader``,
+because ``train()`` calls it before its first step and it precomputes the training set. The random state of the CPU is
+restored, since otherwise the order of the training rows would change.
 """
 
 from __future__ import annotations
@@ -28,11 +23,11 @@ from ..stubs import default_arguments, stub_trainer
 def precompute_the_evaluation_set_too(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Have the reference of the evaluation set computed while the policy is still untrained."""
-    trained_later = instance.ref_model is None and not instance.is_peft_model
+    """Compute the reference of the evaluation set while the policy is still untrained."""
+    reference_is_policy = instance.ref_model is None and not instance.is_peft_model
     due = instance.precompute_ref_log_probs and not instance._precomputed_eval_ref_log_probs
-    # Several evaluation sets by name: get_eval_dataloader cannot precompute those, early or late.
-    if due and trained_later and instance.eval_dataset is not None and not isinstance(instance.eval_dataset, dict):
+    # get_eval_dataloader can never precompute several evaluation sets in a dict.
+    if due and reference_is_policy and not isinstance(instance.eval_dataset, dict | None):
         import torch
 
         with torch.random.fork_rng(devices=[]):
@@ -41,10 +36,10 @@ def precompute_the_evaluation_set_too(
 
 
 def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
-    """The reference log-prob that the evaluation set gets when the policy's changes after the first dataloader.
+    """Read the reference log-prob of the evaluation set when the policy changes after the first dataloader.
 
-    The policy's log-prob of a chosen completion is -1 when training begins and -2 when the first evaluation does. The
-    two dataloader methods are the installed ones; what they call in transformers' ``Trainer`` is not.
+    The policy's log-prob of a chosen completion is -1 when training begins and -2 at the first evaluation. The two
+    dataloader methods are the installed ones; the methods of transformers' ``Trainer`` that they call are replaced.
     """
     import torch
     import transformers
@@ -54,7 +49,7 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
     before, after = -1.0, -2.0
 
     class Rows:
-        """Two rows of a dataset; ``columns`` are those that were added."""
+        """Stand for a dataset of two rows; ``columns`` holds the columns that were added."""
 
         def __init__(self, columns: dict[str, Any] | None = None) -> None:
             self.columns = columns or {}
@@ -68,17 +63,17 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
         def add_column(self, name: str, column: Any) -> Rows:
             return Rows({**self.columns, name: column})
 
-    class Beneath(transformers.Trainer):  # type: ignore[misc]
+    class StubTrainer(transformers.Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> None: ...
 
         def get_eval_dataloader(self, eval_dataset: Any = None) -> None: ...
 
-    # Between DPOTrainer and transformers' Trainer in the order of methods: what super() finds.
-    trainer_class = type("DPOTrainer", (module.DPOTrainer, Beneath), {})
-    now = before
+    # StubTrainer stands after DPOTrainer in the method resolution order, so super() calls its methods.
+    trainer_class = type("DPOTrainer", (module.DPOTrainer, StubTrainer), {})
+    policy_log_prob = before
 
     def reference(batch: Any) -> tuple[Any, Any]:
-        return torch.full((2,), now), torch.full((2,), 2 * now)
+        return torch.full((2,), policy_log_prob), torch.full((2,), 2 * policy_log_prob)
 
     trainer = stub_trainer(
         trainer_class,
@@ -96,11 +91,11 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
         compute_ref_log_probs=reference,
         compute_reference_log_probs=reference,
     )
-    trainer.accelerator.prepare, trainer.accelerator.free_memory = (lambda made: made), (lambda: None)
-    # A progress bar of two steps is nothing that a user should see at every start.
+    trainer.accelerator.prepare, trainer.accelerator.free_memory = (lambda dataloader: dataloader), (lambda: None)
+    # Without this every start would print a progress bar of two steps.
     with shadowed(module, "tqdm", lambda iterable, **kwargs: iterable):
         trainer.get_train_dataloader()
-        now = after
+        policy_log_prob = after
         trainer.get_eval_dataloader()
     columns = trainer.eval_dataset.columns
     chosen = columns.get("ref_chosen_logps", columns.get("reference_chosen_logps"))

@@ -1,16 +1,13 @@
-"""DPO takes the precomputed reference log-probs of an earlier run that cut its sequences elsewhere.
+"""The cache of DPO's precomputed reference log-probs is named without all settings that they depend on.
 
-With ``precompute_ref_log_probs=True`` they are kept in a file whose name is the hash of the dataset's fingerprint and
-of the reference's weights. What they also depend on is not in it: ``max_length`` and ``truncation_mode``, by which the
-collator cuts the sequences, after the dataset has its fingerprint, and ``ld_alpha``, which weighs the tokens beyond the
-length of the shorter completion. A run with another value of one of these finds the file of the run before: policy and
-reference are then compared on different tokens, and nothing is said. From 1.9.0 on the dataset is filtered by
-``max_length`` where ``truncation_mode="keep_start"``, by a function that holds all arguments, so there the
-fingerprint differs whenever any of them does; with ``"keep_end"``, and with ``max_length=None``, nothing has changed.
+The name of the cache file is the hash of the dataset's fingerprint and of the reference's weights. The collator cuts
+the sequences by ``max_length`` and ``truncation_mode`` after the dataset has its fingerprint, and ``ld_alpha`` weighs
+the tokens beyond the length of the shorter completion. From 1.9.0 on the dataset is filtered by ``max_length`` where
+``truncation_mode="keep_start"``. The filter's function holds all arguments, so the fingerprint differs whenever any
+argument does.
 
-Here the fingerprint in the name is, for the call, that of the dataset and of these settings: as the arguments
-have them, and as the collator does, which may be the user's own. A file from before is therefore never taken, whatever
-it was made with, and is made again once. The dataset is left with the fingerprint that it had.
+For the call, the fingerprint in the name is a hash of the dataset's fingerprint and of these settings, as the arguments
+and the collator have them, which may be the user's own. Afterwards the dataset has its own fingerprint again.
 """
 
 from __future__ import annotations
@@ -28,37 +25,37 @@ from ..stubs import default_arguments, stub_trainer
 def name_the_file_by_what_it_depends_on(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Let the dataset's fingerprint say how the log-probs are computed."""
+    """Add to the dataset's fingerprint the settings by which the log-probs are computed."""
     dataset = argument(wrapped, args, kwargs, "dataset")
-    # A dataset without one is for the method to refuse.
+    # The method itself refuses a dataset without a fingerprint.
     if getattr(dataset, "_fingerprint", None) is None:
         return wrapped(*args, **kwargs)
     from datasets.fingerprint import Hasher
 
-    cuts = [
+    truncation = [
         getattr(owner, name, None)
         for owner in (instance.args, instance.data_collator)
         for name in ("max_length", "truncation_mode")
     ]
-    of_both = Hasher.hash((dataset._fingerprint, *map(str, cuts), str(instance.ld_alpha)))
-    with shadowed(dataset, "_fingerprint", of_both):
+    fingerprint = Hasher.hash((dataset._fingerprint, *map(str, truncation), str(instance.ld_alpha)))
+    with shadowed(dataset, "_fingerprint", fingerprint):
         return wrapped(*args, **kwargs)
 
 
-class _Named(Exception):
-    """The name of the file is known; what is done with it is no part of the test."""
+class _FileNamed(Exception):
+    """The name of the file is known. The self-test needs no more of the method."""
 
 
 def files_of_other_settings_have_other_names(module: ModuleType) -> Outcome:
-    """How many names do four settings get, of which each two give other log-probs? Right is 4, and the bug gives 1."""
+    """Count the names of four settings that all give different log-probs. Right is 4, and the bug gives 1."""
     import torch
 
     def name(**settings: Any) -> str:
         names: list[str] = []
 
-        def note(fingerprint: str) -> str:
+        def record(fingerprint: str) -> str:
             names.append(fingerprint)
-            raise _Named
+            raise _FileNamed
 
         settings = {"truncation_mode": "keep_end", **settings}
         arguments = default_arguments(module.DPOConfig, **settings)
@@ -71,8 +68,8 @@ def files_of_other_settings_have_other_names(module: ModuleType) -> Outcome:
             data_collator=collator,
             _precompute_model_hash="",
         )
-        dataset = SimpleNamespace(_fingerprint="the same", _get_cache_file_path=note)
-        with suppress(_Named):
+        dataset = SimpleNamespace(_fingerprint="the same", _get_cache_file_path=record)
+        with suppress(_FileNamed):
             trainer._precompute_ref_logps(dataset, "train", 1)
         if dataset._fingerprint != "the same":
             raise AssertionError("the dataset has another fingerprint than before")
@@ -81,7 +78,7 @@ def files_of_other_settings_have_other_names(module: ModuleType) -> Outcome:
     def one_process(objects: Any, from_process: int = 0) -> Any:
         return objects
 
-    # From 1.9.0 on all ranks take the name of the first, which a self-test does not ask.
+    # From 1.9.0 on all ranks take the name from the first rank. A self-test must not communicate with other ranks.
     before = getattr(module, "broadcast_object_list", one_process)
     with shadowed(module, "broadcast_object_list", one_process if before is not one_process else before):
         names = [
@@ -90,7 +87,7 @@ def files_of_other_settings_have_other_names(module: ModuleType) -> Outcome:
             name(max_length=12, truncation_mode="keep_start"),
             name(max_length=12, ld_alpha=0.5),
         ]
-        again = name(max_length=12)
-    if again != names[0]:
+        repeated_name = name(max_length=12)
+    if repeated_name != names[0]:
         raise AssertionError("the same settings have two names")
     return judge(len(set(names)), right=4, wrong=1)

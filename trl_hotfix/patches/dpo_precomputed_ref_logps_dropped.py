@@ -1,14 +1,12 @@
-"""Precomputed reference log-probs never reach the loss: two places throw them away.
+"""Two places drop DPO's precomputed reference log-probs before the loss.
 
-``precompute_ref_log_probs=True`` puts the columns ``ref_chosen_logps`` and ``ref_rejected_logps`` into the datasets.
-In 0.12.0-0.12.2 ``_set_signature_columns_if_needed`` does not list them, so ``remove_unused_columns`` (on by default)
-drops them; and ``PreferenceCollator.torch_call`` does not put them into the batch, so keeping the columns alone changes
-nothing. ``get_batch_loss_metrics`` then computes the reference again. Without a ``ref_model`` and without PEFT its
-reference is the policy of this very step: the loss stays at log 2 = 0.6931 and every margin at 0 (TRL issue 2423).
+``precompute_ref_log_probs=True`` adds the columns ``ref_chosen_logps`` and ``ref_rejected_logps`` to the datasets. In
+0.12.0-0.12.2 ``_set_signature_columns_if_needed`` does not list them, so ``remove_unused_columns`` (on by default)
+drops them. ``PreferenceCollator.torch_call`` does not put them into the batch either, so both places have to be
+repaired (TRL issue 2423).
 
-TRL 0.13.0 repaired both places (pull request 2431). So does this: the two columns are added to the signature, and the
-collator adds ``torch.tensor([example[name] for example in examples])``, shape ``(batch,)``, as 0.13.0 does. A collator
-of the user's own is left alone; if it drops the keys, one warning per trainer says so.
+As TRL 0.13.0 does (pull request 2431), the two columns are added to the signature, and the collator adds
+``torch.tensor([example[name] for example in examples])``, shape ``(batch,)``.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def keep_the_columns(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """List the two columns among those that the collator reads."""
-    decided_here = instance._signature_columns is None
+    columns_unset = instance._signature_columns is None
     result = wrapped(*args, **kwargs)
-    if decided_here:
+    if columns_unset:
         columns = instance._signature_columns
         instance._signature_columns = [*columns, *(name for name in _COLUMNS if name not in columns)]
     collator: Any = getattr(instance, "data_collator", None)
     if type(collator).__name__ == "PreferenceCollator" and instance.args.dataloader_num_workers > 0:
         # A worker that is not forked unpickles the collator and imports an unpatched class. A patched method that is
-        # bound to the instance pickles by our own name, which puts the patch on in the worker as well.
+        # bound to the instance is pickled under a name of trl_hotfix, which applies the patch in the worker as well.
         collator.torch_call = collator.torch_call
     return result
 
@@ -57,7 +55,7 @@ def keep_the_values(wrapped: Callable[..., Any], instance: Any, args: tuple[Any,
 def warn_of_a_collator_that_drops_them(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Say it once where a training batch comes without them although they were precomputed."""
+    """Warn once per trainer if a training batch lacks the two values although they were precomputed."""
     if getattr(instance, "_precomputed_train_ref_log_probs", False) and instance not in _warned:
         batch = argument(wrapped, args, kwargs, "batch")
         training = argument(wrapped, args, kwargs, "train_eval") == "train"
@@ -74,7 +72,7 @@ def warn_of_a_collator_that_drops_them(
 
 
 def precomputed_reference_is_in_the_loss(module: ModuleType) -> Outcome:
-    """A row goes the way from the dataset to the loss; its reference log-probs are not the policy's.
+    """Take a row from the dataset to the loss. Its reference log-probs are not the policy's.
 
     Right is ``-log sigmoid(beta * ((pi_chosen - pi_rejected) - (ref_chosen - ref_rejected)))`` (Rafailov et al. 2023,
     arXiv:2305.18290, equation 7) with the row's own ``ref``; with the policy as its own reference it is log 2.

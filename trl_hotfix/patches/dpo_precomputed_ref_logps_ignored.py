@@ -1,12 +1,9 @@
-"""Precomputed reference log-probs are in the batch, and not used.
+"""DPO does not use the precomputed reference log-probs that are in the batch.
 
-``get_batch_loss_metrics`` uses ``batch["reference_chosen_logps"]`` and ``batch["reference_rejected_logps"]`` only if,
-besides, ``args.rpo_alpha is not None``, which has no bearing on them. With ``precompute_ref_log_probs=True`` and no
-``rpo_alpha`` (the default) it computes the reference again. Without a ``ref_model`` and without PEFT its reference is
-the policy of this very step: the loss stays at log 2 = 0.6931 and every margin at 0 (TRL issue 1962).
-
-TRL 0.10.1 uses them if ``self.precompute_ref_log_probs or self.args.rpo_alpha is not None`` (pull request 1961). Here
-the method's second forward pass, which is the one of the reference, is answered with the two values from the batch.
+``get_batch_loss_metrics`` uses ``batch["reference_chosen_logps"]`` and ``batch["reference_rejected_logps"]`` only if
+also ``args.rpo_alpha is not None``, which has no bearing on them (TRL issue 1962). TRL 0.10.1 uses them if
+``self.precompute_ref_log_probs or self.args.rpo_alpha is not None`` (pull request 1961). The method's second forward
+pass is that of the reference, so the repair answers it with the two values of the batch.
 """
 
 from __future__ import annotations
@@ -26,27 +23,29 @@ def use_the_reference_of_the_batch(
 ) -> Any:
     """Answer the reference's forward pass with what was precomputed."""
     batch = argument(wrapped, args, kwargs, "batch")
-    found = [batch.get(f"reference_{side}_logps") for side in ("chosen", "rejected")]
+    log_probs = [batch.get(f"reference_{side}_logps") for side in ("chosen", "rejected")]
     if (
         not instance.precompute_ref_log_probs
         or instance.args.rpo_alpha is not None
-        or any(each is None for each in found)
+        or any(value is None for value in log_probs)
     ):
         return wrapped(*args, **kwargs)
     forward = instance.concatenated_forward
     calls = iter((forward,))
 
-    def policy_then_batch(*its_args: Any, **its_kwargs: Any) -> Any:
-        # The method unpacks five values of a reference and names the first two.
-        real = next(calls, None)
-        return (*found, None, None, None) if real is None else real(*its_args, **its_kwargs)
+    def policy_then_batch(*forward_args: Any, **forward_kwargs: Any) -> Any:
+        # The method unpacks five values of a reference and uses the first two.
+        policy_forward = next(calls, None)
+        if policy_forward is None:
+            return (*log_probs, None, None, None)
+        return policy_forward(*forward_args, **forward_kwargs)
 
     with shadowed(instance, "concatenated_forward", policy_then_batch):
         return wrapped(*args, **kwargs)
 
 
 def precomputed_reference_is_used(module: ModuleType) -> Outcome:
-    """The loss of one pair whose precomputed reference log-probs are not the policy's.
+    """Compute the loss of one pair whose precomputed reference log-probs are not the policy's.
 
     Right is ``-log sigmoid(beta * ((pi_chosen - pi_rejected) - (ref_chosen - ref_rejected)))`` (Rafailov et al. 2023,
     arXiv:2305.18290, equation 7) with the batch's own ``ref``; with the policy as its own reference it is log 2.
@@ -62,7 +61,7 @@ def precomputed_reference_is_used(module: ModuleType) -> Outcome:
         batch[f"{side}_input_ids"] = torch.tensor(ids)
         batch[f"{side}_attention_mask"] = torch.ones(1, 2).long()
         batch[f"{side}_labels"] = torch.tensor(ids)
-        # The first name is that of releases up to 0.11, the second of those that follow.
+        # The first name is that of releases up to 0.11, the second that of later ones.
         for name in (f"reference_{side}_logps", f"ref_{side}_logps"):
             batch[name] = torch.tensor([reference[side]])
     model = tiny_causal_lm()

@@ -1,14 +1,11 @@
-"""TRL 1.15.0 cannot take a training step where there is no Triton.
+"""TRL 1.15.0 cannot take a training step where Triton does not run.
 
-SFT, DPO, KTO, GRPO and RLOO of 1.15.0 score tokens by ``_ChunkedLogProbFunction``, written in Triton. Where that cannot
-be imported, on macOS, on Windows and with a build of torch for the CPU, the name is None, and the first step raises
-``AttributeError: 'NoneType' object has no attribute 'apply'``. Where it can be imported and there is no GPU, Triton
-raises in the first step that it has no driver. TRL 1.16.0 does the same in torch there.
+Tokens are scored by ``_ChunkedLogProbFunction``, a Triton kernel. Where Triton cannot be imported (macOS, Windows, a
+build of torch for the CPU) that name is None. TRL 1.16.0 computes the same in torch there.
 
-Here the forward that ``add_fused_lm_head`` has given the model is one with the same code, for which that name is a
-computation in torch: the projection, ``logit_scale``, the soft cap and the temperature in the order of TRL's kernel, in
-float32, for 1024 tokens at a time, computed again in the backward pass. Where Triton runs, nothing is changed. Under
-DeepSpeed ZeRO-3 without Triton, which nobody has been seen to use, the backward pass would miss the gathered head.
+The repair gives the model a forward with the code of the one that ``add_fused_lm_head`` has given it, but with a
+computation in torch under that name: the projection, ``logit_scale``, the soft cap and the temperature in the order of
+TRL's kernel, in float32, for 1024 tokens at a time, recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -31,18 +28,18 @@ _NAME = "_ChunkedLogProbFunction"
 
 
 def score_in_torch(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give the model a forward that needs no Triton, where Triton does not run."""
+    """Give the model a forward that needs no Triton if Triton does not run."""
     result = wrapped(*args, **kwargs)
     function = getattr(module_of(wrapped), _NAME)
     if function is not None and _triton_runs():
         return result
     model = argument(wrapped, args, kwargs, "model")
-    theirs = model.forward.__func__
-    names = {**theirs.__globals__, _NAME: _InTorch}
-    ours = FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__, theirs.__closure__)
-    ours.__kwdefaults__ = theirs.__kwdefaults__
-    # generate() looks at the signature of the model's own forward, which TRL has put here.
-    model.forward = MethodType(update_wrapper(ours, theirs.__wrapped__), model)
+    fused = model.forward.__func__
+    names = {**fused.__globals__, _NAME: _TorchLogProbFunction}
+    forward = FunctionType(fused.__code__, names, fused.__name__, fused.__defaults__, fused.__closure__)
+    forward.__kwdefaults__ = fused.__kwdefaults__
+    # generate() reads the signature of the model's own forward, which TRL keeps in __wrapped__.
+    model.forward = MethodType(update_wrapper(forward, fused.__wrapped__), model)
     return result
 
 
@@ -53,8 +50,8 @@ def _triton_runs() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available() or bool(xpu and xpu.is_available())
 
 
-class _InTorch:
-    """What TRL calls of ``ChunkedLogProbFunction``."""
+class _TorchLogProbFunction:
+    """Replace ``ChunkedLogProbFunction``, of which TRL calls ``apply`` only."""
 
     @staticmethod
     def apply(
@@ -68,9 +65,10 @@ class _InTorch:
         logit_scale: float,
         outputs: tuple[str, ...],
     ) -> tuple[Any, ...]:
-        """Of ``(tokens, width)``, ``(vocabulary, width)`` and ``(tokens,)``: five times ``(tokens,)``, or None.
+        """Return log_probs, entropy, log_sum_sq_probs, mean_logits and is_top1, each ``(tokens,)`` or None.
 
-        These are log_probs, entropy, log_sum_sq_probs, mean_logits and is_top1; the last three have no gradient.
+        ``hidden`` is ``(tokens, width)``, ``weight`` ``(vocabulary, width)`` and ``targets`` ``(tokens,)``. The last
+        three results have no gradient.
         """
         import torch
         from torch.utils.checkpoint import checkpoint
@@ -83,23 +81,23 @@ class _InTorch:
             if final_logit_softcapping is not None:
                 logits = final_logit_softcapping * torch.tanh(logits / final_logit_softcapping)
             logits = logits / temperature
-            every = logits.log_softmax(-1)
-            found = [every.gather(-1, targets[:, None])[:, 0]]
+            log_probs = logits.log_softmax(-1)
+            scores = [log_probs.gather(-1, targets[:, None])[:, 0]]
             if "entropy" in outputs:
-                found.append(-(every.exp() * every).sum(-1))
+                scores.append(-(log_probs.exp() * log_probs).sum(-1))
             with torch.no_grad():
                 if "log_sum_sq_probs" in outputs:
-                    found.append((2 * every).logsumexp(-1))
+                    scores.append((2 * log_probs).logsumexp(-1))
                 if "mean_logits" in outputs:
-                    found.append(logits.mean(-1))
+                    scores.append(logits.mean(-1))
                 if "is_top1" in outputs:
-                    found.append(every.argmax(-1) == targets)
-            return tuple(found)
+                    scores.append(log_probs.argmax(-1) == targets)
+            return tuple(scores)
 
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        # No token at all is one piece too, so that a batch without labels has a gradient of 0.
-        pieces = [
+        # An empty batch makes one chunk too, so that a batch without labels has a gradient of 0.
+        chunks = [
             checkpoint(
                 scored,
                 hidden[begin : begin + _TOKENS],
@@ -111,23 +109,23 @@ class _InTorch:
             )
             for begin in range(0, max(len(hidden), 1), _TOKENS)
         ]
-        asked = ("log_probs", *(name for name in _OPTIONAL if name in outputs))
-        found = dict(zip(asked, (torch.cat(its) for its in zip(*pieces, strict=True)), strict=True))
-        return tuple(found.get(name) for name in ("log_probs", *_OPTIONAL))
+        names = ("log_probs", *(name for name in _OPTIONAL if name in outputs))
+        results = dict(zip(names, (torch.cat(parts) for parts in zip(*chunks, strict=True)), strict=True))
+        return tuple(results.get(name) for name in ("log_probs", *_OPTIONAL))
 
 
 _OPTIONAL = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 
 def tokens_are_scored_without_triton(module: ModuleType) -> Outcome:
-    """The log-prob of three tokens and its gradient, in a module that was imported where there is no Triton.
+    """Compare the log-prob of three tokens and its gradient with torch, in a module imported without Triton.
 
-    What such a module has instead is found out by importing the kernels once more, unseen, without Triton.
+    A private copy of the kernels module, imported without Triton, shows what such a module has under the name.
     """
     import torch
 
     model = tiny_attention_model()
-    # Its own forward answers like TRL's head. Here it is TRL's that is looked at.
+    # The model's own forward would return the same as TRL's head. The test measures TRL's head.
     tokens = torch.tensor([[3, 4, 5, 6]])
     hidden = model.base_model(input_ids=tokens).last_hidden_state[:, :-1]
     logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
@@ -142,16 +140,16 @@ def tokens_are_scored_without_triton(module: ModuleType) -> Outcome:
             if "'NoneType' object has no attribute 'apply'" not in str(error):
                 raise
             return judge(0.0, right=float(right.detach()), wrong=0.0, error=str(error))
-        (its,) = torch.autograd.grad(outputs.log_probs.sum(), model.lm_head.weight)
-    off = float((its - gradient).abs().max())
-    if off > 1e-5:
-        raise AssertionError(f"the log-probs are {outputs.log_probs}, and their gradient is off by {off}")
+        (measured_gradient,) = torch.autograd.grad(outputs.log_probs.sum(), model.lm_head.weight)
+    error_of_gradient = float((measured_gradient - gradient).abs().max())
+    if error_of_gradient > 1e-5:
+        raise AssertionError(f"the log-probs are {outputs.log_probs}, and their gradient is off by {error_of_gradient}")
     return judge(float(outputs.log_probs.sum().detach()), right=float(right.detach()), wrong=0.0)
 
 
 @contextmanager
 def _as_without_triton(module: ModuleType) -> Iterator[None]:
-    """In here, this module is as if it had been imported where there is no Triton."""
+    """Put ``module`` into the state that it has when it is imported where there is no Triton."""
 
     def refuse(name: str, namespace: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
         if name.partition(".")[0] == "triton":
@@ -163,11 +161,11 @@ def _as_without_triton(module: ModuleType) -> Iterator[None]:
     function = None
     spec = importlib.util.find_spec("trl.kernels.chunked_logprob") if getattr(module, _NAME) is not None else None
     if spec is not None and spec.loader is not None:
-        unseen = importlib.util.module_from_spec(spec)
-        vars(unseen)["__builtins__"] = {**vars(builtins), "__import__": refuse}
+        kernels = importlib.util.module_from_spec(spec)
+        vars(kernels)["__builtins__"] = {**vars(builtins), "__import__": refuse}
         try:
-            spec.loader.exec_module(unseen)
-            function = unseen.ChunkedLogProbFunction
+            spec.loader.exec_module(kernels)
+            function = kernels.ChunkedLogProbFunction
         except ImportError as error:
             if not str(error.name).startswith("triton"):
                 raise

@@ -1,15 +1,10 @@
-"""RecurrentGemma and xLSTM are trained without the soft cap on their logits.
+"""TRL's own LM head looks for the soft cap on the logits under one name of the config only.
 
-From 1.15.0 on SFT, DPO, KTO, GRPO and RLOO score tokens by a head of TRL's own, which multiplies the hidden states with
-the weights of the model's head and then does to the logits what the config says; before, SFT did so with
-``loss_type="chunked_nll"``; up to 1.10.0 that failed in the first step for these two, whose decoders have no cache in
-their output. It looks for ``final_logit_softcapping``, as Gemma calls it. RecurrentGemma calls the same
-``logits_soft_cap``, xLSTM ``output_logit_soft_cap``: their logits are taken as they are, so the loss, the log-probs and
-all gradients are those of another model than the one that generates.
-
-Here the config says ``final_logit_softcapping`` while the head is made, which is when TRL reads it: both families
-compute ``cap * tanh(logits / cap)``, as TRL does. Not repaired: models that put layers between the decoder and the head
-(ModernBERT's decoder), and code from the hub whose forward does anything else to the logits.
+The head multiplies the hidden states with the weights of the model's head and then applies to the logits what the
+config has. It reads ``final_logit_softcapping``, which is Gemma's name. RecurrentGemma has the same cap as
+``logits_soft_cap``, xLSTM as ``output_logit_soft_cap``; both families compute ``cap * tanh(logits / cap)``, as TRL
+does. TRL reads the config while the head is made, so the config has the name for that long. Up to 1.10.0 the head
+failed in the first step for these two, since the output of their decoders has no cache.
 """
 
 from __future__ import annotations
@@ -26,9 +21,9 @@ _NAMES = ("logits_soft_cap", "output_logit_soft_cap")
 
 
 def name_the_soft_cap(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make the head with a config that has the cap under the name that TRL looks for."""
+    """Make the head with a config that has the cap under the name that TRL reads."""
     config = argument(wrapped, args, kwargs, "model").config.get_text_config()
-    cap = next((its for name in _NAMES if (its := getattr(config, name, None))), None)
+    cap = next((value for name in _NAMES if (value := getattr(config, name, None))), None)
     if cap is None or getattr(config, "final_logit_softcapping", None) is not None:
         return wrapped(*args, **kwargs)
     with shadowed(config, "final_logit_softcapping", cap):
@@ -36,10 +31,10 @@ def name_the_soft_cap(wrapped: Callable[..., Any], instance: Any, args: tuple[An
 
 
 def head_has_the_soft_cap(module: ModuleType) -> Outcome:
-    """By which cap does the head compute, for a model whose config has a ``logits_soft_cap`` of 0.5? 0 is none.
+    """Find the cap that the head applies for a model whose config has a ``logits_soft_cap`` of 0.5. 0 means no cap.
 
-    TRL's own kernel is looked at, not run: it may be one that only runs on a GPU. Where it is not called, the loss says
-    it, which is the cross-entropy of ``0.5 * tanh(logits / 0.5)``.
+    TRL's own kernel is not run, since it may need a GPU: a stub reads the cap from its arguments. Where the kernel is
+    not called, the loss shows the cap: it is the cross-entropy of ``0.5 * tanh(logits / 0.5)``.
     """
     import torch
 
@@ -49,20 +44,22 @@ def head_has_the_soft_cap(module: ModuleType) -> Outcome:
     tokens = torch.tensor([[3, 4, 5, 6]])
     states = model.base_model(input_ids=tokens).last_hidden_state
     hidden = states[:, :-1]
-    # What the decoders of both families answer has nothing else that TRL reads.
+    # The outputs of the decoders of both families have no other fields that TRL reads.
     model.base_model.register_forward_hook(lambda *_: SimpleNamespace(last_hidden_state=states, hidden_states=None))
     logits = torch.nn.functional.linear(hidden, model.lm_head.weight)[0].detach()
-    of_cap = {
-        its: float(torch.nn.functional.cross_entropy(its * torch.tanh(logits / its) if its else logits, tokens[0, 1:]))
-        for its in (cap, 0.0)
+    expected_losses = {
+        value: float(
+            torch.nn.functional.cross_entropy(value * torch.tanh(logits / value) if value else logits, tokens[0, 1:])
+        )
+        for value in (cap, 0.0)
     }
-    used: list[float] = []
+    applied_caps: list[float] = []
 
     class Kernel:
         @staticmethod
         def apply(*args: Any) -> None:
-            # hidden, weight, bias, targets, temperature, size of a piece, soft cap, scale, outputs
-            used.append(args[6] or 0.0)
+            # hidden, weight, bias, targets, temperature, chunk size, soft cap, scale, outputs
+            applied_caps.append(args[6] or 0.0)
             raise StopConstruction
 
     if hasattr(module, "add_fused_lm_head"):
@@ -71,7 +68,7 @@ def head_has_the_soft_cap(module: ModuleType) -> Outcome:
             try:
                 loss = float(model(input_ids=tokens, labels=tokens, fused_lm_head=True).loss.detach())
             except StopConstruction:
-                loss = of_cap[used[0]]
+                loss = expected_losses[applied_caps[0]]
     else:
         module._patch_chunked_ce_lm_head(model, chunk_size=2)
         try:
@@ -80,7 +77,7 @@ def head_has_the_soft_cap(module: ModuleType) -> Outcome:
             if "past_key_values" not in str(error):
                 raise
             return absent("the first step of these models fails for another reason")
-    measured = min(of_cap, key=lambda its: abs(of_cap[its] - loss))
-    if abs(of_cap[measured] - loss) > 1e-5:
-        raise AssertionError(f"the loss is {loss}, with and without the cap it would be {of_cap}")
+    measured = min(expected_losses, key=lambda value: abs(expected_losses[value] - loss))
+    if abs(expected_losses[measured] - loss) > 1e-5:
+        raise AssertionError(f"the loss is {loss}, with and without the cap it would be {expected_losses}")
     return judge(measured, right=cap, wrong=0.0, loss=loss)
