@@ -1,14 +1,11 @@
-"""The dapo, cispo and vespo losses are divided by the tokens of the wrong batch.
+"""GRPO divides the dapo, cispo and vespo losses by the token count of a whole generation.
 
 DAPO (arXiv:2503.14476, equation 8) divides the sum of the token losses by the number of tokens of the batch that one
-optimizer step sees. ``GRPOTrainer`` counts the tokens when it generates, over ``steps_per_generation`` micro-batches,
-and an optimizer step sees ``gradient_accumulation_steps`` of them. With the defaults the two are equal. Otherwise loss
-and gradient are wrong by the factor ``gradient_accumulation_steps / steps_per_generation`` (TRL issue 5619): 16 steps
-a generation and no accumulation train with a gradient that is 16 times too small.
+optimizer step sees. ``GRPOTrainer`` counts the tokens when it generates (TRL issue 5619).
 
-TRL 1.9.1 multiplies the count by that factor in training (pull request 6024); an evaluation batch is generated and
-seen in one piece. Here ``_compute_loss`` is given inputs with the count so multiplied. To scale the returned loss
-instead would be wrong: from 1.7.0 on it has the auxiliary loss of mixture-of-experts models in it, rightly divided.
+TRL 1.9.1 corrects the count in training only (pull request 6024), since an evaluation batch is generated and scored in
+one piece. The wrapper corrects the count and not the returned loss: from 1.7.0 on that contains the auxiliary loss of
+mixture-of-experts models, which is divided correctly already.
 """
 
 from __future__ import annotations
@@ -30,18 +27,18 @@ def count_the_tokens_of_one_optimizer_step(
     """Give ``_compute_loss`` the token count of one optimizer step instead of one generation."""
     if instance.loss_type not in _BY_TOKEN_COUNT or not instance.model.training:
         return wrapped(*args, **kwargs)
-    generated, seen = instance.args.steps_per_generation, instance.current_gradient_accumulation_steps
-    if generated == seen:
+    generated, accumulated = instance.args.steps_per_generation, instance.current_gradient_accumulation_steps
+    if generated == accumulated:
         return wrapped(*args, **kwargs)
     inputs = argument(wrapped, args, kwargs, "inputs")
     # A new mapping: the trainer keeps the old one and uses it again when num_iterations > 1.
-    inputs = {**inputs, "num_items_in_batch": inputs["num_items_in_batch"] * seen / generated}
+    inputs = {**inputs, "num_items_in_batch": inputs["num_items_in_batch"] * accumulated / generated}
     args, kwargs = replaced_argument(wrapped, args, kwargs, "inputs", inputs)
     return wrapped(*args, **kwargs)
 
 
 def loss_is_divided_by_the_tokens_of_one_optimizer_step(module: ModuleType) -> Outcome:
-    """Two of four micro-batches make an optimizer step, so twice the loss that all four of them would give."""
+    """Let an optimizer step see two of four micro-batches: its loss is twice that of a step that sees all four."""
     import torch
 
     def loss(kind: str, *, accumulated: int, generated: int, training: bool = True) -> float:
@@ -70,24 +67,24 @@ def loss_is_divided_by_the_tokens_of_one_optimizer_step(module: ModuleType) -> O
     outcomes = {}
     for kind in _BY_TOKEN_COUNT:
         try:
-            whole = loss(kind, accumulated=4, generated=4)
+            full_step = loss(kind, accumulated=4, generated=4)
         except ValueError as error:
             if "Unknown loss type" not in str(error):
                 raise
             continue
         outcomes[kind] = judge(
             loss(kind, accumulated=2, generated=4),
-            right=2 * whole,
-            wrong=whole,
+            right=2 * full_step,
+            wrong=full_step,
             loss_type=kind,
             evaluation=loss(kind, accumulated=2, generated=4, training=False),
             tokens=80,
         )
-        if abs(outcomes[kind].numbers["evaluation"] - whole) > 1e-6:
+        if abs(outcomes[kind].numbers["evaluation"] - full_step) > 1e-6:
             raise AssertionError(f"{kind}: an evaluation loss is not divided by the whole count: {outcomes[kind]}")
     if not outcomes:
         return absent("this release has none of the losses that are divided by a token count")
     # The ratio of the probabilities is 1: the loss is the sum of -advantage * length over 80 tokens, 1 / 80.
     if abs(outcomes["dapo"].numbers["right"] - 2 / 80) > 1e-6:
         raise AssertionError(f"dapo is not the sum of the token losses over their count: {outcomes['dapo']}")
-    return next((each for each in outcomes.values() if each.verdict is not Verdict.FIXED), outcomes["dapo"])
+    return next((outcome for outcome in outcomes.values() if outcome.verdict is not Verdict.FIXED), outcomes["dapo"])

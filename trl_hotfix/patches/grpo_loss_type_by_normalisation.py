@@ -1,13 +1,8 @@
-"""``normalisation`` of ``grpo-loss-normalisation``, for the releases in which ``GRPOConfig`` has a ``loss_type``.
+"""GRPO's default loss depends on the release; the option of ``grpo-loss-normalisation`` sets ``loss_type`` instead.
 
-From 0.17.0 on nothing needs a repair: the user can choose (TRL pull request 3256). But a job that moves between
-releases can say what it wants in one way, and its numbers do not change with TRL's default, ``bnpo`` up to 0.21 and
-``dapo`` since: ``sequence`` is ``loss_type="grpo"``, the mean over sequences of the paper (DeepSeekMath,
-arXiv:2402.03300), and ``global``, the mean over tokens, is the release's own default.
-
-It overrides what the arguments say, so it is off unless it is asked for by name, and says what it changes. The
-arguments themselves are changed, before TRL reads them: whatever follows from the loss type follows, and what is saved
-of the arguments is true.
+``GRPOConfig`` has ``loss_type`` from 0.17.0 on (TRL pull request 3256). ``"grpo"`` is the mean over sequences of the
+paper (DeepSeekMath, arXiv:2402.03300). The arguments themselves are changed, before TRL reads them, so that everything
+that depends on the loss type follows, and the saved arguments are true.
 """
 
 from __future__ import annotations
@@ -32,10 +27,10 @@ def choose_the_loss_type(
     if settings is None:
         log.warning("normalisation=%s does nothing for a GRPOTrainer without args", options["normalisation"])
     else:
-        wanted = _loss_type(GRPOConfig, options)
-        if settings.loss_type != wanted:
-            log.info("normalisation=%s: loss_type=%r -> %r", options["normalisation"], settings.loss_type, wanted)
-            settings.loss_type = wanted
+        loss_type = _loss_type(GRPOConfig, options)
+        if settings.loss_type != loss_type:
+            log.info("normalisation=%s: loss_type=%r -> %r", options["normalisation"], settings.loss_type, loss_type)
+            settings.loss_type = loss_type
     return wrapped(*args, **kwargs)
 
 
@@ -45,11 +40,11 @@ def _loss_type(config_class: Any, options: Options) -> str:
 
 
 class _ReadError(Exception):
-    """Raised where ``__init__`` first reads its arguments, which is as far as the self-test wants it to go."""
+    """Raised where ``__init__`` first reads its arguments: the self-test ends there."""
 
 
 def the_arguments_have_the_loss_type(module: ModuleType, options: Options) -> Outcome:
-    """What ``args.loss_type`` is when ``GRPOTrainer.__init__`` begins to read ``args``."""
+    """Read ``args.loss_type`` at the moment when ``GRPOTrainer.__init__`` begins to read ``args``."""
     if "loss_type" not in module.GRPOConfig.__dataclass_fields__:
         return absent("GRPOConfig has no loss_type")
 
@@ -60,11 +55,11 @@ def the_arguments_have_the_loss_type(module: ModuleType, options: Options) -> Ou
         def __getattr__(self, name: str) -> Any:
             raise _ReadError(name)
 
-    given = Arguments()
+    arguments = Arguments()
     try:
-        module.GRPOTrainer.__init__(object.__new__(module.GRPOTrainer), "no model", [], args=given)
+        module.GRPOTrainer.__init__(object.__new__(module.GRPOTrainer), "no model", [], args=arguments)
     except _ReadError:
-        wanted = _loss_type(Arguments, options)
-        verdict = Verdict.FIXED if given.loss_type == wanted else Verdict.REPRODUCED
-        return Outcome(verdict, {"loss_type": given.loss_type, "wanted": wanted})
+        expected = _loss_type(Arguments, options)
+        verdict = Verdict.FIXED if arguments.loss_type == expected else Verdict.REPRODUCED
+        return Outcome(verdict, {"loss_type": arguments.loss_type, "wanted": expected})
     raise AssertionError("GRPOTrainer.__init__ did not read its arguments")

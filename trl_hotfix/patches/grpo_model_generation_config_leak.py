@@ -1,15 +1,12 @@
-"""GRPO and RLOO sample with the checkpoint's temperature, top_p, top_k, min_p or repetition_penalty, not the trainer's.
+"""GRPO and RLOO sample with the checkpoint's generation config where the trainer asks for the library's default.
 
-transformers 4.50 and later merges ``model.generation_config`` into the ``generation_config`` that ``generate`` is
-given: where the latter has the library's default, the checkpoint's value is taken (transformers issue 42762). The
-trainer asks for ``temperature=1.0``, which is the default, so a checkpoint that ships ``temperature=0.6, top_p=0.95``
-(Qwen3, DeepSeek-R1 distillates, ...) samples with those. The log-probs are those of temperature 1: completions come
-from a sharper distribution than the one that is optimised, entropy falls, and one warning about "default values that
-have been modified" is all there is. With vLLM nothing is merged.
+transformers 4.50 and later 4.x releases merge ``model.generation_config`` into the ``generation_config`` that
+``generate`` is given: where the latter has the library's default, the checkpoint's value is taken (transformers issue
+42762). transformers 5 does not merge.
 
-TRL 0.26.2 (pull request 4647) puts what the trainer asks for into the model's config while it generates, and
-transformers 5 does not merge. Here the model has, for the time of the call, a copy of its config with the trainer's
-value wherever the merge would take the model's. Everything else in it stays, and what is saved is the checkpoint's own.
+TRL 0.26.2 (pull request 4647) puts the trainer's values into the model's config while it generates. The wrapper does so
+in a copy that the model has for the time of the call, so that everything else in the config stays, and a saved
+checkpoint keeps its own config.
 """
 
 from __future__ import annotations
@@ -24,41 +21,41 @@ from ..model import Outcome
 from ..stubs import completions_of, default_arguments, stub_that_generates, tiny_attention_model
 
 _ASKED_FOR = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What ``GRPOConfig`` and ``RLOOConfig`` say of the distribution; besides, what is in ``generation_kwargs``."""
+"""The fields of ``GRPOConfig`` and ``RLOOConfig`` that shape the distribution; ``generation_kwargs`` may name more."""
 
 
 def sample_as_the_trainer_says(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """While it generates, the model's own config says what the trainer's does, where it would be merged into it."""
+    """Generate with the trainer's values in the model's own config, where the merge would take the model's."""
     import copy
 
     from transformers import GenerationConfig
 
-    wanted = getattr(instance, "generation_config", None)
-    # The module that generates has it, beneath FSDP, PEFT or torch.compile.
-    model = next((each for each in instance.model.modules() if "generation_config" in vars(each)), None)
-    its = None if model is None else model.generation_config
-    if wanted is None or its is None:
+    trainer_config = getattr(instance, "generation_config", None)
+    # The module that generates has the config, beneath FSDP, PEFT or torch.compile.
+    model = next((module for module in instance.model.modules() if "generation_config" in vars(module)), None)
+    model_config = None if model is None else model.generation_config
+    if trainer_config is None or model_config is None:
         return wrapped(*args, **kwargs)
     default = GenerationConfig()
     names = {*_ASKED_FOR, *(getattr(instance.args, "generation_kwargs", None) or {})}
     merged = {
-        name: getattr(wanted, name, None)
+        name: getattr(trainer_config, name, None)
         for name in names
-        if getattr(wanted, name, None) == getattr(default, name, None) != getattr(its, name, None)
+        if getattr(trainer_config, name, None) == getattr(default, name, None) != getattr(model_config, name, None)
     }
     if not merged:
         return wrapped(*args, **kwargs)
-    told = copy.deepcopy(its)
+    changed = copy.deepcopy(model_config)
     for name, value in merged.items():
-        setattr(told, name, value)
-    with shadowed(model, "generation_config", told):
+        setattr(changed, name, value)
+    with shadowed(model, "generation_config", changed):
         return wrapped(*args, **kwargs)
 
 
 def completions_are_sampled_at_the_trainers_temperature(module: ModuleType) -> Outcome:
-    """The trainer asks for 1.0, the checkpoint says 0.5: with which of them does transformers sample?"""
+    """Read the temperature with which transformers samples, if the trainer asks for 1.0 and the checkpoint has 0.5."""
     import transformers
     from packaging.version import Version
 
@@ -75,7 +72,7 @@ def completions_are_sampled_at_the_trainers_temperature(module: ModuleType) -> O
         pass
 
     def generate(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
-        # What the model's own generate begins with; what it would go on with draws random numbers.
+        # The model's own generate begins with this call. The rest of it would draw random numbers.
         raise Sampled(model._prepare_generation_config(generation_config)[0].temperature)
 
     model = tiny_attention_model()
@@ -88,7 +85,7 @@ def completions_are_sampled_at_the_trainers_temperature(module: ModuleType) -> O
         completions_of(trainer)
     except Sampled as sampled:
         (temperature,) = sampled.args
-    left = model.generation_config.temperature
-    if left != 0.5:
-        raise AssertionError(f"the model's own temperature is {left} afterwards")
+    restored = model.generation_config.temperature
+    if restored != 0.5:
+        raise AssertionError(f"the model's own temperature is {restored} afterwards")
     return judge(temperature, right=1.0, wrong=0.5)

@@ -1,14 +1,9 @@
-"""GRPO with adapters and gradient checkpointing: what goes into the decoder needs no gradient.
+"""GRPO with adapters and gradient checkpointing: the input of the decoder needs no gradient, so its adapters get none.
 
-A reentrant checkpoint (torch's default, and transformers' before 5) gives its weights a gradient only if its input
-needs one. Under an adapter the embeddings are frozen, so theirs does not. ``GRPOTrainer`` wraps the model itself, and
-checkpointing is switched on only in ``train()``, where nobody knows of the adapter any more. With LoRA in the decoder
-layers alone, the first backward pass raises ``RuntimeError`` (element 0 of tensors does not require grad). With a
-trainable weight behind the decoder too (LoRA on ``lm_head``, or ``modules_to_save``) nothing is raised: that weight
-trains, and no adapter in the decoder gets a gradient.
-
-TRL 0.16.0 (pull request 2848) has the embeddings' output require a gradient if there is reentrant checkpointing. So
-does this, for a ``PeftModel``; in full fine-tuning the embeddings are trained and need no help.
+``GRPOTrainer`` wraps the model itself, and checkpointing is switched on only later, in ``train()``, which does not take
+the adapter into account. TRL 0.16.0 (pull request 2848) makes the output of the embeddings require a gradient under
+reentrant checkpointing. The wrapper does the same for a ``PeftModel`` only: in full fine-tuning the embeddings are
+trained, so their output requires a gradient anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from ..stubs import default_arguments, stub_trainer
 def let_the_inputs_need_a_gradient(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Once the trainer is made, before ``train()`` switches checkpointing on, hook the embeddings of an adapter."""
+    """Hook the embeddings beneath an adapter after ``__init__``, before ``train()`` switches checkpointing on."""
     from peft import PeftModel
 
     wrapped(*args, **kwargs)
@@ -39,7 +34,7 @@ def let_the_inputs_need_a_gradient(
 
 
 def every_adapter_has_a_gradient(module: ModuleType) -> Outcome:
-    """LoRA before the decoder's output and behind it: four matrices, of which two are reached through a checkpoint."""
+    """Train LoRA before and behind the decoder's output: two of four matrices are reached through a checkpoint."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -66,8 +61,8 @@ def every_adapter_has_a_gradient(module: ModuleType) -> Outcome:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
     model.train()
     adapters = {}
-    for number, (name, weight) in enumerate(each for each in model.named_parameters() if "lora_" in each[0]):
-        # Not the 0 that LoRA begins with: the other matrix of the pair would have no gradient either.
+    for number, (name, weight) in enumerate(pair for pair in model.named_parameters() if "lora_" in pair[0]):
+        # LoRA starts one matrix of each pair at 0, which would give the other matrix no gradient either.
         weight.data = torch.cos(number + torch.arange(weight.numel())).reshape(weight.shape)
         adapters[name] = weight
     for number, weight in enumerate(model.parameters()):
@@ -80,21 +75,22 @@ def every_adapter_has_a_gradient(module: ModuleType) -> Outcome:
 
 
 def _model_of_a_new_trainer(module: ModuleType, base: Any, lora: Any, settings: SimpleNamespace) -> Any:
-    """The model as the real ``__init__`` of ``GRPOTrainer`` leaves it; transformers' own ``__init__`` makes nothing.
+    """Return the model after the real ``__init__`` of ``GRPOTrainer``, without that of transformers' ``Trainer``.
 
-    Standing behind ``GRPOTrainer`` and before ``Trainer`` in the order of resolution, ``Made`` is its ``super()``.
+    ``Parent`` comes after ``GRPOTrainer`` and before ``Trainer`` in the method resolution order, so it is the
+    ``super()`` of ``GRPOTrainer``.
     """
 
-    class Made(module.Trainer):  # type: ignore[misc, name-defined]
-        def __init__(self, model: Any, args: Any, **others: Any) -> None:
+    class Parent(module.Trainer):  # type: ignore[misc, name-defined]
+        def __init__(self, model: Any, args: Any, **kwargs: Any) -> None:
             self.model, self.args = model, args
             self.accelerator = SimpleNamespace(num_processes=1, is_main_process=True, device="cpu")
 
-    class Trainer(module.GRPOTrainer, Made):  # type: ignore[misc, name-defined]
+    class Trainer(module.GRPOTrainer, Parent):  # type: ignore[misc, name-defined]
         pass
 
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1)
-    # The seed of the process is not ours to set.
+    # A self-test must not set the seed of the process.
     with shadowed(module, "set_seed", lambda *args, **kwargs: None):
         trainer: Any = Trainer(  # type: ignore[misc]
             base, [], args=settings, processing_class=tokenizer, peft_config=lora

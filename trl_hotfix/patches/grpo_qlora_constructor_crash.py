@@ -1,14 +1,11 @@
-"""GRPO and RLOO cannot be made with a quantised model.
+"""GRPO and RLOO trainers fail for a quantised model, because their arguments cannot be copied (TRL issue 3980).
 
-``prepare_peft_model`` of TRL 0.22 switches checkpointing off in a copy of the arguments, since peft has switched it on:
-``dataclasses.replace(args, gradient_checkpointing=False)``. That makes the arguments anew, from values that have been
-worked out already, and ``GRPOConfig`` and ``RLOOConfig`` refuse to be given both ``generation_batch_size`` and
-``steps_per_generation``, one of which they set themselves the first time: ``ValueError``, 'generation_batch_size' and
-'steps_per_generation' can not be both configured at the same time (TRL issue 3980), whatever was configured.
+PEFT switches checkpointing on, so ``prepare_peft_model`` of TRL 0.22 switches it off in a copy of the arguments:
+``dataclasses.replace(args, gradient_checkpointing=False)``. ``GRPOConfig`` and ``RLOOConfig`` refuse to be given both
+``generation_batch_size`` and ``steps_per_generation``, one of which they set themselves the first time.
 
-TRL 0.23.0 (pull request 3981) changes the arguments instead of copying them. Here the function is given a plain record
-of the three arguments that it reads, which can be copied. The trainer's own stay as they are, as those of the other
-trainers of 0.22 do.
+TRL 0.23.0 (pull request 3981) changes the arguments instead of copying them. The wrapper lets a plain record be copied,
+so that the trainer's own arguments stay as they are, as those of the other trainers of 0.22 do.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from ..model import Outcome
 
 
 @dataclass
-class _Read:
+class _ReadArguments:
     """The arguments that ``prepare_peft_model`` reads."""
 
     bf16: bool
@@ -34,17 +31,17 @@ class _Read:
 def let_the_arguments_be_copied(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call ``prepare_peft_model`` with arguments that have no ``__post_init__``, where a copy would be made."""
+    """Call ``prepare_peft_model`` with arguments that have no ``__post_init__``, if it would copy them."""
     model, settings = (argument(wrapped, args, kwargs, name) for name in ("model", "args"))
     quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
     if quantised and hasattr(settings, "steps_per_generation"):
-        read = _Read(settings.bf16, settings.gradient_checkpointing, settings.gradient_checkpointing_kwargs)
+        read = _ReadArguments(settings.bf16, settings.gradient_checkpointing, settings.gradient_checkpointing_kwargs)
         args, kwargs = replaced_argument(wrapped, args, kwargs, "args", read)
     return wrapped(*args, **kwargs)
 
 
 def adapter_of_a_quantised_model_is_made(module: ModuleType) -> Outcome:
-    """A new adapter on a model that says it is loaded in 4 bits, with arguments that work themselves out once."""
+    """Make an adapter on a model that claims to be loaded in 4 bits, with arguments that can be computed only once."""
     import torch
     from peft import LoraConfig
 
@@ -55,7 +52,7 @@ def adapter_of_a_quantised_model_is_made(module: ModuleType) -> Outcome:
             super().__init__()
             self.inner = torch.nn.Linear(2, 2)
 
-        # What transformers' models have for checkpointing.
+        # Methods that models of transformers have for checkpointing.
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None: ...
         def enable_input_require_grads(self) -> None: ...
 

@@ -1,16 +1,9 @@
-"""GRPO and RLOO end a completion at the tokenizer's end-of-sequence token only, and at no other that the model has.
+"""GRPO and RLOO end a completion at the tokenizer's end-of-sequence token only, and not at the model's other ones.
 
-Many chat models have several: Gemma's turns end with ``<end_of_turn>`` and Llama 3's tool calls with ``<|eom_id|>``,
-which their ``generation_config.eos_token_id`` lists and ``tokenizer.eos_token_id`` is not. Such a completion is sampled
-on past its end up to ``max_completion_length``, what follows is rewarded and trained on, and it counts as truncated:
-with ``mask_truncated_completions`` it is masked whole, and ``clipped_ratio`` is 1. With vLLM, which stops at all of
-them, the completion is right and counts as truncated all the same.
-
-TRL 1.14.2 has every token that the model lists end a completion. Here ``_generate_and_score_completions`` runs with a
-``generation_config`` that lists them, and what it compares completions with is an id that equals each of them: the
-mask, the lengths, the metrics and ``mask_truncated_completions`` are then TRL's own. The id is put into the trainer, or
-into a view of its tokenizer, for the time of the call. With tools the trainer compares other things with that id, so
-such runs are left alone.
+In TRL 1.14.2 every token that ``generation_config.eos_token_id`` lists ends a completion. The wrapper changes only the
+two values that ``_generate_and_score_completions`` reads, the ``generation_config`` and the id that it compares
+completions with: the mask, the lengths, the metrics and ``mask_truncated_completions`` are then TRL's own. For the time
+of the call the id is set on the trainer, or on a view of its tokenizer.
 """
 
 from __future__ import annotations
@@ -27,43 +20,43 @@ from ..stubs import default_arguments, stub_that_generates, tiny_attention_model
 
 
 def end_at_every_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Generate and score with all the end-of-sequence tokens that the model lists."""
-    model = next((each for each in instance.model.modules() if "generation_config" in vars(each)), None)
+    """Generate and score with all end-of-sequence tokens that the model lists."""
+    model = next((module for module in instance.model.modules() if "generation_config" in vars(module)), None)
     listed = None if model is None else model.generation_config.eos_token_id
     ids = set(listed if isinstance(listed, (list, tuple)) else [] if listed is None else [listed])
     owners = [instance, *(vars(instance).get(name) for name in ("_tokenizer", "processing_class"))]
-    first = next((its for each in owners if (its := getattr(each, "eos_token_id", None)) is not None), None)
+    first = next((eos for owner in owners if (eos := getattr(owner, "eos_token_id", None)) is not None), None)
     if first is None or ids <= {first} or getattr(instance, "tools", None):
         return wrapped(*args, **kwargs)
-    every = [first, *sorted(ids - {first})]
+    eos_ids = [first, *sorted(ids - {first})]
     with ExitStack() as stack:
         if "eos_token_id" in vars(instance):
-            stack.enter_context(shadowed(instance, "eos_token_id", _AnyOf(first, every)))
+            stack.enter_context(shadowed(instance, "eos_token_id", _AnyOf(first, eos_ids)))
         for name in ("_tokenizer", "processing_class"):
             if getattr(vars(instance).get(name), "eos_token_id", None) is not None:
-                view = _with_ends(vars(instance)[name], _AnyOf(first, every))
+                view = _with_eos_id(vars(instance)[name], _AnyOf(first, eos_ids))
                 stack.enter_context(shadowed(instance, name, view))
         config = getattr(instance, "generation_config", None)
         if config is not None and "eos_token_id" not in (getattr(instance.args, "generation_kwargs", None) or {}):
-            stack.enter_context(shadowed(config, "eos_token_id", every))
+            stack.enter_context(shadowed(config, "eos_token_id", eos_ids))
         return wrapped(*args, **kwargs)
 
 
 class _AnyOf(int):
-    """An id that equals several: ``id == any_of`` and ``tensor == any_of``. Otherwise it is the first of them."""
+    """An id that equals each of several, in ``id == eos`` and ``tensor == eos``. Otherwise it is the first of them."""
 
-    every: list[int]
+    ids: list[int]
 
-    def __new__(cls, first: int, every: list[int]) -> _AnyOf:
-        made = super().__new__(cls, first)
-        made.every = every
-        return made
+    def __new__(cls, first: int, ids: list[int]) -> _AnyOf:
+        eos = super().__new__(cls, first)
+        eos.ids = ids
+        return eos
 
     def __eq__(self, other: object) -> bool:
-        return other in self.every
+        return other in self.ids
 
     def __ne__(self, other: object) -> bool:
-        return other not in self.every
+        return other not in self.ids
 
     __hash__ = int.__hash__
 
@@ -72,24 +65,25 @@ class _AnyOf(int):
         import torch
 
         if function in (torch.Tensor.__eq__, torch.Tensor.eq, torch.eq):
-            (tensor,) = (each for each in args if isinstance(each, torch.Tensor))
-            (any_of,) = (each for each in args if isinstance(each, cls))
-            return torch.isin(tensor, torch.tensor(any_of.every, device=tensor.device))
-        return function(*(int(each) if isinstance(each, cls) else each for each in args), **(kwargs or {}))
+            (tensor,) = (operand for operand in args if isinstance(operand, torch.Tensor))
+            (eos,) = (operand for operand in args if isinstance(operand, cls))
+            return torch.isin(tensor, torch.tensor(eos.ids, device=tensor.device))
+        return function(*(int(value) if isinstance(value, cls) else value for value in args), **(kwargs or {}))
 
 
-def _with_ends(tokenizer: Any, any_of: _AnyOf) -> Any:
+def _with_eos_id(tokenizer: Any, eos: _AnyOf) -> Any:
+    """Return a view of ``tokenizer`` whose ``eos_token_id`` is ``eos``."""
     import wrapt
 
-    class EndsView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+    class EosView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
         pass
 
-    EndsView.eos_token_id = property(lambda self: any_of)  # type: ignore[attr-defined]
-    return EndsView(tokenizer)
+    EosView.eos_token_id = property(lambda self: eos)  # type: ignore[attr-defined]
+    return EosView(tokenizer)
 
 
 def a_completion_ends_at_each_end_of_the_model(module: ModuleType) -> Outcome:
-    """A completion whose first token is the model's second end-of-sequence token: how many tokens are trained on?"""
+    """Count the trained tokens of a completion whose first token is the model's second end-of-sequence token."""
     import torch
     from transformers import GenerationConfig
 
@@ -105,17 +99,17 @@ def a_completion_ends_at_each_end_of_the_model(module: ModuleType) -> Outcome:
         raise Scored
 
     def generate(input_ids: Any, *, generation_config: Any, **kwargs: Any) -> Any:
-        ends = generation_config.eos_token_id
-        stops = 5 in (ends if isinstance(ends, list) else [ends])
+        eos = generation_config.eos_token_id
+        stops = 5 in (eos if isinstance(eos, list) else [eos])
         return torch.cat([input_ids, torch.tensor([[5, 0, 0, 0] if stops else [5, 6, 7, 8]] * len(input_ids))], 1)
 
     def trained_on(**settings: Any) -> int:
-        """The sum of the mask at the time when the completions are scored."""
+        """Return the sum of the completion mask when the completions are scored."""
         model = tiny_attention_model()
         model.generation_config.eos_token_id = [1, 5]
         model.generate = generate
-        of_a_step = {"beta": 0.0, "num_iterations": 1, "steps_per_generation": 1, "num_generations": 1}
-        arguments = default_arguments(getattr(module, f"{method}Config"), **{**of_a_step, **settings})
+        step_settings = {"beta": 0.0, "num_iterations": 1, "steps_per_generation": 1, "num_generations": 1}
+        arguments = default_arguments(getattr(module, f"{method}Config"), **{**step_settings, **settings})
         trainer = stub_that_generates(
             trainer_class,
             arguments,
@@ -147,7 +141,7 @@ def a_completion_ends_at_each_end_of_the_model(module: ModuleType) -> Outcome:
 
     if "mask_truncated_completions" not in getattr(module, f"{method}Config").__dataclass_fields__:
         return judge(trained_on(), right=1, wrong=4)
-    # Truncated or not: all is masked, or the one token is trained on.
+    # A truncated completion is masked altogether; of one that has ended, its one token is trained on.
     counted = trained_on(mask_truncated_completions=True)
     if counted not in (0, 1) or (trained_on() == 1) != (counted == 1):
         raise AssertionError(f"{trained_on()} tokens are trained on, with mask_truncated_completions {counted}")

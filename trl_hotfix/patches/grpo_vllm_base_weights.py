@@ -1,14 +1,9 @@
-"""GRPO with adapters and vLLM: every completion is sampled from the base model.
+"""GRPO with adapters hands the weights of the base model to vLLM, without what was merged into them (TRL issue 2856).
 
-``GRPOTrainer._move_model_to_vllm`` of TRL 0.15.0 merges the adapter, takes the ``state_dict`` and unmerges again before
-it hands the weights over. A ``state_dict`` shares its memory with the model, so what vLLM is given is the base model,
-at every step. The policy that is trained never generates: training goes off-policy further with each step, and what
-it learns is never seen (TRL issue 2856).
-
-TRL 0.15.1 (pull request 2873) unmerges after the weights are handed over. That cannot be had from outside under
-DeepSpeed ZeRO-3, where the weights are sharded again by then. Here the weights that a merge changes are copied while
-they are merged, where 0.15.0 takes its ``state_dict``: right with sharding and without. The copies are in the memory of
-the host and of the main process only, which is the one that loads them; they are gone when the method returns.
+TRL 0.15.1 (pull request 2873) unmerges the adapter after the weights are handed over. A wrapper cannot do that under
+DeepSpeed ZeRO-3, where the weights are sharded again by then. It copies the weights that a merge changes at the point
+where 0.15.0 takes its ``state_dict``, while they are merged: this is right with sharding and without. Only the main
+process loads weights into vLLM, so only it copies them.
 """
 
 from __future__ import annotations
@@ -25,32 +20,32 @@ from ..stubs import stub_grpo_trainer
 def hand_over_copies_of_what_is_merged(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The ``state_dict`` of a ``PeftModel`` has copies of the weights beneath its adapters."""
+    """Let the ``state_dict`` of a ``PeftModel`` contain copies of the weights beneath its adapters."""
     from peft import PeftModel
 
     model = instance.accelerator.unwrap_model(instance.model)
     if not isinstance(model, PeftModel):
-        # What torch.compile makes of a module has the module here.
+        # torch.compile keeps the original module in this attribute.
         model = getattr(model, "_orig_mod", model)
     if not isinstance(model, PeftModel) or not instance.accelerator.is_main_process:
         return wrapped(*args, **kwargs)
-    shared = model.state_dict
+    state_dict = model.state_dict
 
-    def copied(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        every = shared(*args, **kwargs)
-        return {name: _copy(weight) if ".base_layer." in name else weight for name, weight in every.items()}
+    def state_dict_with_copies(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        weights = state_dict(*args, **kwargs)
+        return {name: _copy(weight) if ".base_layer." in name else weight for name, weight in weights.items()}
 
-    with shadowed(model, "state_dict", copied):
+    with shadowed(model, "state_dict", state_dict_with_copies):
         return wrapped(*args, **kwargs)
 
 
 def _copy(weight: Any) -> Any:
-    # A merge replaces a quantised weight by another one, it does not write into it.
+    # A merge replaces a quantised weight by a new one instead of writing into it, so it needs no copy.
     return weight.to("cpu", copy=True) if weight.is_floating_point() else weight
 
 
 def vllm_is_given_the_merged_weights(module: ModuleType) -> Outcome:
-    """A weight of 1 beneath an adapter that adds 0.5: what is in the weight that is handed over?"""
+    """Read the weight that is handed over, where the base weight is 1 and its adapter adds 0.5."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -59,10 +54,10 @@ def vllm_is_given_the_merged_weights(module: ModuleType) -> Outcome:
     for name, weight in model.named_parameters():
         torch.nn.init.constant_(weight, 0.5 if "lora_B" in name else 1.0)
 
-    given: dict[str, float] = {}
+    loaded: dict[str, float] = {}
 
     def load_weights(weights: Any) -> None:
-        given.update({name: float(weight.mean()) for name, weight in weights})
+        loaded.update({name: float(weight.mean()) for name, weight in weights})
 
     runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))
     worker = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
@@ -79,7 +74,7 @@ def vllm_is_given_the_merged_weights(module: ModuleType) -> Outcome:
     trainer.model, trainer.is_fsdp_enabled = model, False
     trainer.accelerator.state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None)
     trainer._move_model_to_vllm()
-    left = float(model.base_model.model[0].base_layer.weight.detach().mean())
-    if set(given) != {"0.weight"} or abs(left - 1.0) > 1e-6 or "state_dict" in vars(model):
-        raise AssertionError(f"vLLM was given {given}, and {left} is left in the model")
-    return judge(given["0.weight"], right=1.5, wrong=1.0, left_in_the_model=left)
+    base_weight = float(model.base_model.model[0].base_layer.weight.detach().mean())
+    if set(loaded) != {"0.weight"} or abs(base_weight - 1.0) > 1e-6 or "state_dict" in vars(model):
+        raise AssertionError(f"vLLM was given {loaded}, and {base_weight} is left in the model")
+    return judge(loaded["0.weight"], right=1.5, wrong=1.0, left_in_the_model=base_weight)

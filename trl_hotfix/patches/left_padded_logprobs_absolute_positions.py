@@ -1,15 +1,12 @@
-"""GRPO and RLOO score left-padded prompts at the wrong positions in models with learned absolute positions.
+"""GRPO and RLOO score left-padded prompts at the wrong positions in models with a table of absolute positions.
 
-Prompts of a batch are padded on the left. ``generate`` counts positions from the first real token; the forward pass
-that computes the log-probs of the policy and of its reference gives no ``position_ids``, and GPT-2, GPT-Neo,
-GPT-BigCode (StarCoder, SantaCoder) and XGLM then count the padding too. With rotary or ALiBi positions that shifts
-nothing, since only distances matter; a learned or sinusoidal table gives every token of a padded row another embedding.
-The completion was sampled from another distribution than the one that is trained, and ratio, KL and gradient are those
-of a text that nobody wrote.
+``generate`` counts positions from the first real token. The forward pass that computes the log-probs of the policy and
+of its reference gives no ``position_ids``, and the models below then count the padding too. With rotary or ALiBi
+positions that changes nothing, since only distances matter; a learned or sinusoidal table gives every token of a padded
+row another embedding.
 
-Here the model's call is given ``position_ids = cumsum(attention_mask) - 1``, of shape ``(batch, length)``: what
-``generate`` gives it, and TRL's own ``forward`` in ``trl/trainer/utils.py``. Only these models are touched, and their
-unpadded rows have the positions that they had.
+``position_ids = cumsum(attention_mask) - 1``, of shape ``(batch, length)``, is also what TRL's own ``forward`` in
+``trl/trainer/utils.py`` uses.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from ..model import Outcome
 from ..stubs import default_arguments, stub_trainer, tiny_causal_lm
 
 _COUNT_THE_PADDING = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "xglm"})
-"""The ``model_type`` of decoders that look positions up in a table, take ``position_ids`` and count from 0 without.
+"""The ``model_type`` of decoders that look positions up in a table, take ``position_ids`` and otherwise count from 0.
 
-Seen in transformers 4.46.3, 4.57.6 and 5.23.0. OPT and BioGPT (up to transformers 4) count by the attention mask.
+Checked in transformers 4.46.3, 4.57.6 and 5.23.0. OPT and BioGPT (up to transformers 4) count by the attention mask.
 """
 
 
@@ -35,7 +32,7 @@ def count_positions_from_the_first_token(
     """Give the model, the policy or its reference, the positions that ``generate`` gave it."""
     model = argument(wrapped, args, kwargs, "model")
     plain = instance.accelerator.unwrap_model(model)
-    # A virtual prompt stands before the padding, and PEFT takes no position_ids with it.
+    # With prompt learning a virtual prompt precedes the padding, and PEFT accepts no position_ids.
     prompt_learning = getattr(getattr(plain, "active_peft_config", None), "is_prompt_learning", False)
     if prompt_learning or getattr(getattr(plain, "config", None), "model_type", None) not in _COUNT_THE_PADDING:
         return wrapped(*args, **kwargs)
@@ -50,51 +47,51 @@ def _with_positions(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def padding_on_the_left_changes_no_log_prob(module: ModuleType) -> Outcome:
-    """Three tokens after a prompt of two: their log-probs alone, and with two tokens of padding before the prompt."""
+    """Compare the log-probs of three tokens after a prompt of two, with and without two tokens of padding before it."""
     import torch
 
     method = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
     trainer_class = getattr(module, f"{method}Trainer")
     names = ("_get_per_token_logps", "_get_per_token_logps_and_entropies")
-    name = next((each for each in names if each in vars(trainer_class)), None)
-    if name is None:
+    method_name = next((name for name in names if name in vars(trainer_class)), None)
+    if method_name is None:
         return absent("this release computes the log-probs elsewhere")
     model = tiny_causal_lm(SimpleNamespace(model_type="gpt2"))
 
     def learned_positions(submodule: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What a token puts out depends on where it stands, and that is counted from the first column by default."""
+        """Make the output of a token depend on its position, which is counted from the first column by default."""
         kwargs = dict(kwargs)
         positions = kwargs.pop("position_ids", None)
         if positions is None:
             positions = torch.arange(kwargs["input_ids"].shape[1])
         return args, {**kwargs, "input_ids": (kwargs["input_ids"] + positions) % 11}
 
-    def kept(submodule: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
-        # 0.19 relies on it.
+    def keep_last_logits(submodule: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
+        # TRL 0.19 relies on logits_to_keep.
         outputs.logits = outputs.logits[:, -kwargs.get("logits_to_keep", 0) :]
 
     model.register_forward_pre_hook(learned_positions, with_kwargs=True)
-    model.register_forward_hook(kept, with_kwargs=True)
+    model.register_forward_hook(keep_last_logits, with_kwargs=True)
     settings = default_arguments(getattr(module, f"{method}Config"), report_to=[], temperature=1.0)
-    # 0.27 times the forward with the number of the step.
+    # TRL 0.27 labels the timing of the forward with the step.
     trainer = stub_trainer(trainer_class, settings, state=SimpleNamespace(global_step=0))
     trainer.model_kwarg_keys = {"logits_to_keep"}
     trainer.accelerator.autocast = torch.no_grad
 
-    def log_probs(padding: int, **said: Any) -> float:
+    def log_probs(padding: int) -> float:
         tokens = torch.tensor([[0] * padding + [3, 5, 2, 7, 4]])
         mask = torch.tensor([[0] * padding + [1] * 5])
         with torch.no_grad():
-            found = getattr(trainer, name)(model, tokens, mask, 3)
-        return float((found[0] if isinstance(found, tuple) else found).sum())
+            outputs = getattr(trainer, method_name)(model, tokens, mask, 3)
+        return float((outputs[0] if isinstance(outputs, tuple) else outputs).sum())
 
-    def at(begin: int) -> float:
-        """The formula: each token's log-prob after what stands one place before it, with the prompt at ``begin``."""
+    def formula(begin: int) -> float:
+        """Sum the log-probs of the tokens, each given the token before it, with the prompt at position ``begin``."""
         tokens = torch.tensor([3, 5, 2, 7, 4])
-        seen = model.weight[(tokens + begin + torch.arange(5)) % 11].log_softmax(-1)
-        return float(sum(seen[place - 1, tokens[place]] for place in (2, 3, 4)))
+        next_token_log_probs = model.weight[(tokens + begin + torch.arange(5)) % 11].log_softmax(-1)
+        return float(sum(next_token_log_probs[place - 1, tokens[place]] for place in (2, 3, 4)))
 
     unpadded = log_probs(0)
-    if abs(unpadded - at(0)) > 1e-5:
-        raise AssertionError(f"without padding the log-probs are {unpadded}, by the formula {at(0)}")
-    return judge(log_probs(2), right=at(0), wrong=at(2), unpadded=unpadded)
+    if abs(unpadded - formula(0)) > 1e-5:
+        raise AssertionError(f"without padding the log-probs are {unpadded}, by the formula {formula(0)}")
+    return judge(log_probs(2), right=formula(0), wrong=formula(2), unpadded=unpadded)

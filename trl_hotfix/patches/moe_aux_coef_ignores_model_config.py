@@ -1,18 +1,13 @@
-"""The router auxiliary loss of a mixture-of-experts model has the weight 0.001, whatever the model's config says.
+"""The trainers ignore the ``router_aux_loss_coef`` of the model's config and give the auxiliary loss the weight 0.001.
 
-The trainers take ``router_aux_loss_coef`` from their arguments, where it is 0.001 unless it is set: SFT, GRPO and RLOO
-since TRL 1.7.0 (pull requests 6083 and 6085), DPO and KTO since 1.8.0 (6208 and 6275). What ``model.config`` declares,
-0.02 for a Mixtral, is not looked at; SFT even writes 0.001 over it. In TRL 1.14.0 (issue 7222, pull request 7248) the
-argument is None unless it is set, and then the config decides.
+SFT, GRPO and RLOO take the coefficient from their arguments since TRL 1.7.0 (pull requests 6083 and 6085), DPO and KTO
+since 1.8.0 (6208 and 6275). In TRL 1.14.0 (issue 7222, pull request 7248) the argument is None unless it is set, and
+then the config decides.
 
-Up to 1.13.0 a 0.001 that was set cannot be told from one that was not: the argument is taken for unset when it is
-0.001, and a warning says what is used instead. Every other value wins, as in 1.14.0. A config that declares no
-coefficient leaves the argument as it is: nothing is ignored then.
-
-The arguments have the config's value only while the trainer is made, so that they can be used again for another model.
-It is put there by a callback, when the superclass has set itself up: the model is loaded by then, also if it was given
-as a name, and DPO, KTO and SFT read the argument afterwards, SFT to overwrite the config. GRPO and RLOO have read it
-before; what they made of it is set anew.
+The arguments have the config's value only while the trainer is created, so that they can be used again for another
+model. A callback sets it when the superclass has finished its own set-up: the model is loaded by then, even if it was
+given as a name. DPO, KTO and SFT read the argument after that, SFT to overwrite the config. GRPO and RLOO have read it
+before, so the attributes that they derive from it are set again.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ def use_coefficient_of_config(
 
     class WhenLoaded(TrainerCallback):  # type: ignore[misc]
         def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            # In a vision-language model, router settings are those of the text model.
+            # In a vision-language model the config of the text model has the router settings.
             config = model.config.get_text_config()
             coefficient = getattr(config, "router_aux_loss_coef", None)
             is_moe = getattr(config, "output_router_logits", None) is not None
@@ -60,37 +55,37 @@ def use_coefficient_of_config(
                 )
 
     callback = WhenLoaded()
-    theirs = argument(wrapped, args, kwargs, "callbacks") or []
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "callbacks", [*theirs, callback])
+    callbacks = argument(wrapped, args, kwargs, "callbacks") or []
+    args, kwargs = replaced_argument(wrapped, args, kwargs, "callbacks", [*callbacks, callback])
     try:
         result = wrapped(*args, **kwargs)
     finally:
-        for each in changed:
-            each.router_aux_loss_coef = _UNSET
+        for settings in changed:
+            settings.router_aux_loss_coef = _UNSET
     instance.remove_callback(callback)
     return result
 
 
 def coefficient_is_that_of_the_config(module: ModuleType) -> Outcome:
-    """A trainer that is made with default arguments has the coefficient of the model's config; one that is set wins."""
+    """Read the coefficient of a trainer with default arguments, and of one whose arguments set it, which must win."""
     method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
     config_class = getattr(module, f"{method}Config", None)
-    if config_class is None or "router_aux_loss_coef" not in {each.name for each in fields(config_class)}:
+    if config_class is None or "router_aux_loss_coef" not in {field.name for field in fields(config_class)}:
         return absent("the trainer's arguments have no coefficient in this release")
     declared, chosen = 0.5, 0.25
     default = default_arguments(config_class).router_aux_loss_coef
-    used = _made(module, method, declared, default)
-    if (set_by_user := _made(module, method, declared, chosen)) != chosen:
+    used = _coefficient_of_trainer(module, method, declared, default)
+    if (set_by_user := _coefficient_of_trainer(module, method, declared, chosen)) != chosen:
         raise AssertionError(f"{chosen} in the arguments, and {set_by_user!r} is used")
     return judge(used, right=declared, wrong=_UNSET, argument=str(default))
 
 
-class _Enough(Exception):
-    """The trainer is made as far as it matters."""
+class _StopConstruction(Exception):
+    """Raised when the trainer has set what the self-test reads."""
 
 
-def _made(module: ModuleType, method: str, declared: float, given: Any) -> float:
-    """The coefficient after ``__init__`` of the trainer, on a superclass that does no more than call the callbacks."""
+def _coefficient_of_trainer(module: ModuleType, method: str, declared: float, argument_value: Any) -> float:
+    """Return the coefficient after ``__init__`` of the trainer, on a superclass that only calls the callbacks."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -99,7 +94,7 @@ def _made(module: ModuleType, method: str, declared: float, given: Any) -> float
     trainer_class, config_class = getattr(module, f"{method}Trainer"), getattr(module, f"{method}Config")
 
     class Parent(*trainer_class.__bases__):  # type: ignore[misc]
-        def __init__(self, *, model: Any, args: Any, callbacks: Any, processing_class: Any, **others: Any) -> None:
+        def __init__(self, *, model: Any, args: Any, callbacks: Any, processing_class: Any, **kwargs: Any) -> None:
             self.model, self.args = model, args
             self.accelerator = SimpleNamespace(parallelism_config=None)
             self.callback_handler = CallbackHandler(
@@ -108,11 +103,11 @@ def _made(module: ModuleType, method: str, declared: float, given: Any) -> float
             self.callback_handler.on_init_end(args, TrainerState(is_world_process_zero=False), TrainerControl())
 
     class Stub(trainer_class, Parent):  # type: ignore[misc, valid-type]
-        # What follows the metrics seeds the process and, later, generates.
+        # After the metrics __init__ seeds the process and, later, generates.
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
             if name == "_metrics":
-                raise _Enough
+                raise _StopConstruction
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
@@ -122,24 +117,24 @@ def _made(module: ModuleType, method: str, declared: float, given: Any) -> float
     model = tiny_causal_lm(config)
     model.generation_config = SimpleNamespace(eos_token_id=None)
     words = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
-    # Without a reference model where it would be loaded, and without a change of the forward of the model.
+    # No reference model is loaded, and the forward of the model is not replaced.
     quick: dict[str, dict[str, Any]] = {"SFT": {"loss_type": "nll"}, "RLOO": {"beta": 0.0}}
     quick["GRPO"] = {"beta": 0.0, "steps_per_generation": 1, "generation_batch_size": 8}
-    args = default_arguments(config_class, router_aux_loss_coef=given, n_gpu=0, **quick.get(method, {}))
-    known = {"reward_funcs": len} if method in ("GRPO", "RLOO") else {}
-    known |= {"ref_model": tiny_causal_lm(config)} if method in ("DPO", "KTO") else {}
+    args = default_arguments(config_class, router_aux_loss_coef=argument_value, n_gpu=0, **quick.get(method, {}))
+    extra = {"reward_funcs": len} if method in ("GRPO", "RLOO") else {}
+    extra |= {"ref_model": tiny_causal_lm(config)} if method in ("DPO", "KTO") else {}
     trainer: Any = object.__new__(Stub)
-    with suppress(_Enough):
+    with suppress(_StopConstruction):
         Stub.__init__(
             trainer,
             model=model,
             args=args,
-            **known,
+            **extra,
             train_dataset=Dataset.from_dict({"prompt": ["a"], "completion": ["b"]}),
             processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>"),
         )
-    if args.router_aux_loss_coef != given:
-        raise AssertionError(f"{given} in the arguments, and {args.router_aux_loss_coef!r} afterwards")
+    if args.router_aux_loss_coef != argument_value:
+        raise AssertionError(f"{argument_value} in the arguments, and {args.router_aux_loss_coef!r} afterwards")
     enabled, coefficient = trainer.aux_loss_enabled, getattr(trainer, "router_aux_loss_coef", text.router_aux_loss_coef)
     if not enabled:
         raise AssertionError(f"the auxiliary loss is off, with a coefficient of {coefficient!r}")
