@@ -1,15 +1,12 @@
 """The router auxiliary loss of a mixture-of-experts model is multiplied by 0 when the model is wrapped.
 
-In DPO, CPO, ORPO, KTO and BCO ``get_batch_loss_metrics`` returns
-``loss + getattr(model.config, "router_aux_loss_coef", 0.0) * aux_loss``. In training ``model`` is what accelerate made
-of it: the ``config`` of a ``DeepSpeedEngine`` is DeepSpeed's own dict, which has no such attribute, so the term is
-silently 0 (TRL issue 2197); ``DistributedDataParallel`` has no ``config``, so the step raises ``AttributeError``. In
-evaluation ``model`` is the plain model, and the term is there.
+In DPO, CPO, ORPO, KTO and BCO ``get_batch_loss_metrics`` returns ``loss + getattr(model.config,
+"router_aux_loss_coef", 0.0) * aux_loss``. In training ``model`` is the wrapped model that accelerate returned: the
+``config`` of a ``DeepSpeedEngine`` is a dict without that attribute, and ``DistributedDataParallel`` has no
+``config``. In evaluation ``model`` is the plain model.
 
 TRL 0.12.0 reads the coefficient once, from the plain model, in ``__init__`` (pull requests 2200 for DPO, 2201 for the
-others). Here the method is given a view of the wrapped model whose ``config`` is that of the plain one; its own
-formula does the rest. DPO before 0.11.0 fails with these models in any case: ``dpo-aux-loss-unpack-crash`` repairs
-that, and this with it.
+others). The wrapper changes only the ``config`` that the method sees, and leaves the formula to it.
 """
 
 from __future__ import annotations
@@ -26,13 +23,13 @@ from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 def read_coefficient_from_unwrapped_model(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Give ``get_batch_loss_metrics`` a model whose ``config`` is the model's own."""
+    """Give ``get_batch_loss_metrics`` a view of its model whose ``config`` is that of the plain model."""
     args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)
     return wrapped(*args, **kwargs)
 
 
 def aux_loss_is_in_the_loss_of_a_wrapped_model(module: ModuleType) -> Outcome:
-    """The loss of one batch through a wrapped model is that without the auxiliary loss, plus coefficient * aux_loss."""
+    """Check that the loss of a wrapped model is the loss without auxiliary loss plus coefficient * aux_loss."""
     import torch
 
     method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
@@ -56,7 +53,7 @@ def aux_loss_is_in_the_loss_of_a_wrapped_model(module: ModuleType) -> Outcome:
         running=SimpleNamespace(mean=torch.tensor(0.0), update=lambda rewards: None),
     )
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    # DPO, CPO and ORPO compare two completions; KTO and BCO label single ones, KTO with others beside them for its KL.
+    # DPO, CPO and ORPO compare two completions; KTO and BCO label single ones; KTO adds unrelated ones for its KL.
     sides = {"prompt": tokens[:, :2], "chosen": tokens, "rejected": tokens.flip(1)}
     sides |= {"completion": tokens, "KL_completion": tokens.flip(0)}
     batch: dict[str, Any] = {"label": [True, False]}
@@ -65,17 +62,17 @@ def aux_loss_is_in_the_loss_of_a_wrapped_model(module: ModuleType) -> Outcome:
         batch[f"{side}_attention_mask"] = torch.ones_like(ids)
         batch[f"{side}_labels"] = ids.clone()
 
-    def loss_through(given: Any, *, aux_loss_enabled: bool) -> float:
+    def loss_through(policy: Any, *, aux_loss_enabled: bool) -> float:
         trainer.aux_loss_enabled = aux_loss_enabled
-        loss, _ = trainer.get_batch_loss_metrics(given, batch)
+        loss, _ = trainer.get_batch_loss_metrics(policy, batch)
         return float(loss.detach())
 
-    without = loss_through(model, aux_loss_enabled=False)
+    loss_without_aux = loss_through(model, aux_loss_enabled=False)
     try:
         measured = loss_through(wrapped_like_deepspeed(model), aux_loss_enabled=True)
     except ValueError as error:
         if "too many values to unpack" not in str(error):
             raise
         return absent("DPO fails with every mixture-of-experts model in this release (TRL pull request 2039)")
-    right = without + coefficient * aux_loss
-    return judge(measured, right=right, wrong=without, coefficient=coefficient, aux_loss=aux_loss)
+    right = loss_without_aux + coefficient * aux_loss
+    return judge(measured, right=right, wrong=loss_without_aux, coefficient=coefficient, aux_loss=aux_loss)

@@ -1,16 +1,14 @@
-"""Online DPO, XPO and Nash-MD add up the gradients of the micro-batches, where they should take the mean.
+"""Online DPO, XPO and Nash-MD add up the gradients of the micro-batches instead of taking their mean.
 
-The three have a ``training_step`` of their own. It hands the loss to ``accelerator.backward`` as it is, and divides by
-``gradient_accumulation_steps`` only what it returns, which is what is logged. Up to transformers 4.45 accelerate did
-the division; since 4.46 ``Trainer`` tells it nothing of the accumulation ("We explicitly don't rely on the
-`Accelerator` to do gradient accumulation") and divides in its own ``training_step``, which is not called here. The
-gradient is then ``gradient_accumulation_steps`` times too large: Adam hardly notices, but ``max_grad_norm`` clips
-nearly every step, the ``grad_norm`` in the logs is not that of the logged loss, and SGD or Lion take other steps.
+Each of the three has a ``training_step`` of its own. It passes the undivided loss to ``accelerator.backward`` and
+divides by ``gradient_accumulation_steps`` only the loss that it returns, which is logged. Up to transformers 4.45
+accelerate divided the loss. Since 4.46 ``Trainer`` does not tell accelerate about the accumulation ("We explicitly
+don't rely on the `Accelerator` to do gradient accumulation") and divides in its own ``training_step``, which is not
+called here.
 
-``accelerator.backward`` is given the mean's share, ``loss / micro-batches of this step``, as in ``Trainer``. Where
-somebody divides already nothing is done: a DeepSpeed engine, whose ``backward`` does, and an accelerator that was told
-of the accumulation (``ACCELERATE_GRADIENT_ACCUMULATION_STEPS``). Apex does not come by here, nor is its loss divided in
-``Trainer``.
+The wrapper passes ``loss / micro-batches of this step`` to ``accelerator.backward``, as ``Trainer`` does. It relies
+on two other places that divide: the ``backward`` of a DeepSpeed engine, and ``accelerator.backward`` itself if
+``accelerator.gradient_accumulation_steps`` is not 1.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ def take_the_mean_of_the_micro_batches(
 ) -> Any:
     """Run the step with an ``accelerator.backward`` that divides the loss by the micro-batches of this step."""
     accelerator, steps = instance.accelerator, micro_batches(instance)
-    divided = accelerator.distributed_type == "DEEPSPEED" or accelerator.gradient_accumulation_steps != 1
-    if steps == 1 or divided:
+    already_divided = accelerator.distributed_type == "DEEPSPEED" or accelerator.gradient_accumulation_steps != 1
+    if steps == 1 or already_divided:
         return wrapped(*args, **kwargs)
     backward = accelerator.backward
 
@@ -43,25 +41,32 @@ def take_the_mean_of_the_micro_batches(
 
 
 def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
-    """One of four micro-batches goes backward with a quarter of its loss; with all of it under DeepSpeed, or alone."""
+    """Check that ``backward`` is called with a quarter of the loss of one of four micro-batches.
 
-    def loss_of(steps: int, **of_accelerator: Any) -> float:
+    A single micro-batch and one under DeepSpeed keep the undivided loss.
+    """
+
+    def loss_of(steps: int, **accelerator_attributes: Any) -> float:
         trainer = online_dpo_stub(module, gradient_accumulation_steps=steps)
         trainer.current_gradient_accumulation_steps = steps
-        vars(trainer.accelerator).update(of_accelerator)
+        vars(trainer.accelerator).update(accelerator_attributes)
         trainer.training_step(trainer.model, {"prompt": ["a"]}, None)
         (loss,) = trainer.went_backward
         return float(loss.detach())
 
-    name = {"xpo_trainer": "XPOTrainer", "nash_md_trainer": "NashMDTrainer"}
-    trainer_class = getattr(module, name.get(module.__name__.rpartition(".")[2], "OnlineDPOTrainer"))
-    if elsewhere := absent_if_reexported(module, trainer_class.training_step):
-        return elsewhere
+    class_names = {"xpo_trainer": "XPOTrainer", "nash_md_trainer": "NashMDTrainer"}
+    trainer_class = getattr(module, class_names.get(module.__name__.rpartition(".")[2], "OnlineDPOTrainer"))
+    if reexported := absent_if_reexported(module, trainer_class.training_step):
+        return reexported
     if "num_items_in_batch" not in signature(trainer_class.training_step).parameters:
         return absent("transformers 4.46 and later cannot call it, and earlier ones have accelerate divide")
-    alone = loss_of(1)
-    outcome = judge(loss_of(4), right=alone / 4, wrong=alone)
-    engine, told = loss_of(4, distributed_type="DEEPSPEED"), loss_of(4, gradient_accumulation_steps=4)
-    if not engine == told == alone:
-        raise AssertionError(f"divided twice: {engine} under DeepSpeed, {told} by accelerate, {alone} undivided")
+    undivided = loss_of(1)
+    outcome = judge(loss_of(4), right=undivided / 4, wrong=undivided)
+    under_deepspeed = loss_of(4, distributed_type="DEEPSPEED")
+    divided_by_accelerate = loss_of(4, gradient_accumulation_steps=4)
+    if not under_deepspeed == divided_by_accelerate == undivided:
+        raise AssertionError(
+            f"divided twice: {under_deepspeed} under DeepSpeed, {divided_by_accelerate} by accelerate, "
+            f"{undivided} undivided"
+        )
     return outcome

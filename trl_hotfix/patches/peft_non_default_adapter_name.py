@@ -1,15 +1,12 @@
 """A trainer that is given a ``PeftModel`` fails unless its adapter is called "default".
 
-GRPO and RLOO from 0.27.0 on, DPO from 0.29.0 and KTO from 1.8.0 give a model with a trained adapter a second one,
-"ref", that stays as the adapter is now. They take its configuration from ``model.peft_config["default"]`` and its
-weights from the parameters that have ``.default.`` in their names. An adapter of another name, as
-``get_peft_model(model, config, adapter_name="policy")`` makes it, is ``KeyError: 'default'``. If nothing but the lookup
-were repaired, no weight would be copied, and the reference would be the base model.
+The trainers give a model with a trained adapter a second one, "ref", a frozen copy of it. They take its configuration
+from ``model.peft_config["default"]`` and its weights from the parameters that have ``.default.`` in their names. If
+only the lookup were repaired, no weight would be copied, and the reference would be the base model.
 
-Here ``peft_config`` answers "default", while the trainer is made, with the configuration of the active adapter, and
-nothing else about it is different; and what ``add_adapter`` makes as "ref" is given the weights of the active one. A
-model that has an adapter called "default" is not touched, nor one of which several adapters are active. Not repaired:
-``modules_to_save`` of an adapter of another name has parameters whose names GRPO and RLOO do not know to hand to vLLM.
+So the wrapper does both while the trainer is made: ``peft_config`` is a dict that answers "default" with the
+configuration of the active adapter and is unchanged otherwise, and the adapter "ref" that ``add_adapter`` makes is
+given the weights of the active one.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from ..stubs import StopConstruction, begin_trainer
 def copy_the_active_adapter(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Make the trainer with a model that says which of its adapters is the default."""
+    """Make the trainer with a model whose active adapter stands for the default one."""
     model = argument(wrapped, args, kwargs, "model")
     adapters, active = getattr(model, "peft_config", None), getattr(model, "active_adapter", None)
     if not isinstance(adapters, dict) or not isinstance(active, str) or "default" in adapters or active not in adapters:
@@ -46,7 +43,7 @@ def copy_the_active_adapter(
 
 
 class _WithDefault(dict[str, Any]):
-    """Has no "default" and answers with the configuration of the active adapter where it is asked for."""
+    """Answers "default" with the configuration of the active adapter, and does not contain that key."""
 
     active = ""
 
@@ -58,34 +55,34 @@ class _WithDefault(dict[str, Any]):
 
 @contextmanager
 def _with_default(model: Any, active: str) -> Iterator[None]:
-    before = model.peft_config
-    named = _WithDefault(before)
-    named.active = active
-    model.peft_config = named
+    adapters = model.peft_config
+    with_default = _WithDefault(adapters)
+    with_default.active = active
+    model.peft_config = with_default
     try:
         yield
     finally:
-        # The adapters that were added stay.
-        before.update(named)
-        model.peft_config = before
+        # The adapters that the trainer added stay.
+        adapters.update(with_default)
+        model.peft_config = adapters
 
 
 def _copy(model: Any, source: str, target: str) -> None:
-    """Give each weight of the adapter ``target`` the value of that of ``source``."""
+    """Copy each weight of the adapter ``source`` to the adapter ``target``."""
     weights = dict(model.named_parameters())
     for name, weight in weights.items():
         parts = name.split(".")
-        # An adapter may be called like a module.
-        for place in (place for place, part in enumerate(parts) if part == source):
-            its = weights.get(".".join([*parts[:place], target, *parts[place + 1 :]]))
-            if its is not None:
-                its.data.copy_(weight.data)
+        # An adapter may have the name of a module, so each occurrence is tried.
+        for position in (index for index, part in enumerate(parts) if part == source):
+            target_weight = weights.get(".".join([*parts[:position], target, *parts[position + 1 :]]))
+            if target_weight is not None:
+                target_weight.data.copy_(weight.data)
 
 
 def reference_is_a_copy_of_the_adapter(module: ModuleType) -> Outcome:
-    """Which value have the LoRA matrices of "ref" in a trainer whose model has an adapter "policy", all of 0.5?
+    """Check that the LoRA matrices of "ref" are 0.5 in a trainer whose model has an adapter "policy", all of 0.5.
 
-    With the bug there is no such trainer. Without a copy half of them are 0.
+    With the bug the trainer cannot be made. Without a copy half of the matrices are 0.
     """
     import torch
     from peft import LoraConfig, get_peft_model
@@ -102,23 +99,23 @@ def reference_is_a_copy_of_the_adapter(module: ModuleType) -> Outcome:
         if ".policy." in name:
             torch.nn.init.constant_(weight, 0.5)
 
-    def enough(trainer: Any) -> None:
+    def stop(trainer: Any) -> None:
         raise StopConstruction
 
-    before = model.peft_config
+    adapters = model.peft_config
     try:
-        begin_trainer(module, trainer_class, model, parent=enough)
+        begin_trainer(module, trainer_class, model, parent=stop)
     except KeyError as error:
         if error.args != ("default",):
             raise
         return judge(0.0, right=0.5, wrong=0.0, error=repr(error))
     copies = [weight.detach() for name, weight in model.named_parameters() if ".ref." in name]
-    if model.peft_config is not before or list(before) != ["policy", "ref"] or model.active_adapter != "policy":
+    if model.peft_config is not adapters or list(adapters) != ["policy", "ref"] or model.active_adapter != "policy":
         raise AssertionError(f"the model is left with {model.peft_config}, and {model.active_adapter!r} is active")
-    return judge(float(torch.cat([each.flatten() for each in copies]).mean()), right=0.5, wrong=0.0)
+    return judge(float(torch.cat([weight.flatten() for weight in copies]).mean()), right=0.5, wrong=0.0)
 
 
 def _makes_a_reference_adapter(trainer_class: Any) -> bool:
-    """Does ``__init__``, which may be wrapped, name it?"""
+    """Return whether ``__init__``, which may be wrapped, contains the name "ref"."""
     constants = inspect.unwrap(trainer_class.__init__).__code__.co_consts
     return "ref" in constants

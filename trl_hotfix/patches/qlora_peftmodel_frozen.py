@@ -1,15 +1,12 @@
-"""A quantised ``PeftModel`` that is handed to a trainer is frozen, adapters and all.
+"""A quantised ``PeftModel`` that is passed to a trainer is frozen, adapters included.
 
-peft's ``prepare_model_for_kbit_training`` is meant for a model that has no adapter yet: it freezes every parameter.
-Trainers call it for a ``PeftModel`` too: SFT from TRL 0.20.0 on; GRPO, RLOO, reward, PRM and online DPO from 0.22.0 on.
-With gradient checkpointing (the default since 0.22.0) the embeddings' output needs a gradient, so the backward pass
-finds something to do: the run goes to its end with ``grad_norm`` 0 and nothing learned (TRL issue 3926). Without it the
-first step raises ``RuntimeError``.
+Trainers call peft's ``prepare_model_for_kbit_training``, which is meant for a model without adapters and freezes every
+parameter, for a ``PeftModel`` too. With gradient checkpointing the output of the embeddings requires a gradient, so the
+backward pass does not fail, although no parameter is trained.
 
-TRL 0.23.1 (pull request 4081) leaves a ``PeftModel`` out. Here what was trainable before is trainable again afterwards,
-by name: nothing else is unfrozen, neither a second adapter that was frozen nor the weights beneath ``modules_to_save``.
-The rest of the preparation stays: checkpointing as asked for, and parameters that are not quantised in float32. With a
-``peft_config`` the trainer makes a new adapter, which is trained; that call is not touched.
+TRL 0.23.1 (pull request 4081) does not prepare a ``PeftModel``. The wrapper makes the parameters that were trainable
+before trainable again, by name, and so unfreezes neither a second, frozen adapter nor the weights beneath
+``modules_to_save``.
 """
 
 from __future__ import annotations
@@ -25,22 +22,22 @@ from ..model import Outcome
 def keep_what_is_trained(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Make those parameters of a ``PeftModel`` trainable again that were so before it was prepared."""
+    """Prepare a ``PeftModel``, and make the parameters that were trainable before trainable again."""
     from peft import PeftModel
 
     model = argument(wrapped, args, kwargs, "model")
     if not isinstance(model, PeftModel) or argument(wrapped, args, kwargs, "peft_config") is not None:
         return wrapped(*args, **kwargs)
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
     model = wrapped(*args, **kwargs)
     for name, weight in model.named_parameters():
-        if name in trained and not weight.requires_grad:
+        if name in trainable and not weight.requires_grad:
             weight.requires_grad_(True)
     return model
 
 
 def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
-    """Of two adapters on a model that says it is loaded in 4 bits, the one that was trained before is trained."""
+    """Check that of two adapters on a model marked as loaded in 4 bits the trainable one stays trainable."""
     import dataclasses
 
     import torch
@@ -51,7 +48,7 @@ def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
             super().__init__()
             self.inner, self.head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
 
-        # What transformers' models have for checkpointing.
+        # Methods of transformers' models that gradient checkpointing calls.
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None: ...
         def enable_input_require_grads(self) -> None: ...
 
@@ -65,11 +62,11 @@ def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
     model = get_peft_model(Base(), lora)
     model.add_adapter("ref", lora)
     model.set_adapter("default")
-    # Not before: peft would look for bitsandbytes.
+    # If the flag were set earlier, peft would look for bitsandbytes.
     model.base_model.model.is_loaded_in_4bit = True
-    before = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    if len(before) != 4 or any(".ref." in name for name in before):
-        raise AssertionError(f"peft trains {sorted(before)}")
+    trainable_before = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    if len(trainable_before) != 4 or any(".ref." in name for name in trainable_before):
+        raise AssertionError(f"peft trains {sorted(trainable_before)}")
     # The method reads nothing of its trainer.
     trainer = getattr(module, "SFTTrainer", None)
     prepare = module.prepare_peft_model if trainer is None else object.__new__(trainer)._prepare_peft_model
@@ -79,7 +76,7 @@ def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
         if "Expected PeftConfig object" not in str(error):
             raise
         return absent("this release prepares no PeftModel that it is handed")
-    after = {name for name, weight in prepared.named_parameters() if weight.requires_grad}
-    if not after <= before:
-        raise AssertionError(f"{sorted(after - before)} was not trained before")
-    return judge(len(after), right=4, wrong=0, trained_before=len(before))
+    trainable_after = {name for name, weight in prepared.named_parameters() if weight.requires_grad}
+    if not trainable_after <= trainable_before:
+        raise AssertionError(f"{sorted(trainable_after - trainable_before)} was not trained before")
+    return judge(len(trainable_after), right=4, wrong=0, trained_before=len(trainable_before))

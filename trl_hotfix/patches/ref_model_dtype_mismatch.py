@@ -1,18 +1,14 @@
-"""The reference model is loaded in another dtype, and with another attention, than the policy that was passed.
+"""The reference model is loaded with another dtype and attention implementation than the policy that was passed.
 
-Where there is no ``ref_model``, GRPO (from 0.19.0 on), RLOO (0.22.0), DPO (0.29.0) and KTO (1.8.0) load the reference
-from where the policy's config says that it came from, with ``args.model_init_kwargs``. Those are what a policy that is
-given by name was loaded with. A policy that is given as a model was loaded with something else: it may be in bfloat16
-with FlashAttention, while the reference is in float32, which is the default, with sdpa. The two then round differently:
-the KL divergence of the first step is not 0, the reference margins are off by as much, and the reference takes twice
-the memory. Nothing is said.
+Without a ``ref_model`` the trainers load the reference from the path in the policy's config, with
+``args.model_init_kwargs``. These are the arguments with which a policy that is given by name was loaded. A policy
+that is given as a model was loaded with arguments that the trainer does not know.
 
-TRL 1.16.0 loads the reference in the policy's ``dtype`` and with its ``attn_implementation``, unless the arguments say
-otherwise. So does this, where the policy is a model. It cannot be had from the arguments, from which reward models are
-loaded too. So what ``__init__`` loads models by is another one for the call, in the module of the trainer:
-``create_model_from_path``, in older releases ``AutoModelForCausalLM`` or the class in ``transformers`` that the config
-names. With a policy that is a model, the reference is the only one that is loaded by these. Under ZeRO-3 and FSDP, GRPO
-up to 0.18 loads its reference so too; it is a copy of the policy otherwise, and these releases are not repaired.
+TRL 1.16.0 loads the reference in the policy's ``dtype`` and with its ``attn_implementation``, unless the arguments
+set them. The wrapper does the same if the policy is a model. It cannot change ``model_init_kwargs``, as reward models
+are loaded with them too. So for the call of ``__init__`` it replaces the loaders in the trainer's module:
+``create_model_from_path``, in older releases ``AutoModelForCausalLM`` or the class in ``transformers`` that the
+config names. If the policy is a model, the reference is the only model that these load.
 """
 
 from __future__ import annotations
@@ -34,53 +30,55 @@ def load_the_reference_like_the_policy(
     """Make the trainer with loaders that add the policy's dtype and attention, if the policy is a model."""
     model = argument(wrapped, args, kwargs, "model")
     bound = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    # A module that is no model of transformers has neither a dtype nor a config, and its reference cannot be loaded.
+    # A module that is not a transformers model has neither a dtype nor a config, and its reference cannot be loaded.
     if bound.get("ref_model") is not None or not (hasattr(model, "dtype") and hasattr(model, "config")):
         return wrapped(*args, **kwargs)
 
-    def like_the_policy(load: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def loaded(*args: Any, **given: Any) -> Any:
+    def like_the_policy(load: Callable[..., Any], dtype_name: str) -> Callable[..., Any]:
+        def load_like_the_policy(*args: Any, **options: Any) -> Any:
             policy = instance.model
-            if not {"dtype", "torch_dtype"} & set(given):
-                given[name] = policy.dtype
+            if not {"dtype", "torch_dtype"} & set(options):
+                options[dtype_name] = policy.dtype
             attention = getattr(policy.config, "_attn_implementation", None)
-            # A model of several parts may have one for each.
+            # A model of several parts may have a dict with one implementation for each.
             if isinstance(attention, str):
-                given.setdefault("attn_implementation", attention)
-            return load(*args, **given)
+                options.setdefault("attn_implementation", attention)
+            return load(*args, **options)
 
-        return loaded
+        return load_like_the_policy
 
-    with _loaders(module_of(wrapped), like_the_policy):
+    with _replaced_loaders(module_of(wrapped), like_the_policy):
         return wrapped(*args, **kwargs)
 
 
 @contextmanager
-def _loaders(module: ModuleType, made: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> Iterator[None]:
-    """In here, what this module loads models by is ``made`` of it and of the name that it has for the dtype."""
+def _replaced_loaders(
+    module: ModuleType, decorate: Callable[[Callable[..., Any], str], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replace each loader of models in ``module`` by ``decorate(loader, the name of its dtype argument)``."""
     import transformers
     from packaging.version import Version
 
-    # transformers 4.56 has given it another name.
-    name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    # transformers 4.56 renamed the argument.
+    dtype_name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
 
     def view(models: Any) -> Any:
-        return SimpleNamespace(from_pretrained=made(models.from_pretrained, name))
+        return SimpleNamespace(from_pretrained=decorate(models.from_pretrained, dtype_name))
 
     class Transformers:
-        """The module, whose models are loaded so."""
+        """The module ``transformers`` with decorated loaders in its model classes."""
 
         def __getattr__(self, attribute: str) -> Any:
-            found = getattr(before, attribute)
-            return view(found) if hasattr(found, "from_pretrained") else found
+            value = getattr(transformers_of_module, attribute)
+            return view(value) if hasattr(value, "from_pretrained") else value
 
-    before = getattr(module, "transformers", None)
+    transformers_of_module = getattr(module, "transformers", None)
     with ExitStack() as stack:
         if hasattr(module, "create_model_from_path"):
-            load = made(module.create_model_from_path, "dtype")
+            load = decorate(module.create_model_from_path, "dtype")
             stack.enter_context(shadowed(module, "create_model_from_path", load))
         else:
-            if before is not None:
+            if transformers_of_module is not None:
                 stack.enter_context(shadowed(module, "transformers", Transformers()))
             if hasattr(module, "AutoModelForCausalLM"):
                 stack.enter_context(shadowed(module, "AutoModelForCausalLM", view(module.AutoModelForCausalLM)))
@@ -88,36 +86,36 @@ def _loaders(module: ModuleType, made: Callable[[Callable[..., Any], str], Calla
 
 
 def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
-    """With which dtype does ``__init__`` load the reference of a policy in bfloat16? In bits, 32 where it says none."""
+    """Check how many bits the reference of a policy in bfloat16 is loaded with: 32 if no dtype is given."""
     method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
     trainer_class = getattr(module, f"{method}Trainer")
-    known = inspect.signature(trainer_class.__init__).parameters
-    of_a_step = method in ("GRPO", "RLOO")
-    loads = hasattr(module, "create_model_from_path") and not hasattr(module, "create_reference_model")
-    if (of_a_step and "reward_funcs" not in known) or not (of_a_step or loads):
+    parameters = inspect.signature(trainer_class.__init__).parameters
+    generates = method in ("GRPO", "RLOO")
+    loads_by_path = hasattr(module, "create_model_from_path") and not hasattr(module, "create_reference_model")
+    if (generates and "reward_funcs" not in parameters) or not (generates or loads_by_path):
         return absent("in this release the reference is not loaded by this trainer")
-    given = _given_to_the_reference(module, trainer_class)
-    if given is None:
+    options = _options_of_the_reference(module, trainer_class)
+    if options is None:
         return absent("in this release the reference is a copy of the policy")
-    dtype = given.get("dtype", given.get("torch_dtype"))
-    attention = given.get("attn_implementation")
+    dtype = options.get("dtype", options.get("torch_dtype"))
+    attention = options.get("attn_implementation")
     if (attention == "flash_attention_2") != (dtype is not None):
-        raise AssertionError(f"the reference is loaded with {given}")
+        raise AssertionError(f"the reference is loaded with {options}")
     return judge(32 if dtype is None else dtype.itemsize * 8, right=16, wrong=32, attention=attention)
 
 
-def _given_to_the_reference(module: ModuleType, trainer_class: Any) -> dict[str, Any] | None:
-    """What ``__init__`` loads the reference with; None if it is a copy."""
+def _options_of_the_reference(module: ModuleType, trainer_class: Any) -> dict[str, Any] | None:
+    """Return the keyword arguments with which ``__init__`` loads the reference, or None if it copies the policy."""
     import torch
     import transformers
 
-    found: list[dict[str, Any]] = []
+    loads: list[dict[str, Any]] = []
 
-    def note(*args: Any, **given: Any) -> None:
-        found.append(given)
+    def record_load(*args: Any, **options: Any) -> None:
+        loads.append(options)
         raise StopConstruction
 
-    def copied(*args: Any, **given: Any) -> None:
+    def stop_at_copy(*args: Any, **options: Any) -> None:
         raise StopConstruction
 
     text = SimpleNamespace(router_aux_loss_coef=0.0, output_router_logits=False)
@@ -127,13 +125,13 @@ def _given_to_the_reference(module: ModuleType, trainer_class: Any) -> dict[str,
     model = tiny_causal_lm(config)
     model.dtype, model.warnings_issued = torch.bfloat16, {}
     model.generation_config = SimpleNamespace(eos_token_id=None)
-    policy = SimpleNamespace(from_pretrained=note)
+    policy = SimpleNamespace(from_pretrained=record_load)
     shadows = {
-        "create_model_from_path": note,
+        "create_model_from_path": record_load,
         "AutoModelForCausalLM": policy,
         "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: SimpleNamespace(architectures=["Policy"])),
         "transformers": SimpleNamespace(Policy=policy, __version__=transformers.__version__),
-        "create_reference_model": copied,
+        "create_reference_model": stop_at_copy,
     }
     begin_trainer(module, trainer_class, model, shadows=shadows)
-    return found[0] if found else None
+    return loads[0] if loads else None

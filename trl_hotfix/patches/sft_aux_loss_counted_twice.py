@@ -1,13 +1,9 @@
 """SFT adds the router auxiliary loss of a mixture-of-experts model a second time.
 
-A model with ``output_router_logits=True`` that is given labels returns
-``cross_entropy + router_aux_loss_coef * aux_loss`` as its loss. TRL 0.23.0 (pull request 4012) adds
-``aux_loss_coef * outputs.aux_loss`` to that again, so that the experts are balanced twice as hard as asked for; and
-with a coefficient of 0 it raises ``UnboundLocalError``, since it logs a variable that it has not set. TRL 0.23.1 (pull
-request 4078) leaves the loss alone and logs ``outputs.aux_loss``. So does this.
-
-With a ``compute_loss_func`` (``loss_type="dft"`` is one) or label smoothing the model gets no labels and adds nothing:
-TRL's term is the only one then, and stays.
+A model with ``output_router_logits=True`` that is given labels returns ``cross_entropy + router_aux_loss_coef *
+aux_loss`` as its loss. TRL 0.23.0 (pull request 4012) adds ``aux_loss_coef * outputs.aux_loss`` to it again. If the
+coefficient is 0, it logs a variable that it has not set, hence the ``UnboundLocalError``. TRL 0.23.1 (pull request
+4078) leaves the loss alone and logs ``outputs.aux_loss``; the wrapper does the same.
 """
 
 from __future__ import annotations
@@ -24,7 +20,8 @@ from ..stubs import sft_moe_loss
 def count_aux_loss_once(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Have ``compute_loss`` leave out its own term, and log the auxiliary loss as 0.23.1 does."""
+    """Call ``compute_loss`` without its own term, and log the auxiliary loss as 0.23.1 does."""
+    # In both cases the model is given no labels, so TRL's term is the only one.
     loss_without_labels = instance.compute_loss_func is not None or instance.label_smoother is not None
     if not instance.aux_loss_enabled or (instance.aux_loss_coef and loss_without_labels):
         return wrapped(*args, **kwargs)
@@ -43,18 +40,18 @@ def count_aux_loss_once(
 
 
 def aux_loss_is_counted_once(module: ModuleType) -> Outcome:
-    """The loss of a model that adds coefficient * aux_loss itself is the loss that the model returned."""
+    """Check that the loss of a model that adds coefficient * aux_loss itself is the loss that it returned."""
     cross_entropy, aux_loss = 3.0, 2.0
 
     def loss_with(coefficient: float) -> float:
         return sft_moe_loss(module, coefficient, cross_entropy=cross_entropy, aux_loss=aux_loss)
 
     coefficient = 0.5
-    once = cross_entropy + coefficient * aux_loss
+    model_loss = cross_entropy + coefficient * aux_loss
     outcome = judge(
         loss_with(coefficient),
-        right=once,
-        wrong=once + coefficient * aux_loss,
+        right=model_loss,
+        wrong=model_loss + coefficient * aux_loss,
         coefficient=coefficient,
         aux_loss=aux_loss,
     )

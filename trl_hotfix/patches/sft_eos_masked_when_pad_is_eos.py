@@ -1,14 +1,8 @@
-"""SFT: where the padding token is the end-of-sequence token, no end of a sequence is ever learned.
+"""SFT never trains on the end-of-sequence token if it is the padding token too.
 
-The default collator is transformers' ``DataCollatorForLanguageModeling``, which knows padding by its id: labels with
-the id of the padding token become -100. ``SFTTrainer`` itself makes the end-of-sequence token the padding token of a
-tokenizer that has none. Then all ends are left out of the loss, since 0.15.0 also those inside packed sequences, and
-the model does not learn to stop.
-
-TRL 0.16.1 (pull request 3200) has a collator of its own, which knows padding by its place. Here the collator that
-``SFTTrainer`` makes takes its labels from the ``attention_mask``, if the two tokens are the same. A collator that the
-user gives is the user's: ``DataCollatorForCompletionOnlyLM`` too, which warns by itself. A tokenizer that makes no
-``attention_mask`` is out of reach.
+The default collator is transformers' ``DataCollatorForLanguageModeling``, which recognises padding by its id: labels
+with the id of the padding token become -100. TRL 0.16.1 (pull request 3200) has a collator of its own, which recognises
+padding by its position. The wrapper makes the collator that ``SFTTrainer`` has made do the same.
 """
 
 from __future__ import annotations
@@ -25,12 +19,12 @@ from ..stubs import CharacterTokenizer, constructed, default_arguments, single_p
 
 
 def learn_the_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Have the collator that the constructor makes tell padding by its place."""
+    """Make the trainer, and let its default collator recognise padding by the ``attention_mask``."""
     from transformers import DataCollatorForLanguageModeling
 
     wrapped(*args, **kwargs)
     collator = instance.data_collator
-    # A subclass, or one that is given, is somebody's choice.
+    # A subclass, or a collator that was passed, is the user's choice.
     if (
         argument(wrapped, args, kwargs, "data_collator") is not None
         or type(collator) is not DataCollatorForLanguageModeling
@@ -38,12 +32,12 @@ def learn_the_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
         return
     tokenizer = collator.tokenizer
     if not collator.mlm and tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
-        # No nested function and no other class: worker processes may have to pickle it.
+        # A nested function or another class would fail where worker processes must pickle the collator.
         collator.torch_call = functools.partial(_labels_of_all_but_padding, collator)
 
 
 def _labels_of_all_but_padding(collator: Any, examples: list[Any]) -> Any:
-    """The collator's own batch, with labels ``(batch, length)`` that are -100 on the padding and nowhere else."""
+    """Return the collator's own batch with labels ``(batch, length)`` that are -100 only on the padding."""
     batch = type(collator).torch_call(collator, examples)
     if "attention_mask" in batch:
         batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
@@ -51,17 +45,17 @@ def _labels_of_all_but_padding(collator: Any, examples: list[Any]) -> Any:
 
 
 def ends_are_labels(module: ModuleType) -> Outcome:
-    """How many ends are labels in a batch of two sequences, by the collator of a trainer that was given none."""
+    """Count the end-of-sequence labels in a batch of two sequences of a trainer with its default collator."""
     if not getattr(module, "DataCollatorForLanguageModeling", module.SFTTrainer).__module__.startswith("transformers."):
         return absent("this release has a collator of its own, which knows padding by its place")
-    words = CharacterTokenizer()
-    words.pad_token, words.pad_token_id = words.eos_token, words.eos_token_id
+    tokenizer = CharacterTokenizer()
+    tokenizer.pad_token, tokenizer.pad_token_id = tokenizer.eos_token, tokenizer.eos_token_id
     parameters = inspect.signature(module.SFTTrainer.__init__).parameters
-    given: dict[str, Any] = {"processing_class" if "processing_class" in parameters else "tokenizer": words}
+    tokenizer_argument = "processing_class" if "processing_class" in parameters else "tokenizer"
     model = tiny_causal_lm(SimpleNamespace(_name_or_path="tiny", _attn_implementation="eager"))
     args = default_arguments(module.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, dataset_text_field="text")
     with single_process(module):
-        trainer = constructed(module.SFTTrainer, model=model, args=args, **given)
-    batch = trainer.data_collator([words(f"a{words.eos_token}"), words(f"abc{words.eos_token}")])
-    ends = int((batch["labels"] == words.eos_token_id).sum())
+        trainer = constructed(module.SFTTrainer, model=model, args=args, **{tokenizer_argument: tokenizer})
+    batch = trainer.data_collator([tokenizer(f"{text}{tokenizer.eos_token}") for text in ("a", "abc")])
+    ends = int((batch["labels"] == tokenizer.eos_token_id).sum())
     return judge(float(ends), right=2.0, wrong=0.0, labels=batch["labels"].tolist())

@@ -1,18 +1,13 @@
-"""SFT: what ``formatting_func`` returns is not what is tokenised.
+"""SFT tokenises columns of the dataset instead of the text that ``formatting_func`` returns.
 
 Up to 0.14 the text was the formatting function's, whatever columns the dataset had. Since 0.15.0 ``_prepare_dataset``
-puts it into a column ``text``, keeps all others, and then looks at the columns as if there were no such function:
-``messages`` or ``conversations`` go through the chat template, which either writes over ``text`` or does not look at
-it; a ``prompt`` makes the example one of a prompt and a completion; and with another ``dataset_text_field`` that column
-is tokenised. Nothing is said: the model is trained on texts that the user has never asked for. If there is a ``prompt``
-and no ``completion``, or no column of the name of ``dataset_text_field``, it ends with a ``KeyError``.
+puts it into a column ``text``, keeps all other columns, and then handles the example as if there were no such function:
+``messages`` or ``conversations`` go through the chat template, which either overwrites ``text`` or ignores it; a
+``prompt`` makes the example one of a prompt and a completion; and with another ``dataset_text_field`` that column is
+tokenised.
 
-Here the columns that would win are renamed before the call and have their own names again in the example that the
-formatting function is given, and the method is given a config whose ``dataset_text_field`` is ``text``. The rest is
-TRL's.
-
-With ``assistant_only_loss=True``, or ``completion_only_loss=True``, a formatted text has no such part. TRL raises an
-exception where it sees that; where it does not, it leaves the formatting function out, and so it stays, with a warning.
+The wrapper hides such columns from TRL and leaves the rest to it. ``dataset_text_field`` is changed in a copy of the
+config.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from ..model import Outcome, Verdict
 from ..stubs import CharacterTokenizer, sft_prepared
 
 _KINDS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
-"""The columns by which TRL tells what kind of an example it has."""
+"""The columns by which TRL recognises the kind of an example."""
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -37,7 +32,7 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 def tokenise_what_the_function_returns(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Hide the columns that would win over the formatting function's, from TRL and not from the function."""
+    """Hide the columns that TRL would prefer to the formatted text from TRL, but not from the formatting function."""
     from datasets import Dataset, IterableDataset
 
     formatting_func = argument(wrapped, args, kwargs, "formatting_func")
@@ -47,50 +42,51 @@ def tokenise_what_the_function_returns(
         return wrapped(*args, **kwargs)
     first = next(iter(dataset))
     if "input_ids" in first:
-        return wrapped(*args, **kwargs)  # tokenised already: TRL says that there is nothing to format
-    hidden = _columns_that_win(first)
+        return wrapped(*args, **kwargs)  # TRL itself warns that a tokenised dataset is not formatted.
+    hidden = _preferred_columns(first)
     if not hidden and settings.dataset_text_field == "text":
         return wrapped(*args, **kwargs)
-    why = _why_not(dataset, settings) if hidden else None
-    if why is not None:
+    obstacle = _obstacle(dataset, settings) if hidden else None
+    if obstacle is not None:
         if instance not in _warned:
             _warned.add(instance)
             logging.getLogger("trl_hotfix").warning(
                 "formatting_func is not applied: the dataset has the columns %s, which TRL tokenises instead, and %s",
                 ", ".join(hidden),
-                why,
+                obstacle,
             )
         return wrapped(*args, **kwargs)
     if hidden:
-        shown = {f"unformatted_{name}": name for name in hidden}
+        original_names = {f"unformatted_{name}": name for name in hidden}
 
         def formatted(example: Mapping[str, Any]) -> Any:
-            return formatting_func({shown.get(name, name): example[name] for name in example})
+            return formatting_func({original_names.get(name, name): example[name] for name in example})
 
-        dataset = dataset.rename_columns({name: hiding for hiding, name in shown.items()})
+        dataset = dataset.rename_columns({name: hidden_name for hidden_name, name in original_names.items()})
         args, kwargs = replaced_argument(wrapped, args, kwargs, "dataset", dataset)
         args, kwargs = replaced_argument(wrapped, args, kwargs, "formatting_func", formatted)
     if settings.dataset_text_field != "text":
-        # A copy, and not for the time of the call: in 0.15 a stream looks at it when it is read.
+        # A change for the time of the call would not do: in 0.15 a stream reads the config when it is iterated.
         settings = copy.copy(settings)
         settings.dataset_text_field = "text"
         args, kwargs = replaced_argument(wrapped, args, kwargs, "args", settings)
     return wrapped(*args, **kwargs)
 
 
-def _columns_that_win(first: Mapping[str, Any]) -> list[str]:
-    there = [name for name in _KINDS if name in first]
-    return there if "prompt" in there or any(_is_conversation(first[name]) for name in there) else []
+def _preferred_columns(first: Mapping[str, Any]) -> list[str]:
+    """Return the columns that TRL would tokenise instead of ``text``."""
+    columns = [name for name in _KINDS if name in first]
+    return columns if "prompt" in columns or any(_is_conversation(first[name]) for name in columns) else []
 
 
 def _is_conversation(value: Any) -> bool:
-    """A list of messages, of whichever of the two forms: role and content, or from and value."""
+    """Return whether ``value`` is a list of messages of either form: role and content, or from and value."""
     message = value[0] if isinstance(value, list) and value else None
     return isinstance(message, dict) and ("role" in message or "from" in message)
 
 
-def _why_not(dataset: Any, settings: Any) -> str | None:
-    """Why the function cannot be applied to this dataset, with what to do about it; None if it can."""
+def _obstacle(dataset: Any, settings: Any) -> str | None:
+    """Return why the function cannot be applied to this dataset and what to do about it; None if it can."""
     for name in ("assistant_only_loss", "completion_only_loss"):
         if getattr(settings, name, None):
             return f"a formatted text has no part for {name}=True. Leave out one of the two"
@@ -100,11 +96,11 @@ def _why_not(dataset: Any, settings: Any) -> str | None:
 
 
 def function_wins(module: ModuleType) -> Outcome:
-    """The texts that are tokenised: of conversations, of prompts and completions, and with another text field."""
-    if not hasattr(module.SFTTrainer, "_prepare_dataset") or not _has_settings(module):
+    """Check which texts are tokenised: for conversations, for prompts and completions, and with another text field."""
+    if not hasattr(module.SFTTrainer, "_prepare_dataset") or not _takes_config(module):
         return absent("this release takes the text of the formatting function and looks at no other column")
 
-    words = CharacterTokenizer()
+    tokenizer = CharacterTokenizer()
     message = {"role": "user", "content": "bad"}
     conversation: dict[str, Any] = {"messages": [message, {**message, "role": "assistant"}]}
     rows: dict[str, dict[str, Any]] = {
@@ -117,11 +113,11 @@ def function_wins(module: ModuleType) -> Outcome:
         return f"good {len(example)}"
 
     tokenised = {
-        name: words.decode(
+        name: tokenizer.decode(
             sft_prepared(
                 module,
                 [row],
-                words,
+                tokenizer,
                 formatting_func,
                 dataset_text_field="content" if name == "field" else "text",
                 completion_only_loss=False,
@@ -129,12 +125,12 @@ def function_wins(module: ModuleType) -> Outcome:
         )
         for name, row in rows.items()
     }
-    taken = {name: text.startswith(f"good {len(rows[name])}") for name, text in tokenised.items()}
-    if len(set(taken.values())) > 1:
+    is_formatted = {name: text.startswith(f"good {len(rows[name])}") for name, text in tokenised.items()}
+    if len(set(is_formatted.values())) > 1:
         raise AssertionError(f"the function is taken here and ignored there: {tokenised}")
-    return Outcome(Verdict.FIXED if all(taken.values()) else Verdict.REPRODUCED, {"tokenised": tokenised})
+    return Outcome(Verdict.FIXED if all(is_formatted.values()) else Verdict.REPRODUCED, {"tokenised": tokenised})
 
 
-def _has_settings(module: ModuleType) -> bool:
-    """Is ``_prepare_dataset`` that of 0.15.0 and later, which is given an ``SFTConfig``?"""
+def _takes_config(module: ModuleType) -> bool:
+    """Return whether ``_prepare_dataset`` is given an ``SFTConfig``, as from 0.15.0 on."""
     return "args" in module.SFTTrainer._prepare_dataset.__code__.co_varnames

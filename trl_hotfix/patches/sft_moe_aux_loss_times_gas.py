@@ -1,20 +1,16 @@
 """SFT multiplies the router auxiliary loss of a mixture-of-experts model by the micro-batches and by the ranks.
 
-The cross-entropy of a micro-batch is divided by ``num_items_in_batch``, the tokens of the whole optimizer step, and so
-``Trainer`` does not divide by ``gradient_accumulation_steps`` any more (transformers 4.46 and later). The model adds
-``router_aux_loss_coef * aux_loss`` to it, which is a mean over the micro-batch and is divided by nothing: accumulated
-over N micro-batches it weighs N times as much. With ``average_tokens_across_devices``, the default of later
-transformers, ``num_items_in_batch`` counts the tokens of all ranks and ``Trainer`` multiplies the loss, with the term
-in it, by their number; averaged over the ranks, the term weighs that much more again. 8 micro-batches on 8 GPUs
-balance the experts 64 times as hard as the coefficient says.
+The cross-entropy of a micro-batch is divided by ``num_items_in_batch``, the tokens of the whole optimizer step, so
+``Trainer`` no longer divides by ``gradient_accumulation_steps`` (transformers 4.46 and later). The model adds
+``router_aux_loss_coef * aux_loss``, which is a mean over the micro-batch, and nothing divides this term. With
+``average_tokens_across_devices`` ``num_items_in_batch`` counts the tokens of all ranks, and ``Trainer`` multiplies the
+loss, this term included, by their number.
 
 TRL 1.15.0 adds the term itself, after that multiplication and divided by the micro-batches ("The MoE aux loss is a
-per-micro-batch mean that DDP averages across ranks"). Here the coefficient is so much smaller for the time of the call:
-on the model, in its config (TRL's chunked loss and vision-language models read it there) and on the trainer (0.23.0).
-Nothing is done to the graph, so that it is all the same to DDP, FSDP, DeepSpeed and Liger, and to who adds the term.
-
-``SFTTrainer`` has a ``compute_loss`` from 0.15.0 on. 0.12 to 0.14 inherit that of ``Trainer`` and are left as they are.
-So is DeepSpeed's sequence parallelism, which has its own reduction, as in 1.15.0.
+per-micro-batch mean that DDP averages across ranks"). The wrapper divides the coefficient for the time of the call: on
+the model, in its config (TRL's chunked loss and vision-language models read it there) and on the trainer (0.23.0). The
+graph does not change, so DDP, FSDP, DeepSpeed and Liger need no special case, nor does it matter which code adds the
+term. ``SFTTrainer`` has a ``compute_loss`` of its own from 0.15.0 on.
 """
 
 from __future__ import annotations
@@ -30,8 +26,8 @@ from ..authoring import argument, copies_of_the_loss, judge, micro_batches, shad
 from ..model import Outcome
 from ..stubs import absent_if_reexported, sft_moe_loss
 
-_NAMES = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
-"""What models of transformers call the coefficient: nearly all of them, JetMoE, and DBRX."""
+_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
+"""The names of the coefficient in transformers: in nearly all models, in JetMoE, and in DBRX."""
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -39,7 +35,7 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 def weigh_the_aux_loss_once(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run ``compute_loss`` with a coefficient that is divided by the micro-batches and ranks that are summed up."""
+    """Run ``compute_loss`` with a coefficient divided by the micro-batches and ranks whose losses are added up."""
     items = argument(wrapped, args, kwargs, "num_items_in_batch")
     summed = instance.model_accepts_loss_kwargs or instance.compute_loss_func is not None
     parallelism = getattr(instance.accelerator, "parallelism_config", None)
@@ -48,8 +44,8 @@ def weigh_the_aux_loss_once(
     copies = micro_batches(instance) * copies_of_the_loss(instance)
     if copies == 1:
         return wrapped(*args, **kwargs)
-    found = list(_coefficients(argument(wrapped, args, kwargs, "model")))
-    if not found:
+    coefficients = list(_coefficients_of_model(argument(wrapped, args, kwargs, "model")))
+    if not coefficients:
         if getattr(instance, "aux_loss_enabled", False) and instance not in _warned:
             _warned.add(instance)
             logging.getLogger("trl_hotfix").warning(
@@ -58,42 +54,42 @@ def weigh_the_aux_loss_once(
                 copies,
             )
         return wrapped(*args, **kwargs)
-    found += _numbers(instance)
+    coefficients += _coefficients_of(instance)
     with ExitStack() as stack:
-        for place, name in found:
-            stack.enter_context(shadowed(place, name, vars(place)[name] / copies))
+        for owner, name in coefficients:
+            stack.enter_context(shadowed(owner, name, vars(owner)[name] / copies))
         return wrapped(*args, **kwargs)
 
 
-def _coefficients(model: Any) -> Iterator[tuple[Any, str]]:
-    """Where ``model``, wrapped as it may be, has a coefficient of its auxiliary loss: the places and their names."""
-    seen = set()
+def _coefficients_of_model(model: Any) -> Iterator[tuple[Any, str]]:
+    """Yield each object in ``model``, which may be wrapped, that has a coefficient, and the name of the attribute."""
+    visited = set()
     for module in model.modules():
         config = getattr(module, "config", None)
         text = config.get_text_config() if config is not None and hasattr(config, "get_text_config") else None
-        for place in (module, config, text):
-            if id(place) not in seen and hasattr(place, "__dict__"):
-                seen.add(id(place))
-                yield from _numbers(place)
+        for owner in (module, config, text):
+            if id(owner) not in visited and hasattr(owner, "__dict__"):
+                visited.add(id(owner))
+                yield from _coefficients_of(owner)
 
 
-def _numbers(place: Any) -> list[tuple[Any, str]]:
-    values = {name: vars(place).get(name) for name in _NAMES}
-    return [(place, name) for name, value in values.items() if isinstance(value, (int, float)) and value]
+def _coefficients_of(owner: Any) -> list[tuple[Any, str]]:
+    values = {name: vars(owner).get(name) for name in _COEFFICIENTS}
+    return [(owner, name) for name, value in values.items() if isinstance(value, (int, float)) and value]
 
 
 def aux_loss_is_weighed_once(module: ModuleType) -> Outcome:
-    """How much the loss grows with the coefficient: in one of four micro-batches a quarter of what it does alone."""
-    if elsewhere := absent_if_reexported(module, module.SFTTrainer.compute_loss):
-        return elsewhere
+    """Check that with four micro-batches the loss grows a quarter as fast with the coefficient as with one."""
+    if reexported := absent_if_reexported(module, module.SFTTrainer.compute_loss):
+        return reexported
 
     def slope(steps: int, items: int | None = 12) -> float:
         attributes = {"current_gradient_accumulation_steps": steps, "model_accepts_loss_kwargs": True}
-        losses = [sft_moe_loss(module, each, num_items_in_batch=items, **attributes) for each in (0.5, 1.0)]
-        return losses[1] - losses[0]
+        low, high = (sft_moe_loss(module, value, num_items_in_batch=items, **attributes) for value in (0.5, 1.0))
+        return high - low
 
-    alone = slope(1)
-    outcome = judge(slope(4), right=alone / 4, wrong=alone)
-    if slope(4, None) != alone:
+    single = slope(1)
+    outcome = judge(slope(4), right=single / 4, wrong=single)
+    if slope(4, None) != single:
         raise AssertionError("without num_items_in_batch, as in an evaluation, it is divided too")
     return outcome

@@ -1,25 +1,21 @@
-"""SFT's flattened batches: sequences that attend to one another, and labels across their borders.
+"""In SFT's flattened batches sequences attend to one another, and first tokens are labels.
 
 ``padding_free=True``, and from 0.19.0 on packing (its default strategy), make one row of all sequences of a batch.
-Only FlashAttention, which starts anew where the position ids do, keeps them apart there. With sdpa or eager TRL warns
-and goes on:
+Only FlashAttention, which starts anew where the position ids do, separates them. What the batch lacks depends on the
+release:
 
-- 0.16.0-0.18.2: the batch has position ids, and transformers before 4.53 does not look at them. Later ones do, but
-  only while there is no KV cache: not by default, and with gradient checkpointing in training but not in evaluation.
-  0.17 and 0.18 also train on prompts, though ``completion_only_loss`` says otherwise: they flatten with transformers'
-  collator, which does not know TRL's ``completion_mask``.
-- 0.19.0-0.23.0: TRL's own collator emits an attention mask of ones and, without FlashAttention, no position ids: one
-  long sequence, in every transformers. And with FlashAttention too, the first token of a sequence is a label, which is
-  predicted from the last one of the sequence before. 0.23.1 (pull request 4170) repaired both; issue 2834.
+- 0.16.0-0.18.2: the batch has position ids. transformers before 4.53 ignores them; later releases use them only while
+  there is no KV cache. 0.17 and 0.18 flatten with transformers' collator, which does not know TRL's
+  ``completion_mask``.
+- 0.19.0-0.23.0: TRL's own collator emits an attention mask of ones and, without FlashAttention, no position ids, so
+  every transformers release sees one long sequence. With FlashAttention too, the first token of a sequence is a
+  label, which is predicted from the last token of the sequence before. 0.23.1 (pull request 4170) repaired both;
+  issue 2834.
 
-The collator's part here is 0.23.1's: position ids from the lengths of the rows, or from the borders that packing has
-noted (column ``position_ids`` in 0.19, ``seq_lengths`` later), no attention mask, no label where a position is 0. It
-is done there since transformers counts the labels before ``compute_loss``. The loss's part is to look at the model:
-FlashAttention gets the batch as it is, sdpa and eager a block-diagonal causal mask, and a model that is not known to
-take one (flex attention, remote code, sliding windows, state-space layers, prompt learning) the padded batch again.
-
-Not touched: packing up to 0.18.2 and ``packing_strategy="wrapped"``, which cut one stream of tokens into pieces by
-design and note no borders.
+The collator is given 0.23.1's position ids: from the lengths of the rows, or from the borders that packing has noted
+(column ``position_ids`` in 0.19, ``seq_lengths`` later). First labels are removed in the collator because
+transformers counts the labels before ``compute_loss``. ``compute_loss`` knows the model, so the attention is repaired
+there.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def fit_the_collator(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give the trainer that was made a collator that masks prompts, and one that workers have as it is here."""
+    """Make the trainer, and let its collator mask prompts and stay patched in worker processes."""
     result = wrapped(*args, **kwargs)
     collator: Any = instance.data_collator
     if type(collator).__name__ == "DataCollatorWithFlattening" and instance.args.padding_free:
@@ -46,7 +42,7 @@ def fit_the_collator(wrapped: Callable[..., Any], instance: Any, args: tuple[Any
             instance.data_collator = _CompletionsOnly(collator)
     elif getattr(collator, "padding_free", False) and instance.args.dataloader_num_workers > 0:
         # A worker that is not forked unpickles the collator and imports an unpatched class. A patched method that is
-        # bound to the instance pickles by our own name, which puts the patch on in the worker as well.
+        # bound to the instance is pickled by its name in trl_hotfix, which applies the patch in the worker too.
         collator.torch_call = collator.torch_call
     return result
 
@@ -59,11 +55,12 @@ class _CompletionsOnly:
 
     def __call__(self, features: Any) -> Any:
         if "completion_mask" in features[0]:
-            features = [{**each, "labels": _labels(each)} for each in features]
+            features = [{**example, "labels": _labels(example)} for example in features]
         return self.collate(features)
 
 
 def _labels(example: Mapping[str, Any]) -> list[int]:
+    """Return the labels of an example: -100 outside of the completion."""
     pairs = zip(example["input_ids"], example["completion_mask"], strict=True)
     return [token if is_completion else -100 for token, is_completion in pairs]
 
@@ -71,7 +68,7 @@ def _labels(example: Mapping[str, Any]) -> list[int]:
 def say_where_sequences_begin(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Have the collator emit the batch that 0.23.1 does."""
+    """Turn the collator's batch into the one that 0.23.1 emits."""
     batch = wrapped(*args, **kwargs)
     if not getattr(instance, "padding_free", False):
         return batch
@@ -80,12 +77,12 @@ def say_where_sequences_begin(
     positions: list[int] = []
     for example in argument(wrapped, args, kwargs, "examples"):
         if "seq_lengths" in example:
-            positions += [place for length in example["seq_lengths"] for place in range(length)]
+            positions += [position for length in example["seq_lengths"] for position in range(length)]
         else:
             positions += example.get("position_ids", range(len(example["input_ids"])))
-    # What is padded to a multiple comes last; each such token is a sequence of its own and no label.
-    tail = batch["input_ids"].shape[1] - len(positions)
-    batch["position_ids"] = torch.tensor([[*positions, *[0] * tail]])
+    # Padding to a multiple comes last; each of its tokens becomes a sequence of its own without a label.
+    padding_length = batch["input_ids"].shape[1] - len(positions)
+    batch["position_ids"] = torch.tensor([[*positions, *[0] * padding_length]])
     batch["labels"][batch["position_ids"] == 0] = -100
     batch.pop("attention_mask", None)
     return batch
@@ -94,34 +91,34 @@ def say_where_sequences_begin(
 def keep_the_sequences_apart(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Compute the loss of a flattened batch as that of its sequences, each for itself."""
+    """Compute the loss of a flattened batch so that no sequence attends to another."""
     inputs = argument(wrapped, args, kwargs, "inputs")
     if not _is_flattened(instance, inputs):
         return wrapped(*args, **kwargs)
     model = argument(wrapped, args, kwargs, "model")
-    plain = instance.accelerator.unwrap_model(model)
-    how = attention_keeps_apart(plain)
-    if how == "flash":
+    plain_model = instance.accelerator.unwrap_model(model)
+    separation = attention_keeps_apart(plain_model)
+    if separation == "flash":
         return wrapped(*args, **kwargs)
-    if how == "mask":
-        view = isolated(model, inputs["position_ids"], plain.get_input_embeddings().weight.dtype)
+    if separation == "mask":
+        view = isolated(model, inputs["position_ids"], plain_model.get_input_embeddings().weight.dtype)
         args, kwargs = replaced_argument(wrapped, args, kwargs, "model", view)
         return wrapped(*args, **kwargs)
-    _say_that_it_is_padded(instance, plain)
+    _warn_about_padding(instance, plain_model)
     batch = padded(inputs)
     args, kwargs = replaced_argument(wrapped, args, kwargs, "inputs", batch)
     result = wrapped(*args, **kwargs)
     if argument(wrapped, args, kwargs, "return_outputs"):
-        # Who evaluates compares the logits with the labels of the batch that he gave.
-        kept = batch["attention_mask"].bool()
+        # Evaluation compares the logits with the labels of the caller's batch, which is flattened.
+        is_token = batch["attention_mask"].bool()
         outputs = result[1]
-        if getattr(outputs, "logits", None) is not None and outputs.logits.shape[:2] == kept.shape:
-            outputs["logits"] = outputs.logits[kept][None]
+        if getattr(outputs, "logits", None) is not None and outputs.logits.shape[:2] == is_token.shape:
+            outputs["logits"] = outputs.logits[is_token][None]
     return result
 
 
 def _is_flattened(trainer: Any, inputs: Mapping[str, Any]) -> bool:
-    """TRL made one row of the batch. A row without restarts is one sequence and right as it is."""
+    """Return whether TRL made one row of the batch. A row without restarts is right in any case."""
     if not getattr(trainer, "padding_free", getattr(trainer.args, "padding_free", False)):
         return False
     position_ids = inputs.get("position_ids")
@@ -133,7 +130,7 @@ def _is_flattened(trainer: Any, inputs: Mapping[str, Any]) -> bool:
     )
 
 
-def _say_that_it_is_padded(trainer: Any, model: Any) -> None:
+def _warn_about_padding(trainer: Any, model: Any) -> None:
     if trainer in _warned:
         return
     _warned.add(trainer)
@@ -147,9 +144,9 @@ def _say_that_it_is_padded(trainer: Any, model: Any) -> None:
 
 
 def flattened_batch_has_the_loss_of_the_padded_one(module: ModuleType) -> Outcome:
-    """Rows go the way through the collator to the loss, which is to be the mean over the tokens of all sequences.
+    """Check that rows that pass the collator and ``compute_loss`` have the mean loss over the tokens of all sequences.
 
-    Wrong is the one of the collator's batch in one sequence: plain causal attention.
+    The wrong loss is that of the collator's batch as one sequence, with plain causal attention.
     """
     import torch
 
@@ -171,15 +168,17 @@ def flattened_batch_has_the_loss_of_the_padded_one(module: ModuleType) -> Outcom
         return torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], reduction="sum", ignore_index=-100)
 
     with torch.no_grad():
-        each = [torch.tensor([row]) for row in rows]
-        right = sum(float(cross_entropy(model(input_ids=row).logits, row)) for row in each)
+        sequences = [torch.tensor([row]) for row in rows]
+        right = sum(float(cross_entropy(model(input_ids=sequence).logits, sequence)) for sequence in sequences)
         ids, labels = batch["input_ids"], batch["labels"]
         length = ids.shape[1]
         causal = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
         positions = batch.get("position_ids", torch.arange(length)[None])
-        as_one = model(input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False).logits
-        wrong = float(cross_entropy(as_one, labels))
-    counted = int((labels[:, 1:] != -100).sum())
+        logits_of_one_sequence = model(
+            input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False
+        ).logits
+        wrong = float(cross_entropy(logits_of_one_sequence, labels))
+    label_count = int((labels[:, 1:] != -100).sum())
     trainer = stub_trainer(
         module.SFTTrainer,
         config,
@@ -199,12 +198,16 @@ def flattened_batch_has_the_loss_of_the_padded_one(module: ModuleType) -> Outcom
     trainer.accelerator.parallelism_config = None
     loss = float(trainer.compute_loss(model, batch).detach())
     return judge(
-        loss, right=right / sum(len(row) - 1 for row in rows), wrong=wrong / counted, tokens=counted, keys=sorted(batch)
+        loss,
+        right=right / sum(len(row) - 1 for row in rows),
+        wrong=wrong / label_count,
+        tokens=label_count,
+        keys=sorted(batch),
     )
 
 
 class _Log(dict):  # type: ignore[type-arg]
-    """``[mode][name].append`` and, in some releases, ``[name].append``."""
+    """Accepts ``[mode][name].append`` and, as some releases call it, ``[name].append``."""
 
     def __missing__(self, key: str) -> Any:
         return _Log()
