@@ -1,4 +1,4 @@
-"""The proof: one step of a tiny Mixtral, as it is and with LoRA, with the real DPOTrainer."""
+"""Train one step of a tiny Mixtral with the real DPOTrainer, with all weights and with LoRA."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PARITY = True
 
 
 def train() -> tiny.TrainingResult:
-    plain = tiny.one_step_of_moe_dpo()
+    full = tiny.one_step_of_moe_dpo()
     if tiny.variant:
-        # Compiled, with an adapter, these releases find neither the adapter nor a reference (up to 1.15.0).
-        return plain
+        # With an adapter and compiled, these releases find neither the adapter nor a reference (up to 1.15.0).
+        return full
     lora = tiny.one_step_of_moe_dpo(adapter=True)
-    if plain.outcome.verdict is not lora.outcome.verdict:
-        raise AssertionError(f"full {plain.outcome}, LoRA {lora.outcome}")
-    numbers = {"full": plain.outcome.to_dict(), "lora": lora.outcome.to_dict()}
-    gradients = {**plain.gradients, **{f"lora.{name}": each for name, each in lora.gradients.items()}}
-    return tiny.TrainingResult(Outcome(plain.outcome.verdict, numbers), plain.loss + lora.loss, gradients)
+    if full.outcome.verdict is not lora.outcome.verdict:
+        raise AssertionError(f"full {full.outcome}, LoRA {lora.outcome}")
+    numbers = {"full": full.outcome.to_dict(), "lora": lora.outcome.to_dict()}
+    gradients = {**full.gradients, **{f"lora.{name}": gradient for name, gradient in lora.gradients.items()}}
+    return tiny.TrainingResult(Outcome(full.outcome.verdict, numbers), full.loss + lora.loss, gradients)

@@ -1,5 +1,7 @@
-"""The proof: one step of a tiny Mixtral with the real DPOTrainer: as it is, with precomputed reference log-probs, and,
-in the releases that have the bug, under a real DeepSpeed engine."""
+"""Train one step of a tiny Mixtral with the real DPOTrainer, with and without precomputed reference log-probs.
+
+In the releases that have the bug, also train one step under a real DeepSpeed engine.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,22 @@ def train() -> tiny.TrainingResult:
     import trl
     from packaging.version import Version
 
-    seen = {"plain": _train(), "precomputed": _train(precompute_ref_log_probs=True)}
-    verdicts = [each.outcome.verdict for each in seen.values()]
+    results = {"plain": _train(), "precomputed": _train(precompute_ref_log_probs=True)}
+    verdicts = [result.outcome.verdict for result in results.values()]
     if verdicts == [Verdict.REPRODUCED] * 2:
-        return seen["plain"]
+        return results["plain"]
     if verdicts != [Verdict.FIXED] * 2:
-        raise AssertionError(f"they do not agree: {seen}")
-    gradients = {f"{run}.{name}": each for run, it in seen.items() for name, each in it.gradients.items()}
+        raise AssertionError(f"they do not agree: {results}")
+    gradients = {
+        f"{run}.{name}": gradient for run, result in results.items() for name, gradient in result.gradients.items()
+    }
     if Version(trl.__version__) < Version("0.11.0"):
-        # Compared with the formula only: 0.11.0 has lost the term there.
-        seen["DeepSpeed"] = _train(deepspeed=tiny.deepspeed(stage=0))
-        if seen["DeepSpeed"].outcome.verdict is not Verdict.FIXED:
-            raise AssertionError(f"under DeepSpeed: {seen['DeepSpeed'].outcome}")
-    numbers = {run: each.outcome.to_dict() for run, each in seen.items()}
-    return tiny.TrainingResult(Outcome(Verdict.FIXED, numbers), seen["plain"].loss, gradients)
+        # DeepSpeed is compared with the formula only, not with 0.11.0, which drops the term under DeepSpeed.
+        results["DeepSpeed"] = _train(deepspeed=tiny.deepspeed(stage=0))
+        if results["DeepSpeed"].outcome.verdict is not Verdict.FIXED:
+            raise AssertionError(f"under DeepSpeed: {results['DeepSpeed'].outcome}")
+    numbers = {run: result.outcome.to_dict() for run, result in results.items()}
+    return tiny.TrainingResult(Outcome(Verdict.FIXED, numbers), results["plain"].loss, gradients)
 
 
 def _train(**settings: Any) -> tiny.TrainingResult:

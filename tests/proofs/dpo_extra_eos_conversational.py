@@ -1,7 +1,7 @@
-"""The proof: one step of the real DPOTrainer on conversations, without padding between prompt and completion.
+"""Train one step with the real DPOTrainer on conversations, without padding between prompt and completion.
 
-What is right is the loss of the same models, by equation 7 of the paper (arXiv:2305.18290) and without TRL's code, on
-the tokens that the chat template gives; what is wrong is that with one more end of sequence.
+The expected loss is that of the same models, by equation 7 of the paper (arXiv:2305.18290) and without TRL's code, on
+the tokens that the chat template gives. The wrong loss is that with one more end of sequence.
 """
 
 from __future__ import annotations
@@ -24,67 +24,58 @@ VARIANTS = "the data are prepared before the model is compiled, and whatever par
 BETA = 0.5
 
 
-def rows(*, texts: bool = False) -> list[dict[str, Any]]:
-    found = []
+def preferences(*, texts: bool = False) -> list[dict[str, Any]]:
+    """Return rows of conversations, or of their texts alone."""
+    rows = []
     for index in range(4):
-        words = {
+        messages = {
             "prompt": ("user", f"w{index} w{index + 1}"),
             "chosen": ("assistant", " ".join(f"w{(7 * index + 3 * place) % 60}" for place in range(2 + index % 2))),
             "rejected": ("assistant", " ".join(f"w{(5 * index + 11 * place) % 60}" for place in range(3))),
         }
-        found.append(
+        rows.append(
             {
                 name: content if texts else [{"role": role, "content": content}]
-                for name, (role, content) in words.items()
+                for name, (role, content) in messages.items()
             }
         )
-    return found
+    return rows
 
 
-def one_step(data: list[dict[str, Any]], *, words: Any = None, **settings: Any) -> tuple[Any, tiny.TrainingResult]:
-    """The trainer after one step, and its loss and gradients."""
+def one_step(rows: list[dict[str, Any]], *, tokenizer: Any = None, **settings: Any) -> Any:
+    """Return the trainer after one step."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    seen: list[float] = []
-
-    class Measured(DPOTrainer):  # type: ignore[misc, valid-type]
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            result = super().compute_loss(model, inputs, *args, **kwargs)
-            seen.append(float((result[0] if isinstance(result, tuple) else result).detach()))
-            return result
-
-    usual = {"per_device_train_batch_size": len(data), "beta": BETA, "max_length": 48, "max_prompt_length": 24}
-    usual |= {name: tempfile.gettempdir() + "/dpo" for name in ("output_dir", "logging_dir")}
+    defaults = {"per_device_train_batch_size": len(rows), "beta": BETA, "max_length": 48, "max_prompt_length": 24}
+    defaults |= {name: tempfile.gettempdir() + "/dpo" for name in ("output_dir", "logging_dir")}
     with tempfile.TemporaryDirectory() as folder:
-        policy, reference = tiny.llama(folder, seed=0), tiny.llama(folder, seed=1)
-        step = tiny.FirstStep(policy)
-        made = tiny.trainer(
-            Measured,
-            model=policy,
-            ref_model=reference,
-            args=tiny.config(DPOConfig, **{**usual, **settings}),
-            train_dataset=Dataset.from_list(data),
-            eval_dataset=Dataset.from_list(data),
-            tokenizer=words if words is not None else tiny.chat_tokenizer(),
+        trainer = tiny.trainer(
+            tiny.measured(DPOTrainer),
+            model=tiny.llama(folder, seed=0),
+            ref_model=tiny.llama(folder, seed=1),
+            args=tiny.config(DPOConfig, **{**defaults, **settings}),
+            train_dataset=Dataset.from_list(rows),
+            eval_dataset=Dataset.from_list(rows),
+            tokenizer=tokenizer if tokenizer is not None else tiny.chat_tokenizer(),
         )
-        made.train()
-        return made, tiny.TrainingResult(None, seen[0], step.gradients)
+        trainer.train()
+        return trainer
 
 
-def by_hand(ends: int) -> float:
-    """The loss of the untrained models on tokens that the template gives, each completion with so many ends."""
+def loss_by_formula(ends: int) -> float:
+    """Return the loss of the untrained models on the template's tokens, with ``ends`` end tokens per completion."""
     import torch
 
-    words = tiny.tokenizer()
+    tokenizer = tiny.tokenizer()
     batch: dict[str, Any] = {}
     for name in ("prompt", "chosen", "rejected"):
-        contents = [row[name] for row in rows(texts=True)]
-        around = ("w58 {} <eos> w59", "{}" + " <eos>" * ends)[name != "prompt"]
-        ids = [torch.tensor(words(around.format(each))["input_ids"]) for each in contents]
-        pad = torch.nn.utils.rnn.pad_sequence
-        batch[f"{name}_input_ids"] = pad(ids, batch_first=True)
-        batch[f"{name}_attention_mask"] = pad([torch.ones_like(each) for each in ids], batch_first=True)
+        contents = [row[name] for row in preferences(texts=True)]
+        template = "w58 {} <eos> w59" if name == "prompt" else "{}" + " <eos>" * ends
+        token_ids = [torch.tensor(tokenizer(template.format(content))["input_ids"]) for content in contents]
+        masks = [torch.ones_like(sequence) for sequence in token_ids]
+        batch[f"{name}_input_ids"] = torch.nn.utils.rnn.pad_sequence(token_ids, batch_first=True)
+        batch[f"{name}_attention_mask"] = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
     with tempfile.TemporaryDirectory() as folder:
         models = tiny.llama(folder, seed=0), tiny.llama(folder, seed=1)
         policy, reference = (tiny.preference_log_probs(model, batch) for model in models)
@@ -92,42 +83,44 @@ def by_hand(ends: int) -> float:
 
 
 def train() -> tiny.TrainingResult:
-    import trl.trainer.dpo_trainer as leaf
+    from trl.trainer import dpo_trainer
 
-    tokenize_row = getattr(leaf.DPOTrainer, "tokenize_row", None)
+    tokenize_row = getattr(dpo_trainer.DPOTrainer, "tokenize_row", None)
     if tokenize_row is None or "processing_class" not in tokenize_row.__code__.co_varnames:
         return tiny.TrainingResult(absent("the data are prepared in another way"))
     patched = trl_hotfix.status()[ID].state.value == "applied"
-    made, seen = one_step(rows())
-    outcome = judge(seen.loss, right=by_hand(1), wrong=by_hand(2))
-    ends = [row[f"{side}_input_ids"].count(1) for side in ("chosen", "rejected") for row in made.eval_dataset]
+    trainer = one_step(preferences())
+    outcome = judge(trainer.losses[0], right=loss_by_formula(1), wrong=loss_by_formula(2))
+    ends = [row[f"{side}_input_ids"].count(1) for side in ("chosen", "rejected") for row in trainer.eval_dataset]
     assert set(ends) == {1 if outcome.verdict.value == "fixed" else 2}
     if patched:
-        truncation_is_exact()
-    return tiny.TrainingResult(outcome, seen.loss, seen.gradients)
+        check_truncation()
+    return tiny.TrainingResult(outcome, trainer.losses[0], trainer.step.gradients)
 
 
-def truncation_is_exact() -> None:
-    """Completions of three to four tokens, cut to any length: what is left are the first tokens of the whole."""
-    whole = one_step(rows())[0].train_dataset
-    for longest in (2, 3, 4, 5):
-        cut = one_step(rows(), max_completion_length=longest)[0].train_dataset
+def check_truncation() -> None:
+    """Check that completions of three to four tokens, cut to any length, keep their first tokens."""
+    complete = one_step(preferences()).train_dataset
+    for max_length in (2, 3, 4, 5):
+        truncated = one_step(preferences(), max_completion_length=max_length).train_dataset
         for side in ("chosen_input_ids", "rejected_input_ids"):
-            assert [row[side] for row in cut] == [row[side][:longest] for row in whole]
+            assert [row[side] for row in truncated] == [row[side][:max_length] for row in complete]
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Texts, and a template that leaves the end to the trainer."""
-    no_end = (
+    """Train on texts, and with a template that leaves the end of sequence to the trainer."""
+    template_without_end = (
         "{% for message in messages %}{{ 'w58 ' if message['role'] == 'user' else 'w59 ' }}{{ message['content'] }} "
         "{% endfor %}{% if add_generation_prompt %}{{ 'w59 ' }}{% endif %}"
     )
-    runs = {
-        "texts": one_step(rows(texts=True))[1],
-        "no end": one_step(rows(), words=tiny.chat_tokenizer(no_end))[1],
+    trainers = {
+        "texts": one_step(preferences(texts=True)),
+        "no end": one_step(preferences(), tokenizer=tiny.chat_tokenizer(template_without_end)),
     }
-    return tiny.TrainingResult(
-        absent("whom it does not hit"),
-        sum(run.loss for run in runs.values()),
-        {f"{name} {each}": its for name, run in runs.items() for each, its in run.gradients.items()},
-    )
+    gradients = {
+        f"{run} {name}": gradient
+        for run, trainer in trainers.items()
+        for name, gradient in trainer.step.gradients.items()
+    }
+    loss = sum(trainer.losses[0] for trainer in trainers.values())
+    return tiny.TrainingResult(absent("whom it does not hit"), loss, gradients)

@@ -1,8 +1,8 @@
-"""The proof: one step of the real DPOTrainer with padding_free, and an evaluation, against the same with padding.
+"""Train and evaluate the real DPOTrainer with padding_free, and compare with the same run with padding.
 
-Falcon builds its attention mask itself, in every transformers that TRL 0.14.0 to 0.28.0 can have; Llama builds it where
-transformers separates the sequences, from 4.53 on. With the patch each of them gives what padding gives: sdpa and
-eager, with and without a cache, gradient checkpointing, LoRA and a precomputed reference.
+Falcon builds its attention mask itself in every transformers release that TRL 0.14.0 to 0.28.0 accepts. Llama uses the
+common function, which separates the sequences from transformers 4.53 on. With the patch, both equal padding with sdpa
+and eager attention, with and without a cache, with gradient checkpointing, LoRA and a precomputed reference.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ def train() -> tiny.TrainingResult:
     ):
         return tiny.TrainingResult(absent("nothing is flattened"))
     with tempfile.TemporaryDirectory() as folder:
-        padded, mixed = (
+        padded, flattened = (
             tiny.dpo_run(falcon(folder), falcon(folder, seed=1), padding_free=padding_free)
             for padding_free in (False, True)
         )
         policy, reference = (flattened_log_probs(falcon(folder, seed=seed), padded.batch) for seed in (0, 1))
         wrong = tiny.dpo_loss(0.5, policy, reference)
-        gradients = max(float((its - mixed.gradients[name]).abs().max()) for name, its in padded.gradients.items())
-        numbers = {"gradients_differ_by": gradients, "differs_by": padded.difference(mixed)}
-        outcome = judge(mixed.loss, right=padded.loss, wrong=wrong, **numbers)
+        gradient_difference = max(
+            float((gradient - flattened.gradients[name]).abs().max()) for name, gradient in padded.gradients.items()
+        )
+        numbers = {"gradients_differ_by": gradient_difference, "differs_by": padded.difference(flattened)}
+        outcome = judge(flattened.loss, right=padded.loss, wrong=wrong, **numbers)
         patched = trl_hotfix.status()[ID].state.value == "applied"
         assert outcome.verdict.value == ("fixed" if patched else "reproduced")
         assert patched == (numbers["differs_by"] < 1e-6), numbers
@@ -55,14 +57,14 @@ def train() -> tiny.TrainingResult:
             for padding_free in (False, True)
         )
         difference = next(llamas).difference(next(llamas))
-        apart = Version(transformers.__version__) >= Version("4.53")
-        assert (difference < 1e-5) == (patched or apart), difference
-        # Of all this, a variant of the proof is one more.
+        separated = Version(transformers.__version__) >= Version("4.53")
+        assert (difference < 1e-5) == (patched or separated), difference
+        # A variant of the proof is one more setting by itself: it does not repeat the others.
         if patched and not tiny.variant:
-            padding_is_what_all_of_them_give(folder)
-            it_is_said_once(folder)
-            what_is_kept_apart_stays_flattened(folder)
-    return tiny.TrainingResult(outcome, mixed.loss, mixed.gradients)
+            check_all_settings_equal_padding(folder)
+            check_warning_is_logged_once(folder)
+            check_separated_sequences_stay_flattened(folder)
+    return tiny.TrainingResult(outcome, flattened.loss, flattened.gradients)
 
 
 def falcon(folder: str, seed: int = 0, attention: str = "sdpa", *, use_cache: bool = True) -> Any:
@@ -83,7 +85,7 @@ def falcon(folder: str, seed: int = 0, attention: str = "sdpa", *, use_cache: bo
             eos_token_id=1,
         )
         model = FalconForCausalLM(config)
-        # Falcon starts with weights so small that attention hardly matters.
+        # Falcon's initial weights are so small that attention hardly matters.
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.data.mul_(15)
@@ -92,71 +94,69 @@ def falcon(folder: str, seed: int = 0, attention: str = "sdpa", *, use_cache: bo
 
 
 def flattened_log_probs(model: Any, batch: Any) -> tuple[Any, Any]:
-    """Summed log-probs of the completions, each of shape ``(batch,)``, in one row that is attended to as one."""
+    """Return summed log-probs of the completions, each of shape ``(batch,)``, if the batch is one causal sequence."""
     import torch
 
-    ids, counted, positions, owner = [], [], [], []
+    token_ids, mask, positions, owner = [], [], [], []
     sequences = list(itertools.product(("chosen", "rejected"), range(len(batch["prompt_input_ids"]))))
     for number, (side, row) in enumerate(sequences):
-        its = []
+        length = 0
         for name in ("prompt", side):
-            tokens, mask = (batch[f"{name}_{what}"][row] for what in ("input_ids", "attention_mask"))
-            its += [(int(token), name == side) for token in tokens[mask.bool()]]
-        ids += [token for token, _ in its]
-        counted += [completion for _, completion in its]
-        positions += range(len(its))
-        owner += [number] * len(its)
+            tokens = batch[f"{name}_input_ids"][row][batch[f"{name}_attention_mask"][row].bool()].tolist()
+            token_ids += tokens
+            mask += [name == side] * len(tokens)
+            length += len(tokens)
+        positions += range(length)
+        owner += [number] * length
     with torch.no_grad():
-        logits = model(torch.tensor([ids]), position_ids=torch.tensor([positions]), use_cache=True).logits[0, :-1]
-    log_probs = logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])[:, 0] * torch.tensor(counted)[1:]
+        logits = model(torch.tensor([token_ids]), position_ids=torch.tensor([positions]), use_cache=True).logits
+    log_probs = logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(token_ids)[1:, None])[:, 0]
+    log_probs = log_probs * torch.tensor(mask)[1:]
     summed = torch.zeros(len(sequences)).index_add(0, torch.tensor(owner)[1:], log_probs)
     return tuple(summed.chunk(2))
 
 
-def padding_is_what_all_of_them_give(folder: str) -> None:
+def check_all_settings_equal_padding(folder: str) -> None:
     def llama(seed: int, attention: str = "sdpa", *, use_cache: bool = True) -> Any:
         from transformers import AutoModelForCausalLM
 
         path = Path(folder, f"llama-{seed}")
         return AutoModelForCausalLM.from_pretrained(path, attn_implementation=attention, use_cache=use_cache)
 
-    def its_falcon(seed: int, *wanted: Any, **settings: Any) -> Any:
-        return falcon(folder, seed, *wanted, **settings)
-
     def differs_by(policy: Any, reference: Any, **settings: Any) -> float:
-        runs = [
+        padded, flattened = (
             tiny.dpo_run(policy(), reference() if reference else None, padding_free=padding_free, **settings)
             for padding_free in (False, True)
-        ]
-        return runs[0].difference(runs[1])
+        )
+        return padded.difference(flattened)
 
-    for made in (llama, its_falcon):
+    for make_model in (llama, partial(falcon, folder)):
         for attention, use_cache, checkpointing in itertools.product(("sdpa", "eager"), (True, False), (True, False)):
-            policy, reference = (partial(made, seed, attention, use_cache=use_cache) for seed in (0, 1))
-            how = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-            difference = differs_by(policy, reference, **(how if checkpointing else {}))
-            assert difference < 1e-5, (made, attention, use_cache, checkpointing, difference)
-        assert differs_by(partial(made, 0), partial(made, 1), precompute_ref_log_probs=True) < 1e-5
-    # With LoRA the reference is the model without its adapter; the policy is another one in the evaluation.
+            policy, reference = (partial(make_model, seed, attention, use_cache=use_cache) for seed in (0, 1))
+            settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+            difference = differs_by(policy, reference, **(settings if checkpointing else {}))
+            assert difference < 1e-5, (make_model, attention, use_cache, checkpointing, difference)
+        assert differs_by(partial(make_model, 0), partial(make_model, 1), precompute_ref_log_probs=True) < 1e-5
+    # With LoRA the reference is the model without its adapter. By the evaluation, the step has changed the policy.
     assert differs_by(partial(llama, 0), None, learning_rate=0.1) < 1e-5
 
 
-def it_is_said_once(folder: str) -> None:
-    run, said = tiny.warnings_of(
+def check_warning_is_logged_once(folder: str) -> None:
+    run, messages = tiny.warnings_of(
         lambda: tiny.dpo_run(falcon(folder), falcon(folder, seed=1), padding_free=True, max_steps=2)
     )
-    assert len(said) == 1
-    assert "The batches are padded instead" in said[0]
+    assert len(messages) == 1
+    assert "The batches are padded instead" in messages[0]
     assert run.trainer.padding_free is True
 
 
-def what_is_kept_apart_stays_flattened(folder: str) -> None:
-    """FlashAttention needs a GPU: what the method would run with is looked at instead."""
+def check_separated_sequences_stay_flattened(folder: str) -> None:
+    """Check the ``padding_free`` that the method would run with; FlashAttention itself needs a GPU."""
 
     def concatenated_forward(model: Any, batch: Any) -> bool:
         return bool(trainer.padding_free)
 
-    def flattened(model: Any, **attributes: Any) -> bool:
+    def stays_flattened(model: Any, **attributes: Any) -> bool:
         vars(trainer).update({"padding_free": True, "is_encoder_decoder": False, **attributes})
         return bool(patch.pad_what_the_model_would_mix(concatenated_forward, trainer, (model, {}), {}))
 
@@ -165,11 +165,11 @@ def what_is_kept_apart_stays_flattened(folder: str) -> None:
 
     trainer = Trainer()
     model = falcon(folder)
-    assert not flattened(model)
+    assert not stays_flattened(model)
     for attention in ("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn"):
         model.config._attn_implementation_internal = attention
-        assert flattened(model)
+        assert stays_flattened(model)
     model._is_stateful = True
-    assert not flattened(model)
-    assert flattened(model, is_encoder_decoder=True)
-    assert not flattened(model, padding_free=False)
+    assert not stays_flattened(model)
+    assert stays_flattened(model, is_encoder_decoder=True)
+    assert not stays_flattened(model, padding_free=False)

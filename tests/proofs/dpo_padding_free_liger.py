@@ -1,7 +1,7 @@
-"""The proof: one step of the real DPOTrainer with the Liger loss and padding_free, and an evaluation, against padding.
+"""Train and evaluate the real DPOTrainer with the Liger loss and padding_free, and compare with padding.
 
-Liger is an optional package that the stacks lack. Its place is taken by the formula that it fuses, on the rows that
-it would take for the chosen and for the rejected ones.
+Liger is an optional package that the stacks lack. The formula that it fuses replaces it, on the rows that it would take
+for the chosen and for the rejected ones.
 """
 
 from __future__ import annotations
@@ -36,47 +36,48 @@ def train() -> tiny.TrainingResult:
             rows.clear()
             return tiny.dpo_run(*(tiny.llama(folder, seed=seed) for seed in (0, 1)), **settings)
 
-        own = run()
-        before = trl.DPOTrainer.__init__
+        without_liger = run()
+        constructor = trl.DPOTrainer.__init__
 
-        @functools.wraps(before)
+        @functools.wraps(constructor)
         def with_liger(self, *args, **kwargs):
-            before(self, *args, **kwargs)
-            # One name in older releases, the other in newer ones.
+            constructor(self, *args, **kwargs)
+            # Older and newer releases name this argument differently.
             self.args.use_liger_loss = self.args.use_liger_kernel = True
             self.dpo_loss_fn = functools.partial(fused, rows, self.beta)
 
         trl.DPOTrainer.__init__ = with_liger
         try:
             padded = run()
-            assert abs(padded.loss - own.loss) < 1e-6
-            free = run(padding_free=True)
+            assert abs(padded.loss - without_liger.loss) < 1e-6
+            flattened = run(padding_free=True)
         finally:
-            trl.DPOTrainer.__init__ = before
+            trl.DPOTrainer.__init__ = constructor
     outcome = judge(rows[0], right=4, wrong=1)
     if trl_hotfix.status()[ID].state.value == "applied":
-        assert padded.difference(free) < 1e-6
+        assert padded.difference(flattened) < 1e-6
     else:
-        assert math.isnan(free.loss)
-    return tiny.TrainingResult(outcome, None if math.isnan(free.loss) else free.loss, free.gradients)
+        assert math.isnan(flattened.loss)
+    loss = None if math.isnan(flattened.loss) else flattened.loss
+    return tiny.TrainingResult(outcome, loss, flattened.gradients)
 
 
 def fused(rows: list[int], beta: float, weight: Any, hidden: Any, labels: Any, **reference: Any) -> Any:
-    """What ``LigerFusedLinearDPOLoss`` (liger-kernel 0.6.4) returns."""
+    """Return what ``LigerFusedLinearDPOLoss`` (liger-kernel 0.6.4) returns."""
     import torch
 
     def log_probs(hidden: Any, weight: Any) -> tuple[Any, Any]:
         logits = hidden @ weight.t()
-        counted = labels != -100
-        its = logits.log_softmax(-1).gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
-        return (its * counted).sum(-1), logits
+        mask = labels != -100
+        token_log_probs = logits.log_softmax(-1).gather(-1, labels.masked_fill(~mask, 0)[..., None])[..., 0]
+        return (token_log_probs * mask).sum(-1), logits
 
     rows.append(len(labels))
     chosen = len(labels) // 2
     policy, logits = log_probs(hidden, weight)
     with torch.no_grad():
-        of_reference, _ = log_probs(reference["ref_input"], reference["ref_weight"])
-    rewards = beta * (policy - of_reference)
+        reference_log_probs, _ = log_probs(reference["ref_input"], reference["ref_weight"])
+    rewards = beta * (policy - reference_log_probs)
     loss = -torch.nn.functional.logsigmoid(rewards[:chosen] - rewards[chosen:]).mean()
     means = (logits[:chosen].mean(), logits[chosen:].mean())
     rewards = rewards.detach()

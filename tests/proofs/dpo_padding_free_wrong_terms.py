@@ -1,7 +1,7 @@
-"""The proof: one step of the real DPOTrainer with padding_free and each setting, and an evaluation, against padding.
+"""Train and evaluate the real DPOTrainer with padding_free and each setting, and compare with padding.
 
-The model is a Llama without its attention, so that the sequences of a flattened batch cannot mix: what FlashAttention
-does on a GPU. What is left wrong is what is counted by row.
+The model is a Llama without its attention, so the sequences of a flattened batch cannot mix, as with FlashAttention on
+a GPU. Only the terms that are computed per row remain wrong.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ def train() -> tiny.TrainingResult:
             return tiny.dpo_run(*models, padding_free=padding_free, **settings)
 
         def differs_by(**settings: Any) -> float:
-            runs = [run(padding_free=padding_free, **settings) for padding_free in (False, True)]
-            return runs[0].difference(runs[1])
+            return run(padding_free=False, **settings).difference(run(padding_free=True, **settings))
 
-        # Nothing is wrong with what is not counted by row.
+        # The default loss has no term that is computed per row.
         assert differs_by() < 1e-5
-        padded, flattened = (run(padding_free=each, loss_type="ipo") for each in (False, True))
+        padded, flattened = (run(padding_free=padding_free, loss_type="ipo") for padding_free in (False, True))
         models = [without_attention(tiny.llama(folder, seed=seed)) for seed in (0, 1)]
         wrong = ipo_over_all_completions(*models, padded.batch)
-        gradients = max(float((its - flattened.gradients[name]).abs().max()) for name, its in padded.gradients.items())
-        outcome = judge(flattened.loss, right=padded.loss, wrong=wrong, gradients_differ_by=gradients)
+        gradient_difference = max(
+            float((gradient - flattened.gradients[name]).abs().max()) for name, gradient in padded.gradients.items()
+        )
+        outcome = judge(flattened.loss, right=padded.loss, wrong=wrong, gradients_differ_by=gradient_difference)
         assert patched == (padded.difference(flattened) < 1e-6)
-        if tiny.variant:  # of all the settings, a variant of the proof is one more
+        if tiny.variant:  # A variant is one more setting by itself: it does not repeat the others.
             return tiny.TrainingResult(outcome, flattened.loss, flattened.gradients)
-        for setting in silently_wrong(trl):
+        for setting in silently_wrong_settings(trl):
             assert patched == (differs_by(**setting) < 1e-6), setting
-        for setting in crashes(trl.DPOConfig):
+        for setting in crashing_settings(trl.DPOConfig):
             with contextlib.nullcontext() if patched else raises():
                 assert differs_by(**setting) < 1e-6, setting
     return tiny.TrainingResult(outcome, flattened.loss, flattened.gradients)
 
 
 def without_attention(model: Any) -> Any:
-    """What the attention adds is 0, and stays 0."""
+    """Return the model with an attention whose output is 0 and stays 0."""
     for name, parameter in model.named_parameters():
         if "self_attn" in name:
             parameter.requires_grad_(False)
@@ -71,7 +72,7 @@ def without_attention(model: Any) -> Any:
 
 
 def ipo_over_all_completions(policy: Any, reference: Any, batch: Any) -> float:
-    """IPO (arXiv:2310.12036, equation 17) with log-probs divided by the tokens of all completions of the batch."""
+    """Return IPO (arXiv:2310.12036, equation 17) with log-probs divided by the tokens of all completions of a batch."""
     tokens = sum(int(batch[f"{side}_attention_mask"].sum()) for side in ("chosen", "rejected"))
     margins = [
         (chosen - rejected) / tokens
@@ -80,19 +81,19 @@ def ipo_over_all_completions(policy: Any, reference: Any, batch: Any) -> float:
     return float(((margins[0] - margins[1] - 1 / (2 * 0.5)) ** 2).mean())
 
 
-def silently_wrong(trl: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"rpo_alpha": 0.5}]
+def silently_wrong_settings(trl: Any) -> list[dict[str, Any]]:
+    settings: list[dict[str, Any]] = [{"rpo_alpha": 0.5}]
     if "'sft'" in inspect.getsource(trl.DPOTrainer.dpo_loss):
-        found.append({"loss_type": ["sigmoid", "ipo", "sft"]})
-    return found
+        settings.append({"loss_type": ["sigmoid", "ipo", "sft"]})
+    return settings
 
 
-def crashes(config_class: type) -> list[dict[str, Any]]:
-    known = {each.name for each in dataclasses.fields(config_class)}
-    wanted: dict[str, Any] = {"use_weighting": True, "use_logits_to_keep": True, "ld_alpha": 0.5}
-    if "use_logits_to_keep" not in known:  # its name in 0.14.0
-        wanted["use_num_logits_to_keep"] = True
-    return [{name: value} for name, value in wanted.items() if name in known]
+def crashing_settings(config_class: type) -> list[dict[str, Any]]:
+    known = {field.name for field in dataclasses.fields(config_class)}
+    settings: dict[str, Any] = {"use_weighting": True, "use_logits_to_keep": True, "ld_alpha": 0.5}
+    if "use_logits_to_keep" not in known:  # 0.14.0 has another name for it.
+        settings["use_num_logits_to_keep"] = True
+    return [{name: value} for name, value in settings.items() if name in known]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The proof: the second step with the real DPOTrainer and no ``ref_model`` has the reference of the first."""
+"""Train two steps with the real DPOTrainer without ``ref_model``: both steps must have the same reference."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The proof: one step of SFTTrainer and one of DPOTrainer where there is no Triton.
+"""Train one step with SFTTrainer and one with DPOTrainer without Triton.
 
-The bench has Triton for 1.15.0, and its interpreter. A process without either says what the module has then; here it is
-given the same.
+The bench installs Triton and its interpreter for 1.15.0. A process without either tells what the module has then, and
+the proof gives the module the same.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -24,13 +25,13 @@ PARITY = True
 
 
 def train() -> tiny.TrainingResult:
-    import trl.trainer.utils as leaf
+    import trl.trainer.utils
 
-    if not hasattr(leaf, "_ChunkedLogProbFunction"):
+    if not hasattr(trl.trainer.utils, "_ChunkedLogProbFunction"):
         return tiny.TrainingResult(absent("this release scores tokens by other means"))
     errors: list[str] = []
 
-    def tried(step: Any) -> tuple[float, dict[str, Any]]:
+    def record_crash(step: Any) -> tuple[float, dict[str, Any]]:
         try:
             return step()
         except AttributeError as error:
@@ -39,15 +40,16 @@ def train() -> tiny.TrainingResult:
             errors.append(str(error))
             return 0.0, {}
 
-    with shadowed(leaf, "_ChunkedLogProbFunction", None) if _is_none_without_triton() else nullcontext():
-        loss, gradients = tried(_sft)
-        gradients |= tried(_dpo)[1]
+    without_triton = shadowed(trl.trainer.utils, "_ChunkedLogProbFunction", None)
+    with without_triton if _is_none_without_triton() else nullcontext():
+        loss, gradients = record_crash(_sft)
+        gradients |= record_crash(_dpo)[1]
     outcome = judge(float(len(errors)), right=0.0, wrong=2.0, errors=errors)
     return tiny.TrainingResult(outcome, None if errors else loss, gradients)
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Where Triton runs: on the bench, its interpreter."""
+    """Train with Triton, or with its interpreter on the bench."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise AssertionError("on the bench, 1.15.0 has Triton's interpreter")
     loss, gradients = _sft()
@@ -56,39 +58,35 @@ def unaffected() -> tiny.TrainingResult:
 
 @cache
 def _is_none_without_triton() -> bool:
-    """What a process says that has no Triton: neither its folder on the path, nor its interpreter."""
+    """Return whether the function is None in a process with neither Triton's folder on the path nor its interpreter."""
     spec = importlib.util.find_spec("triton")
-    folders = [str(Path(where).parent) for where in (spec.submodule_search_locations if spec else None) or ()]
-    kept = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in folders]
+    folders = [str(Path(location).parent) for location in (spec.submodule_search_locations if spec else None) or ()]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [path for path in paths if path and path not in folders]
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    code = "import trl.trainer.utils as leaf; print('is None:', leaf._ChunkedLogProbFunction is None)"
-    done = subprocess.run(
+    code = "import trl.trainer.utils as utils; print('is None:', utils._ChunkedLogProbFunction is None)"
+    process = subprocess.run(
         [sys.executable, "-c", code],
-        env={**environment, "PYTHONPATH": os.pathsep.join(kept)},
+        env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         check=True,
     )
-    return "is None: True" in done.stdout
+    return "is None: True" in process.stdout
 
 
-def _step(trainer_class: Any, args: Any, data: Any, **others: Any) -> tuple[float, dict[str, Any]]:
-    import tempfile
-
-    losses: list[float] = []
-
-    class Measured(trainer_class):
-        def compute_loss(self, *args, **kwargs):
-            result = super().compute_loss(*args, **kwargs)
-            losses.append(float((result[0] if isinstance(result, tuple) else result).detach()))
-            return result
-
+def _step(trainer_class: Any, args: Any, dataset: Any) -> tuple[float, dict[str, Any]]:
+    """Return loss and gradients of the first step."""
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny.llama(folder, seed=0)
-        trainer = tiny.trainer(Measured, model=model, args=args, train_dataset=data, tokenizer=tiny.tokenizer())
-        seen = tiny.FirstStep(trainer.model)
+        trainer = tiny.trainer(
+            tiny.measured(trainer_class),
+            model=tiny.llama(folder, seed=0),
+            args=args,
+            train_dataset=dataset,
+            tokenizer=tiny.tokenizer(),
+        )
         trainer.train()
-    return losses[0], seen.gradients
+    return trainer.losses[0], trainer.step.gradients
 
 
 def _sft() -> tuple[float, dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""The proof: one optimizer step of two micro-batches with the real GKDTrainer, whose student answers at length.
+"""Train one optimizer step of two micro-batches with the real GKDTrainer, whose student generates long completions.
 
 The divergence of the first micro-batch is computed without TRL, and divided by its own tokens and the micro-batches.
 """
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +25,12 @@ def train() -> tiny.TrainingResult:
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Nothing is generated: the tokens of the dataset are those of the loss."""
-    seen = _train(lmbda=0.0)
-    return tiny.TrainingResult(absent("nothing is generated"), seen.loss, seen.gradients)
+    """Train on the dataset's completions, so the loss is over the dataset's tokens."""
+    result = _train(lmbda=0.0)
+    return tiny.TrainingResult(absent("nothing is generated"), result.loss, result.gradients)
 
 
 def _train(lmbda: float) -> tiny.TrainingResult:
-    import inspect
-
     import torch
     from datasets import Dataset
 
@@ -39,14 +38,6 @@ def _train(lmbda: float) -> tiny.TrainingResult:
     loss_of = getattr(trainer_class, "generalized_jsd_loss", None)
     if loss_of is None or "num_items_in_batch" not in inspect.signature(loss_of).parameters:
         return tiny.TrainingResult(absent("the loss is a mean over the micro-batch"))
-    seen_batches: list[tuple[float, float, dict[str, Any]]] = []
-
-    class Measured(trainer_class):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            kept = {name: inputs[name].clone() for name in ("input_ids", "attention_mask", "labels")}
-            result = super().compute_loss(model, inputs, *args, **kwargs)
-            seen_batches.append((float(result.detach()), float(kwargs["num_items_in_batch"]), kept))
-            return result
 
     def generate(input_ids: Any, **kwargs: Any) -> Any:
         rows = [[*(10 + (11 * row + 3 * place) % 50 for place in range(4 + row)), 1] for row in range(len(input_ids))]
@@ -54,14 +45,14 @@ def _train(lmbda: float) -> tiny.TrainingResult:
         padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
         return SimpleNamespace(sequences=torch.cat([input_ids, padded], dim=1))
 
-    words = tiny.tokenizer()
-    words.chat_template = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
-    said = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    conversation = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
     with tempfile.TemporaryDirectory() as folder:
-        (student, alone), teacher = (tiny.llama(folder, seed=0) for _ in range(2)), tiny.llama(folder, seed=1)
+        (student, untrained), teacher = (tiny.llama(folder, seed=0) for _ in range(2)), tiny.llama(folder, seed=1)
         student.generate = generate
         trainer = tiny.trainer(
-            Measured,
+            tiny.measured(trainer_class),
             model=student,
             teacher_model=teacher,
             args=tiny.config(
@@ -73,23 +64,32 @@ def _train(lmbda: float) -> tiny.TrainingResult:
                 max_length=16,
                 temperature=1.0,
             ),
-            train_dataset=Dataset.from_list([{"messages": said}] * 8),
-            tokenizer=words,
+            train_dataset=Dataset.from_list([{"messages": conversation}] * 8),
+            tokenizer=tokenizer,
         )
-        seen = tiny.FirstStep(student)
         trainer.train()
-        loss, items, batch = seen_batches[0]
-        with torch.no_grad():
-            both = [
-                each(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].softmax(-1)
-                for each in (alone, teacher)
-            ]
-    mixture = BETA * both[1] + (1 - BETA) * both[0]
-    weights = (1 - BETA, BETA)
-    jsd = sum(weight * (each * (each / mixture).log()).sum(-1) for weight, each in zip(weights, both, strict=True))
-    counted = batch["labels"][:, 1:] != -100
-    whole, tokens = float((jsd * counted).sum()), float(counted.sum())
+    loss, batch, gradients = trainer.losses[0], trainer.batches[0], trainer.step.gradients
+    items = float(trainer.keywords[0]["num_items_in_batch"])
+    divergence, tokens = _summed_divergence(untrained, teacher, batch)
     if not lmbda:
-        return tiny.TrainingResult(judge(loss, right=whole / items, wrong=-1.0), loss, seen.gradients)
-    outcome = judge(loss, right=whole / (tokens * STEPS), wrong=whole / items, tokens=tokens, items=items)
-    return tiny.TrainingResult(outcome, loss, seen.gradients)
+        return tiny.TrainingResult(judge(loss, right=divergence / items, wrong=-1.0), loss, gradients)
+    right, wrong = divergence / (tokens * STEPS), divergence / items
+    return tiny.TrainingResult(judge(loss, right=right, wrong=wrong, tokens=tokens, items=items), loss, gradients)
+
+
+def _summed_divergence(student: Any, teacher: Any, batch: dict[str, Any]) -> tuple[float, float]:
+    """Return the generalized Jensen-Shannon divergence, summed over the labels of the batch, and their number."""
+    import torch
+
+    with torch.no_grad():
+        student_probs, teacher_probs = (
+            model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].softmax(-1)
+            for model in (student, teacher)
+        )
+    mixture = BETA * teacher_probs + (1 - BETA) * student_probs
+    jsd = sum(
+        weight * (probs * (probs / mixture).log()).sum(-1)
+        for weight, probs in ((1 - BETA, student_probs), (BETA, teacher_probs))
+    )
+    mask = batch["labels"][:, 1:] != -100
+    return float((jsd * mask).sum()), float(mask.sum())

@@ -1,4 +1,4 @@
-"""The proof: one optimizer step of two micro-batches, of four that were generated together, with the real GRPOTrainer.
+"""Train one optimizer step of two micro-batches, of four that were generated together, with the real GRPOTrainer.
 
 The policy is the one that generated, so the ratio of the probabilities is 1 and a token's loss is -advantage.
 """
@@ -20,21 +20,10 @@ GENERATED, ACCUMULATED = 4, 2
 def train() -> tiny.TrainingResult:
     from trl import GRPOTrainer
 
-    batches: list[tuple[float, float]] = []
-
-    class Measured(GRPOTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-            token_losses = -inputs["advantages"].unsqueeze(1) * inputs["completion_mask"]
-            batches.append((float(loss.detach()), float(token_losses.sum())))
-            return loss
-
     with tempfile.TemporaryDirectory() as folder:
-        policy = tiny.llama(folder, seed=0)
-        seen = tiny.FirstStep(policy)
         trainer = tiny.grpo(
-            Measured,
-            policy,
+            tiny.measured(GRPOTrainer),
+            tiny.llama(folder, seed=0),
             loss_type="dapo",
             beta=0.0,
             steps_per_generation=GENERATED,
@@ -47,13 +36,14 @@ def train() -> tiny.TrainingResult:
                 raise
             return tiny.TrainingResult(absent("this release has no dapo loss"))
     tokens = GENERATED * sum(tiny.COMPLETION_LENGTHS)
-    loss, token_losses = batches[0]
+    loss, batch = trainer.losses[0], trainer.batches[0]
+    token_losses = float((-batch["advantages"].unsqueeze(1) * batch["completion_mask"]).sum())
     outcome = judge(
         loss,
         right=token_losses / (tokens * ACCUMULATED / GENERATED),
         wrong=token_losses / tokens,
         tokens=tokens,
         token_losses=token_losses,
-        micro_batches=len(batches),
+        micro_batches=len(trainer.batches),
     )
-    return tiny.TrainingResult(outcome, loss, seen.gradients)
+    return tiny.TrainingResult(outcome, loss, trainer.step.gradients)

@@ -1,4 +1,4 @@
-"""The proof: one step of the real GRPOTrainer on completions of unequal length."""
+"""Train one step with the real GRPOTrainer on completions of unequal length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof: one step of the real GRPOTrainer with its default arguments, on completions of unequal length."""
+"""Train one step with the real GRPOTrainer and its default arguments on completions of unequal length."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The proof: one step of the real GRPO and RLOO trainers on a checkpoint that ships a temperature of 0.0001.
+"""Train one step with the real GRPO and RLOO trainers on a checkpoint that ships a temperature of 0.0001.
 
-The trainers ask for 1.0, at which four completions of a prompt differ; at 0.0001 they are one. What is right are the
-completions that a checkpoint without a temperature of its own gives from the same random numbers.
+The trainers ask for 1.0, at which four completions of a prompt differ; at 0.0001 all four are the same. The expected
+completions are those of a checkpoint without a temperature of its own, from the same random numbers.
 """
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from typing import Any
 
 from trl_hotfix.authoring import absent, judge
@@ -17,62 +18,71 @@ OVERLAYS = ()
 PARITY = True
 
 SEED = 9
-"""With these random numbers no completion comes to an end: all have eight tokens, so every release has one loss."""
+"""With these random numbers no completion ends: all have eight tokens, so every release has the same loss."""
 
 
-def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) -> dict[str, Any]:
-    """The completions of one step, its loss and its gradients. ``temperature`` is the checkpoint's."""
+@dataclass
+class Step:
+    """One step: its loss, its gradients, its completions, and those of a checkpoint without a temperature."""
+
+    loss: float
+    gradients: dict[str, Any]
+    completions: list[list[int]]
+    expected_completions: list[list[int]]
+
+
+def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) -> Step:
+    """Train one step. ``temperature`` is the checkpoint's, ``asked_for`` the trainer's."""
     import torch
     import trl
 
-    seen: dict[str, Any] = {}
-
-    class Measured(getattr(trl, f"{method}Trainer")):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().compute_loss(*args, **kwargs)
-            seen.setdefault("loss", float(loss.detach()))
-            return loss
-
+    completions: list[list[int]] = []
+    expected_completions: list[list[int]] = []
     with tempfile.TemporaryDirectory() as folder:
         policy, plain = (tiny.llama(folder, seed=0) for _ in range(2))
-        # Probabilities that are neither all alike nor all on one token.
+        # Scaled, the head gives probabilities that are neither all alike nor all on one token.
         for model in (policy, plain):
             model.get_output_embeddings().weight.data *= 10
         trainer = tiny.grpo_of_one_length(
-            Measured,
+            tiny.measured(getattr(trl, f"{method}Trainer")),
             policy,
             config_class=getattr(trl, f"{method}Config"),
             num_iterations=1,
             beta=0.0,
             temperature=asked_for,
         )
-        # The model's own, from the same numbers each time.
+        # The policy samples by itself, from the same random numbers each time.
         del policy.generate
         generate = policy.generate
 
-        def seeded(input_ids: Any = None, **others: Any) -> Any:
+        def seeded_generate(input_ids: Any = None, **settings: Any) -> Any:
             torch.manual_seed(SEED)
-            answer = generate(input_ids=input_ids, **others)
-            seen["completions"] = answer[:, input_ids.shape[1] :].tolist()
+            sequences = generate(input_ids=input_ids, **settings)
+            completions[:] = sequences[:, input_ids.shape[1] :].tolist()
             torch.manual_seed(SEED)
-            # Up to 0.17 the trainer asks for 50.
-            top_k = getattr(trainer.generation_config, "top_k", None)
-            its = {"do_sample": True, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": 1, "top_k": top_k}
-            mask = others["attention_mask"]
-            by_itself = plain.generate(input_ids=input_ids, attention_mask=mask, temperature=asked_for, **its)
-            seen["right"] = by_itself[:, input_ids.shape[1] :].tolist()
-            return answer
+            plain_sequences = plain.generate(
+                input_ids=input_ids,
+                attention_mask=settings["attention_mask"],
+                temperature=asked_for,
+                do_sample=True,
+                max_new_tokens=8,
+                pad_token_id=0,
+                eos_token_id=1,
+                # Up to 0.17 the trainer asks for 50.
+                top_k=getattr(trainer.generation_config, "top_k", None),
+            )
+            expected_completions[:] = plain_sequences[:, input_ids.shape[1] :].tolist()
+            return sequences
 
-        policy.generate = seeded
+        policy.generate = seeded_generate
         if temperature is not None:
             policy.generation_config.temperature = temperature
-        step = tiny.FirstStep(trainer.model)
         trainer.train()
         if getattr(policy.generation_config, "temperature", None) != (temperature or 1.0):
             raise AssertionError(f"the checkpoint's temperature is {policy.generation_config.temperature} afterwards")
-    if {len(each) for each in seen["right"]} != {8} or any(1 in each for each in seen["right"]):
-        raise AssertionError(f"a completion comes to an end: {seen['right']}")
-    return {**seen, "gradients": step.gradients}
+    if any(len(tokens) != 8 or 1 in tokens for tokens in expected_completions) or not expected_completions:
+        raise AssertionError(f"a completion comes to an end: {expected_completions}")
+    return Step(trainer.losses[0], trainer.step.gradients, completions, expected_completions)
 
 
 def train() -> tiny.TrainingResult:
@@ -85,20 +95,22 @@ def train() -> tiny.TrainingResult:
     ]
     if not methods:
         return tiny.TrainingResult(absent("this release generates elsewhere"))
-    runs = {method: one_step(method, temperature=1e-4) for method in methods}
-    distinct = sum(len({tuple(each) for each in run["completions"]}) for run in runs.values())
-    outcome = judge(distinct, right=4 * len(runs), wrong=len(runs))
-    off = [method for method, run in runs.items() if run["completions"] != run["right"]]
-    if outcome.verdict.value == "fixed" and off:
-        raise AssertionError(f"{off}: the completions are not those of a checkpoint without a temperature: {runs}")
-    return tiny.TrainingResult(outcome, runs["GRPO"]["loss"], runs["GRPO"]["gradients"])
+    steps = {method: one_step(method, temperature=1e-4) for method in methods}
+    distinct = sum(len({tuple(tokens) for tokens in step.completions}) for step in steps.values())
+    outcome = judge(distinct, right=4 * len(steps), wrong=len(steps))
+    different = [method for method, step in steps.items() if step.completions != step.expected_completions]
+    if outcome.verdict.value == "fixed" and different:
+        raise AssertionError(
+            f"{different}: the completions are not those of a checkpoint without a temperature: {steps}"
+        )
+    return tiny.TrainingResult(outcome, steps["GRPO"].loss, steps["GRPO"].gradients)
 
 
 def unaffected() -> tiny.TrainingResult:
-    """A checkpoint that says nothing, and a trainer that asks for another temperature than the default."""
-    runs = {
+    """Train a checkpoint without a temperature, and one whose trainer asks for another temperature than the default."""
+    steps = {
         "says nothing": one_step("GRPO", temperature=None),
         "0.9": one_step("GRPO", temperature=0.5, asked_for=0.9),
     }
-    gradients = {f"{run}.{name}": its for run, seen in runs.items() for name, its in seen["gradients"].items()}
-    return tiny.TrainingResult(absent("nothing is merged"), sum(run["loss"] for run in runs.values()), gradients)
+    gradients = {f"{name}.{key}": gradient for name, step in steps.items() for key, gradient in step.gradients.items()}
+    return tiny.TrainingResult(absent("nothing is merged"), sum(step.loss for step in steps.values()), gradients)
