@@ -10,11 +10,13 @@ DOCS := .venv-docs
 # The wrapt that many have, and the oldest of everything that pyproject.toml allows and that has a wheel for this Python.
 WRAPT := 1.17.3
 # What depends on the version of wrapt, and of the other libraries. The stacks of the bench have versions of their own.
-BY_LIBRARY := $(foreach each,catalogue cli commands data_files freeze gates html packs records scan,tests/unit/test_$(each).py)
+BY_LIBRARY := $(foreach each,catalogue cli commands data_files freeze gates html packs records,tests/unit/test_$(each).py) \
+  tests/unit/scanning tests/unit/catalogue tests/unit/commands
 BY_WRAPT := tests/unit/test_install.py tests/unit/test_engine.py tests/unit/test_import_hooks.py tests/unit/test_guard.py \
   tests/process/test_moe_dpo_under_deepspeed.py
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
-CHECKED := tests/unit tests/process tests/bench tests/docs tests/upstream benchmarks docs
+CHECKED := tests/unit tests/unit/scanning tests/unit/catalogue tests/unit/commands tests/process tests/bench tests/docs \
+  tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   method-assign misc union-attr var-annotated)

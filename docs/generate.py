@@ -17,7 +17,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trl_hotfix.commands import NAMES
+from trl_hotfix.commands.main import NAMES
 
 import bug_pages
 

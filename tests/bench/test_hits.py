@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from trl_hotfix import scripts
 from trl_hotfix.catalogue import conditions, loading
 from trl_hotfix.catalogue.conditions import Argument, Kind
 from trl_hotfix.matching import versions
 from trl_hotfix.model import Hit
+from trl_hotfix.scanning.trainer_calls import POSITIONAL_ARGUMENTS, TRAINER_ONLY_ARGUMENTS
+from trl_hotfix.scanning.yaml_configs import DISTINCTIVE_KEYS
 
 import layout
 
@@ -147,25 +148,25 @@ def test_an_argument_that_is_not_given_is_what_its_default_is(everywhere: None, 
 def test_what_only_a_trainer_takes_is_in_no_config(everywhere: None) -> None:
     for release in layout.releases():
         for name in ("SFT", "DPO", "GRPO", "KTO", "RLOO", "OnlineDPO", "GKD", "ORPO", "CPO", "BCO", "Reward", "PRM"):
-            assert not scripts.OF_THE_TRAINER & set(config(release, f"{name}Config")), (release, name)
+            assert not TRAINER_ONLY_ARGUMENTS & set(config(release, f"{name}Config")), (release, name)
 
 
 def test_what_is_given_by_position_is_there_in_every_release(everywhere: None) -> None:
     for release in layout.releases():
-        for name, order in scripts.POSITIONS.items():
+        for name, order in POSITIONAL_ARGUMENTS.items():
             for definition in classes(release).get(f"{name}Trainer", []):
                 first = definition.positional
                 # RLOO was another trainer up to 0.21, of which the catalogue knows no bug.
                 assert first[: len(order)] == order or "policy" in first or not first, (release, name)
 
 
-@pytest.mark.parametrize("name", scripts.DISTINCTIVE_KEYS)
+@pytest.mark.parametrize("name", DISTINCTIVE_KEYS)
 def test_the_keys_that_tell_a_trainer_are_of_no_other(everywhere: None, name: str) -> None:
-    for sign in scripts.DISTINCTIVE_KEYS[name]:
+    for sign in DISTINCTIVE_KEYS[name]:
         having = {
             each
             for release in layout.releases()
-            for each in scripts.DISTINCTIVE_KEYS
+            for each in DISTINCTIVE_KEYS
             if sign in config(release, f"{each}Config") and classes(release).get(f"{each}Config")
         }
         assert having == {name}, (sign, having)

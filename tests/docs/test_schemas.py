@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from trl_hotfix.commands import NAMES, Exit
+from trl_hotfix.commands.common import Exit
+from trl_hotfix.commands.main import NAMES
 
 CHECKOUT = Path(__file__).parents[2]
 SCHEMAS = CHECKOUT / "docs" / "schemas"

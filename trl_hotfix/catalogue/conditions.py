@@ -1,17 +1,17 @@
-"""What a bug needs of the arguments of a trainer: the value language of ``hits`` in ``patches.yaml``.
+"""The conditions under which a bug is hit: ``when`` of ``hits`` in ``patches.yaml``, a condition for each argument.
 
-``when: {packing: true, ref_model: unset}``. The value of an argument holds if it is
+In ``when: {packing: true, ref_model: unset}`` both conditions must hold. A condition is one of these:
 
-- a literal (``true``, ``4``, ``bfloat16``, ``null``): the argument is that, or a list with that in it;
-- ``set``, ``unset``: the argument is given and not None; it is not given, or None. So a default is ``unset``;
-- ``text``, ``object``: it is given as a string; as anything else that is no literal, such as a model;
-- ``">1"``, ``"!=0"``: it is given and compares so. ``"!=@other"`` compares with another argument that is given;
-- ``by *peft*``: it is an object, and a part of the name of what is called for it, as ``PeftModel`` in
-  ``peft.PeftModel.from_pretrained(...)``, matches, without regard to capitals; if it is a list, one item's;
-  ``not by *peft*``: it is an object, and none matches;
-- a list: one of these holds.
+- a literal (``true``, ``4``, ``bfloat16``, ``null``): the argument equals it, or is a list that contains it;
+- ``set``: the argument is given and not None; ``unset``: it is not given, or None. So a default is ``unset``;
+- ``text``: it is given as a string; ``object``: it is given as anything else that is no literal, such as a model;
+- ``">1"``, ``"!=0"``: it is given and the comparison is true. ``"!=@other"`` compares with another given argument;
+- ``by *peft*``: it is an object, and the pattern matches a part of the name of what was called to make it, such as
+  ``PeftModel`` in ``peft.PeftModel.from_pretrained(...)``. Upper and lower case are the same. For a list, one element
+  must match. ``not by *peft*``: it is an object, and no part matches;
+- a list: one of its conditions holds.
 
-``model.adapter_name`` is the argument ``adapter_name`` of the call that makes ``model``, or the key of a dict.
+``model.adapter_name`` is the argument ``adapter_name`` of the call that makes ``model``, or that key of a dict.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 from msgspec import Struct
 
 NAME = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)?\Z")
-_COMPARED = re.compile(r"(!=|>=|<=|>|<)(.*)\Z", re.DOTALL)
-_MADE = re.compile(r"(not )?by\b(.*)\Z", re.DOTALL)
+_COMPARISON = re.compile(r"(!=|>=|<=|>|<)(.*)\Z", re.DOTALL)
+_MADE_BY = re.compile(r"(not )?by\b(.*)\Z", re.DOTALL)
 _PATTERN = re.compile(r"[\w*?]+\Z")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "!=": operator.ne,
@@ -39,7 +39,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Kind(Enum):
-    """What is known of an argument."""
+    """What is known about an argument."""
 
     UNSET = "not given"
     LITERAL = "a literal"
@@ -48,99 +48,102 @@ class Kind(Enum):
 
 
 class Argument(Struct, frozen=True):
-    """What a script says of one argument.
+    """What a script tells about one argument.
 
-    ``by`` are the names of what makes an object; ``whole`` is False if there may be others. ``why`` is why it is
-    unknown.
+    ``made_by`` has the dotted names of the classes or functions that make an object; ``complete`` is False if there may
+    be others. ``reason`` is why the argument is unknown.
     """
 
     kind: Kind
     value: Any = None
     line: int | None = None
-    by: tuple[str, ...] = ()
-    whole: bool = True
-    why: str = ""
+    made_by: tuple[str, ...] = ()
+    complete: bool = True
+    reason: str = ""
 
-    def said(self, name: str) -> str:
-        """The argument in words, for a person."""
-        at = f" (line {self.line})" if self.line is not None else ""
+    def describe(self, name: str) -> str:
+        """Describe the argument in words."""
+        location = f" (line {self.line})" if self.line is not None else ""
         if self.kind is Kind.UNSET:
             return f"{name} is not given"
         if self.kind is Kind.LITERAL:
-            return f"{name}={_short(repr(self.value))}{at}"
+            return f"{name}={_short(repr(self.value))}{location}"
         if self.kind is Kind.OBJECT:
-            return f"{name}={_short(', '.join(self.by)) or '...'}{at}"
-        return f"{name} is not a literal: {self.why}{at}"
+            return f"{name}={_short(', '.join(self.made_by)) or '...'}{location}"
+        return f"{name} is not a literal: {self.reason}{location}"
 
 
 Lookup = Callable[[str], Argument]
 
 
-def validation_error(wanted: Any) -> str | None:
-    """What is wrong with a value in ``when``; None: nothing."""
-    if isinstance(wanted, list):
-        if not wanted:
+def validation_error(condition: Any) -> str | None:
+    """Return what is wrong with a condition in ``when``, or None if it is valid."""
+    if isinstance(condition, list):
+        if not condition:
             return "an empty list of alternatives"
-        nested = any(isinstance(each, list) for each in wanted)
-        return "a list in a list" if nested else next(filter(None, map(validation_error, wanted)), None)
-    if wanted is not None and not isinstance(wanted, (bool, int, float, str)):
-        return f"expected a literal, a word, a comparison or a list of these, found a {type(wanted).__name__}"
-    if not isinstance(wanted, str):
+        nested = any(isinstance(alternative, list) for alternative in condition)
+        return "a list in a list" if nested else next(filter(None, map(validation_error, condition)), None)
+    if condition is not None and not isinstance(condition, (bool, int, float, str)):
+        return f"expected a literal, a word, a comparison or a list of these, found a {type(condition).__name__}"
+    if not isinstance(condition, str):
         return None
-    compared = _COMPARED.match(wanted)
-    if compared is not None:
-        right = compared[2].strip()
+    comparison = _COMPARISON.match(condition)
+    if comparison is not None:
+        right = comparison[2].strip()
         if right.startswith("@"):
-            return None if NAME.match(right[1:]) else f"{wanted!r}: {right[1:]!r} is not the name of an argument"
-        if not right or (compared[1] != "!=" and not isinstance(_number(right), float)):
-            return (
-                f"{wanted!r} compares with nothing; expected a number such as '>1', or an argument such as '!=@other'"
-            )
-    made = _MADE.match(wanted)
-    if made is not None and not all(_PATTERN.match(each) for each in _patterns(made[2])):
-        return f"{wanted!r}: expected names such as 'by BEMACallback' or 'not by *peft*'"
+            return None if NAME.match(right[1:]) else f"{condition!r}: {right[1:]!r} is not the name of an argument"
+        if not right or (comparison[1] != "!=" and not isinstance(_number(right), float)):
+            expected = "expected a number such as '>1', or an argument such as '!=@other'"
+            return f"{condition!r} compares with nothing; {expected}"
+    made_by = _MADE_BY.match(condition)
+    if made_by is not None and not all(_PATTERN.match(pattern) for pattern in _patterns(made_by[2])):
+        return f"{condition!r}: expected names such as 'by BEMACallback' or 'not by *peft*'"
     return None
 
 
-def evaluate(wanted: Any, argument: Argument, lookup: Lookup) -> bool | None:
-    """Does ``argument`` meet what is wanted of it? None: the script does not say."""
-    if isinstance(wanted, list):
-        answers = [evaluate(each, argument, lookup) for each in wanted]
+def evaluate(condition: Any, argument: Argument, lookup: Lookup) -> bool | None:
+    """Does the condition hold for ``argument``? None: the script does not tell.
+
+    ``lookup`` returns another argument of the same trainer.
+    """
+    if isinstance(condition, list):
+        answers = [evaluate(alternative, argument, lookup) for alternative in condition]
         return True if True in answers else None if None in answers else False
     if argument.kind is Kind.UNKNOWN:
         return None
     missing = argument.kind is Kind.UNSET or (argument.kind is Kind.LITERAL and argument.value is None)
-    if wanted in ("set", "unset"):
-        return missing if wanted == "unset" else not missing
-    if wanted == "text":
-        return argument.by == ("str",) or (argument.kind is Kind.LITERAL and isinstance(argument.value, str))
-    if wanted == "object":
-        return argument.kind is Kind.OBJECT and argument.by != ("str",)
-    made = _MADE.match(wanted) if isinstance(wanted, str) else None
-    if made is not None:
+    if condition in ("set", "unset"):
+        return missing if condition == "unset" else not missing
+    if condition == "text":
+        return argument.made_by == ("str",) or (argument.kind is Kind.LITERAL and isinstance(argument.value, str))
+    if condition == "object":
+        return argument.kind is Kind.OBJECT and argument.made_by != ("str",)
+    made_by = _MADE_BY.match(condition) if isinstance(condition, str) else None
+    if made_by is not None:
         if argument.kind is not Kind.OBJECT:
             return False
-        found = _is_made_by(_patterns(made[2]), argument)
-        return found if found is None or not made[1] else not found
-    compared = _COMPARED.match(wanted) if isinstance(wanted, str) else None
-    if compared is not None:
-        return _compares(compared[1], compared[2].strip(), argument, lookup)
+        matches = _is_made_by(_patterns(made_by[2]), argument)
+        negated = bool(made_by[1])
+        return not matches if negated and matches is not None else matches
+    comparison = _COMPARISON.match(condition) if isinstance(condition, str) else None
+    if comparison is not None:
+        return _compares_with(comparison[1], comparison[2].strip(), argument, lookup)
     if argument.kind is Kind.UNSET:
         return False
     if argument.kind is Kind.OBJECT:
-        return False if wanted is None else None
+        return False if condition is None else None
     values = [argument.value, *(argument.value if isinstance(argument.value, (list, tuple)) else ())]
-    return any(bool(each == wanted) for each in values)
+    return any(bool(value == condition) for value in values)
 
 
 def _is_made_by(patterns: list[str], argument: Argument) -> bool | None:
-    parts = {part.lower() for name in argument.by for part in name.split(".")}
+    parts = {part.lower() for name in argument.made_by for part in name.split(".")}
     if any(fnmatchcase(part, pattern.lower()) for part in parts for pattern in patterns):
         return True
-    return False if argument.whole else None
+    return False if argument.complete else None
 
 
-def _compares(sign: str, right: str, argument: Argument, lookup: Lookup) -> bool | None:
+def _compares_with(sign: str, right: str, argument: Argument, lookup: Lookup) -> bool | None:
     if argument.kind is Kind.OBJECT:
         return None
     value = argument.value
@@ -150,12 +153,12 @@ def _compares(sign: str, right: str, argument: Argument, lookup: Lookup) -> bool
         other = lookup(right[1:])
         if other.kind is not Kind.LITERAL:
             return False if other.kind is Kind.UNSET else None
-        return _is(sign, value, other.value)
-    wanted = _number(right)
-    return any(_is(sign, each, wanted) for each in (value if isinstance(value, (list, tuple)) else [value]))
+        return _compare(sign, value, other.value)
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(_compare(sign, element, right) for element in values)
 
 
-def _is(sign: str, left: Any, right: Any) -> bool:
+def _compare(sign: str, left: Any, right: Any) -> bool:
     try:
         # YAML reads 1e-5 as text.
         return _OPERATORS[sign](_number(left), _number(right))
@@ -171,7 +174,7 @@ def _number(value: Any) -> Any:
 
 
 def _patterns(names: str) -> list[str]:
-    return [each.strip() for each in names.split(",")]
+    return [name.strip() for name in names.split(",")]
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""``scan``: which known bugs a training script hits, from its text."""
+"""``scan`` tells from the text of a training script which known bugs it hits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ..catalogue.packs import named
 from ..errors import ScriptError, plain
 from ..matching import versions
 from ..reporting.table import show
-from ..scan import Finding, Scanned, judge
-from ..scripts import read
+from ..scanning.hits import Finding, ScannedTrainer, judge
+from ..scanning.scripts import read
+from ..scanning.trainer_calls import TrainerCall
 from .common import Exit, release, trainer, unsupported, with_packs
 
 
 class Bug(TypedDict):
-    """A bug that is hit, or of which nobody can tell from the script. ``lines`` are those of what decides."""
+    """A bug that is hit, or that the script may hit. ``lines`` are those of the arguments that decide."""
 
     id: str
     severity: str
@@ -75,39 +76,41 @@ def command(path: Path, trl: str | None, trainer_name: str | None, as_data: bool
     makes no trainer of TRL; 2 the file cannot be read, or usage; 4 no TRL here and no --trl.
     """
     installed = versions.installed("trl")
-    looked_at = release(trl) if trl is not None else installed
+    judged = release(trl) if trl is not None else installed
     patches = loading.known(named(packs, os.environ))
-    if looked_at is None or unsupported(looked_at):
-        found = f"TRL is {looked_at or 'not installed'}"
-        click.echo(f"{found}; {versions.SUPPORTED} is needed, installed or given, as in --trl 0.12.2", err=True)
+    if judged is None or unsupported(judged):
+        problem = f"TRL is {judged or 'not installed'}"
+        click.echo(f"{problem}; {versions.SUPPORTED} is needed, installed or given, as in --trl 0.12.2", err=True)
         return Exit.NO_TRL
     try:
         if trainer_name is not None and path.suffix.lower() not in (".yaml", ".yml"):
             raise ScriptError("--trainer is for a YAML config; a script says itself which trainers it makes")
-        made = read(path, trainer(trainer_name, patches) if trainer_name is not None else None)
+        calls = read(path, trainer(trainer_name, patches) if trainer_name is not None else None)
     except ScriptError as error:
         raise click.ClickException(str(error)) from None
-    scanned = [judge(each, patches, looked_at, elsewhere=looked_at != installed) for each in made]
+    trainers = [judge(call, patches, judged, other_release=judged != installed) for call in calls]
     if as_data:
-        click.echo(json.dumps(_answer(path, looked_at, scanned), indent=2))
+        click.echo(json.dumps(_answer(path, judged, trainers), indent=2))
     else:
-        _print(path, looked_at, scanned)
-    return Exit.DEGRADED if not scanned or any(each.hits or each.unsure for each in scanned) else Exit.FINE
+        _print(path, judged, trainers)
+    clear = bool(trainers) and not any(scanned.hits or scanned.unsure for scanned in trainers)
+    return Exit.FINE if clear else Exit.DEGRADED
 
 
-def _answer(path: Path, trl: str, scanned: list[Scanned]) -> Answer:
-    trainers: list[Trainer] = [
-        {
-            "trainer": f"{each.made.name}Trainer",
-            "called": each.made.called,
-            "line": each.made.line,
-            "hits": [_bug(finding) for finding in each.hits],
-            "cannot_tell": [_bug(finding) for finding in each.unsure],
-            "rest": each.rest,
-        }
-        for each in scanned
-    ]
-    return {"trl_hotfix": __version__, "trl": trl, "file": str(path), "trainers": trainers}
+def _answer(path: Path, trl: str, trainers: list[ScannedTrainer]) -> Answer:
+    rows = [_trainer(scanned) for scanned in trainers]
+    return {"trl_hotfix": __version__, "trl": trl, "file": str(path), "trainers": rows}
+
+
+def _trainer(scanned: ScannedTrainer) -> Trainer:
+    return {
+        "trainer": f"{scanned.call.name}Trainer",
+        "called": scanned.call.called,
+        "line": scanned.call.line,
+        "hits": [_bug(finding) for finding in scanned.hits],
+        "cannot_tell": [_bug(finding) for finding in scanned.unsure],
+        "rest": scanned.not_hit,
+    }
 
 
 def _bug(finding: Finding) -> Bug:
@@ -122,31 +125,36 @@ def _bug(finding: Finding) -> Bug:
     }
 
 
-def _print(path: Path, trl: str, scanned: list[Scanned]) -> None:
-    where = plain(str(path))
-    if not scanned:
-        click.echo(f"{where}: no trainer of TRL is made in it")
-    for each in scanned:
-        made = each.made
-        called = f"{made.name}Trainer" if made.called in (made.name, f"{made.name}Trainer") else made.called
-        derived = "" if called == f"{made.name}Trainer" else f" ({made.name}Trainer)"
-        click.echo(f"{where}, line {made.line}: {called}{derived} on TRL {trl}")
-        if each.hits or each.unsure:
-            show(_table(each))
-        others = f"{each.rest} of the {each.rest + len(each.hits) + len(each.unsure)} known bugs"
-        click.echo(f"{len(each.hits)} hit, {len(each.unsure)} cannot be told; {others} it does not hit.\n")
+def _print(path: Path, trl: str, trainers: list[ScannedTrainer]) -> None:
+    file = plain(str(path))
+    if not trainers:
+        click.echo(f"{file}: no trainer of TRL is made in it")
+    for scanned in trainers:
+        call, hits, unsure = scanned.call, len(scanned.hits), len(scanned.unsure)
+        click.echo(f"{file}, line {call.line}: {_title(call)} on TRL {trl}")
+        if hits or unsure:
+            show(_table(scanned))
+        not_hit = f"{scanned.not_hit} of the {scanned.not_hit + hits + unsure} known bugs"
+        click.echo(f"{hits} hit, {unsure} cannot be told; {not_hit} it does not hit.\n")
 
 
-def _table(scanned: Scanned) -> Table:
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _title(call: TrainerCall) -> str:
+    """Return the trainer's class in TRL, behind the name in the script if that is another one."""
+    trainer_class = f"{call.name}Trainer"
+    return trainer_class if call.called in (call.name, trainer_class) else f"{call.called} ({trainer_class})"
+
+
+def _table(scanned: ScannedTrainer) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("answer", "patch", "severity", "line", "what happens", "why", "patch is"):
-        view.add_column(column, overflow="fold")
-    for each in (*scanned.hits, *scanned.unsure):
-        hit = each in scanned.hits
-        why = "; ".join(each.because) if hit else "; ".join((*each.unknown, *each.because))
-        view.add_row(
-            Text(each.answer.value, style="bold red" if hit else "yellow"),
-            *map(Text, (each.patch.id, each.patch.severity.value, ", ".join(map(str, each.lines)), each.symptom, why)),
-            Text("on by default" if each.patch.default else "off unless named"),
+        table.add_column(column, overflow="fold")
+    for finding in (*scanned.hits, *scanned.unsure):
+        hit = finding in scanned.hits
+        patch, lines = finding.patch, ", ".join(map(str, finding.lines))
+        reasons = "; ".join(finding.because if hit else (*finding.unknown, *finding.because))
+        table.add_row(
+            Text(finding.answer.value, style="bold red" if hit else "yellow"),
+            *map(Text, (patch.id, patch.severity.value, lines, finding.symptom, reasons)),
+            Text("on by default" if patch.default else "off unless named"),
         )
-    return view
+    return table

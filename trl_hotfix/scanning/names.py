@@ -1,0 +1,100 @@
+"""What a name in a script refers to: an assigned expression, an import under its dotted name, or a class."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from .scopes import ScopedExpression
+
+METHODS_RETURNING_MODEL = frozenset(
+    ["bfloat16", "cpu", "cuda", "eval", "float", "half", "requires_grad_", "to", "train"]
+)
+"""Methods of a model that return the model."""
+
+_MAX_STEPS = 40
+
+
+def follow(expression: ScopedExpression) -> ScopedExpression:
+    """Follow a name to the expression that is assigned to it in the end, and ``model.to(...)`` to the model."""
+    for _ in range(_MAX_STEPS):
+        node = expression.node
+        if isinstance(node, ast.Name):
+            bound = expression.find(node)
+            value = bound.value() if bound is not None else None
+            if value is None:
+                return expression
+            expression = value
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in METHODS_RETURNING_MODEL
+        ):
+            expression = expression.with_node(node.func.value)
+        else:
+            return expression
+    return expression
+
+
+def dotted_name(expression: ScopedExpression) -> str | None:
+    """Return ``a.b.c`` with the name that ``a`` was imported by; None if ``a`` is no module, class or function."""
+    root, attributes = _split_attributes(expression.node)
+    if not isinstance(root, ast.Name):
+        return None
+    name = _root_name(root, expression)
+    return ".".join([name, *attributes]) if name is not None else None
+
+
+def _root_name(root: ast.Name, expression: ScopedExpression) -> str | None:
+    bound = expression.find(root)
+    if bound is None:
+        return root.id
+    if bound.binding.dotted:
+        return bound.binding.dotted
+    if bound.binding.definition is not None:
+        return root.id
+    value = bound.value()
+    if value is None or not isinstance(value.node, (ast.Name, ast.Attribute)) or value.node is root:
+        return None
+    return _imported_name(value)
+
+
+def _imported_name(expression: ScopedExpression) -> str | None:
+    """Return the dotted name in ``T = trl.DPOTrainer``. An alias of an alias is not followed, so that this ends."""
+    root, attributes = _split_attributes(expression.node)
+    bound = expression.find(root) if isinstance(root, ast.Name) else None
+    return ".".join([bound.binding.dotted, *attributes]) if bound is not None and bound.binding.dotted else None
+
+
+def _split_attributes(node: ast.expr) -> tuple[ast.expr, list[str]]:
+    """Split ``a.b.c`` into ``a`` and ``["b", "c"]``."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    return node, attributes[::-1]
+
+
+def classes(expression: ScopedExpression) -> Iterator[tuple[str, ast.ClassDef | None]]:
+    """Yield the class that ``expression`` names, then its base classes.
+
+    Each comes with its dotted name, and with its definition if the script has it.
+    """
+    visited: set[ast.AST] = set()
+    queue = [expression]
+    while queue:
+        expression = queue.pop(0)
+        node = expression.node
+        while isinstance(node, ast.Subscript):
+            node = node.value
+        dotted = dotted_name(expression.with_node(node))
+        bound = expression.find(node) if isinstance(node, ast.Name) else None
+        definition = bound.binding.definition if bound is not None else None
+        if dotted is None or (definition is not None and definition in visited):
+            continue
+        if isinstance(definition, ast.ClassDef) and bound is not None:
+            visited.add(definition)
+            yield dotted, definition
+            queue.extend(ScopedExpression(base, bound.scope, definition.lineno) for base in definition.bases)
+        elif definition is None:
+            yield dotted, None

@@ -1,0 +1,150 @@
+"""What an expression of a script evaluates to, as far as the text tells: an ``Argument``."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from ..catalogue.conditions import Argument, Kind
+from .names import METHODS_RETURNING_MODEL, classes, dotted_name, follow
+from .scopes import COMPREHENSIONS, Scope, ScopedExpression, source_text
+
+UNSET = Argument(Kind.UNSET)
+
+_LIBRARIES = ("datasets.", "peft.", "torch.", "transformers.")
+_BUILTINS = frozenset(["bool", "dict", "float", "int", "len", "list", "range", "set", "str", "tuple"])
+_MAX_DEPTH = 40
+_MAX_ELEMENTS = 40
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def value_of(expression: ScopedExpression, depth: int = 0) -> Argument:
+    """Return what the expression evaluates to; ``Kind.UNKNOWN`` with the reason if the text does not tell."""
+    node = expression.node
+    line = node.lineno
+    if depth > _MAX_DEPTH:
+        return Argument(Kind.UNKNOWN, line=line, reason="it is nested too deeply")
+    if isinstance(node, ast.Constant):
+        return Argument(Kind.LITERAL, node.value, line)
+    if isinstance(node, (ast.UnaryOp, ast.BinOp)):
+        return _computed(node, expression, depth)
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        return _collection([expression.with_node(element) for element in node.elts], line, depth)
+    if isinstance(node, ast.Dict):
+        return Argument(Kind.OBJECT, line=line, made_by=("dict",))
+    if isinstance(node, ast.JoinedStr):
+        return Argument(Kind.OBJECT, line=line, made_by=("str",))
+    if isinstance(node, (ast.Lambda, *COMPREHENSIONS)):
+        return Argument(Kind.OBJECT, line=line, complete=False)
+    if isinstance(node, ast.Name):
+        return _named(node, expression, depth)
+    if isinstance(node, ast.Call):
+        return _called(node, expression, depth)
+    dotted = dotted_name(expression) if isinstance(node, ast.Attribute) else None
+    if dotted is not None and dotted.startswith("torch."):
+        return Argument(Kind.LITERAL, dotted.rpartition(".")[2], line)
+    if isinstance(node, ast.Subscript):
+        owner = value_of(expression.with_node(node.value), depth + 1)
+        if _is_dataset(owner):
+            return Argument(Kind.OBJECT, line=line, made_by=owner.made_by)
+    return Argument(Kind.UNKNOWN, line=line, reason=source_text(node))
+
+
+def _computed(node: ast.UnaryOp | ast.BinOp, expression: ScopedExpression, depth: int) -> Argument:
+    operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+    values = [value_of(expression.with_node(operand), depth + 1) for operand in operands]
+    numbers = [value.value for value in values if value.kind is Kind.LITERAL and isinstance(value.value, (int, float))]
+    unknown = Argument(Kind.UNKNOWN, line=node.lineno, reason=source_text(node))
+    if len(numbers) < len(values):
+        return unknown
+    try:
+        if isinstance(node, ast.BinOp):
+            compute = _ARITHMETIC.get(type(node.op))
+            return Argument(Kind.LITERAL, compute(*numbers), node.lineno) if compute is not None else unknown
+        if isinstance(node.op, ast.Not):
+            return Argument(Kind.LITERAL, not numbers[0], node.lineno)
+        if isinstance(node.op, ast.USub):
+            return Argument(Kind.LITERAL, -numbers[0], node.lineno)
+    except (ArithmeticError, ValueError):
+        return unknown
+    return unknown
+
+
+def _collection(elements: list[ScopedExpression], line: int, depth: int) -> Argument:
+    """Return a list of literals; or an object made by whatever makes the elements."""
+    values = [value_of(element, depth + 1) for element in elements[:_MAX_ELEMENTS]]
+    truncated = len(elements) > _MAX_ELEMENTS
+    if not truncated and all(value.kind is Kind.LITERAL for value in values):
+        return Argument(Kind.LITERAL, [value.value for value in values], line)
+    complete = not truncated and all(value.kind is not Kind.UNKNOWN and value.complete for value in values)
+    made_by = tuple(name for value in values for name in value.made_by)
+    return Argument(Kind.OBJECT, line=line, made_by=made_by, complete=complete)
+
+
+def _named(node: ast.Name, expression: ScopedExpression, depth: int) -> Argument:
+    bound = expression.find(node)
+    if bound is None:
+        return Argument(Kind.UNKNOWN, line=node.lineno, reason=f"{node.id} is not assigned in this file")
+    binding, value = bound.binding, bound.value()
+    if value is not None:
+        return value_of(value, depth + 1)
+    if binding.definition is not None:
+        return Argument(Kind.OBJECT, line=node.lineno, made_by=(node.id,))
+    if binding.dotted:
+        return Argument(Kind.UNKNOWN, line=node.lineno, reason=f"{node.id} is imported ({binding.dotted})")
+    return Argument(Kind.UNKNOWN, line=binding.line, reason=binding.reason)
+
+
+def _called(node: ast.Call, expression: ScopedExpression, depth: int) -> Argument:
+    """Return an object if the call is of a class or of a known library; what other functions return is unknown."""
+    line = node.lineno
+    if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS_RETURNING_MODEL:
+        return value_of(expression.with_node(node.func.value), depth + 1)
+    function = expression.with_node(node.func)
+    names = tuple(name for name, _ in classes(function))
+    has_class = any(part[:1].isupper() for name in names for part in name.split("."))
+    if names and (has_class or names[0].startswith(_LIBRARIES) or names[0] in _BUILTINS):
+        return Argument(Kind.OBJECT, line=line, made_by=names)
+    if isinstance(node.func, ast.Attribute) and dotted_name(function) is None:
+        owner = value_of(expression.with_node(node.func.value), depth + 1)
+        if _is_dataset(owner):
+            return Argument(Kind.OBJECT, line=line, made_by=owner.made_by)
+    return Argument(Kind.UNKNOWN, line=line, reason=f"what {source_text(node.func)}() returns is not in the text")
+
+
+def _is_dataset(argument: Argument) -> bool:
+    return any(name.startswith("datasets.") for name in argument.made_by)
+
+
+def keyword_arguments(call: ast.Call, scope: Scope, line: int) -> tuple[dict[str, ScopedExpression], Argument | None]:
+    """Return the keywords of a call, with those of ``**{...}``.
+
+    The second value is the unknown argument that stands for any other name, if ``**options`` may set more.
+    """
+    arguments: dict[str, ScopedExpression] = {}
+    unknown = None
+    for keyword in call.keywords:
+        expression = ScopedExpression(keyword.value, scope, line)
+        if keyword.arg is not None:
+            arguments[keyword.arg] = expression
+            continue
+        options = follow(expression)
+        node = options.node
+        if isinstance(node, ast.Call) and source_text(node.func) == "dict" and not node.args:
+            unpacked, unknown = keyword_arguments(node, options.scope, options.line)
+            arguments.update(unpacked)
+        elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+            for key, value in zip(node.keys, node.values, strict=True):
+                arguments[str(getattr(key, "value", ""))] = options.with_node(value)
+        else:
+            reason = f"**{source_text(keyword.value)} may set it"
+            unknown = Argument(Kind.UNKNOWN, line=keyword.value.lineno, reason=reason)
+    return arguments, unknown
