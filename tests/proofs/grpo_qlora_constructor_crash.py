@@ -1,6 +1,7 @@
 """The proof: one step of GRPOTrainer with a new adapter on a quantised model.
 
-The model is a stand-in that only says it is quantised, so that the release prepares it as one; its weights are floats.
+The model is a stand-in that is only marked as quantised, so that the release prepares it as such; its weights are
+floats.
 """
 
 from __future__ import annotations
@@ -23,27 +24,19 @@ def train() -> tiny.TrainingResult:
     import torch
     from trl import GRPOTrainer
 
-    losses: list[float] = []
-
-    class Measured(GRPOTrainer):
-        def compute_loss(self, *args, **kwargs):
-            loss = super().compute_loss(*args, **kwargs)
-            losses.append(float(loss.detach()))
-            return loss
-
     with tempfile.TemporaryDirectory() as folder:
         policy = tiny.quantised(tiny.llama(folder, seed=0))
         torch.manual_seed(0)
         try:
             trainer = tiny.grpo_of_one_length(
-                Measured, policy, tiny.lora(), gradient_checkpointing=True, loss_type="grpo"
+                tiny.measured(GRPOTrainer), policy, tiny.lora(), gradient_checkpointing=True, loss_type="grpo"
             )
         except ValueError as error:
             if "can not be both configured" not in str(error):
                 raise
             return tiny.TrainingResult(judge(0, right=8, wrong=0, error=f"ValueError: {error}"))
         tiny.set_adapters(trainer.model)
-        seen = tiny.FirstStep(trainer.model)
         trainer.train()
-    moving = [name for name, gradient in seen.gradients.items() if gradient.abs().max() > 1e-9]
-    return tiny.TrainingResult(judge(len(moving), right=8, wrong=0), losses[0], seen.gradients)
+    gradients = trainer.step.gradients
+    moving = [name for name, gradient in gradients.items() if gradient.abs().max() > 1e-9]
+    return tiny.TrainingResult(judge(len(moving), right=8, wrong=0), trainer.losses[0], gradients)

@@ -1,7 +1,7 @@
-"""The proof: two steps of GRPOTrainer with LoRA and vLLM. What does vLLM sample the second step from?
+"""The proof: two steps of GRPOTrainer with LoRA and vLLM, and the weights that vLLM samples the second step from.
 
-vLLM is a stand-in at the border of the process: a Llama of its own that takes the weights it is given and answers with
-what these make of the prompt. The loss and the gradients are those of the second step, which is trained on that answer.
+vLLM is replaced by a Llama of its own that loads the weights it is given and generates from them. The loss and the
+gradients are those of the second step, which is trained on what was generated.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ VARIANTS = {"full": "Without an adapter nothing is merged."}
 
 
 class StandIn:
-    """What TRL 0.15 uses of ``vllm.LLM``."""
+    """The part of ``vllm.LLM`` that TRL 0.15 uses."""
 
-    def __init__(self, model: str, **others: Any) -> None:
+    def __init__(self, model: str, **kwargs: Any) -> None:
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(model).eval()
@@ -38,8 +38,8 @@ class StandIn:
         self.loaded.append({name: weight.detach().clone() for name, weight in weights})
         self.model.load_state_dict(self.loaded[-1])
 
-    def generate(self, prompts: list[str], **others: Any) -> list[Any]:
-        """Seven words, of which the first is the row's own and the others the most probable ones, and the end."""
+    def generate(self, prompts: list[str], **kwargs: Any) -> list[Any]:
+        """Return seven words and the end: the first word depends on the row, the others are the most probable ones."""
         import torch
 
         answers = []
@@ -49,41 +49,36 @@ class StandIn:
             while len(ids) - begin < 7:
                 with torch.no_grad():
                     logits = self.model(torch.tensor([ids])).logits[0, -1]
-                # Neither padding nor an end.
+                # The first three words are padding, the end and the unknown word.
                 ids.append(3 + int(logits[3:].argmax()))
             answers.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=[*ids[begin:], 1])]))
         return answers
 
 
 def vllm() -> dict[str, ModuleType]:
-    """The modules of vLLM in which TRL 0.15 replaces a method of the worker."""
-    made = {name: ModuleType(name) for name in ("vllm", "vllm.worker", "vllm.worker.worker")}
-    made["vllm"].worker = made["vllm.worker"]
-    made["vllm.worker"].worker = made["vllm.worker.worker"]
-    made["vllm.worker.worker"].Worker = type(
+    """Return the modules of vLLM in which TRL 0.15 replaces a method of the worker."""
+    modules = {name: ModuleType(name) for name in ("vllm", "vllm.worker", "vllm.worker.worker")}
+    modules["vllm"].worker = modules["vllm.worker"]
+    modules["vllm.worker"].worker = modules["vllm.worker.worker"]
+    modules["vllm.worker.worker"].Worker = type(
         "Worker", (), {"_assert_memory_footprint_increased_during_profiling": None}
     )
-    return made
+    return modules
 
 
 def train() -> tiny.TrainingResult:
-    from trl.trainer import grpo_trainer as leaf
+    from trl.trainer import grpo_trainer
 
-    if not hasattr(leaf.GRPOTrainer, "_move_model_to_vllm") or hasattr(leaf, "VLLMClient"):
+    if not hasattr(grpo_trainer.GRPOTrainer, "_move_model_to_vllm") or hasattr(grpo_trainer, "VLLMClient"):
         return tiny.TrainingResult(absent("vLLM is given its weights another way in this release"))
-    losses: list[float] = []
     steps: list[tiny.FirstStep] = []
-    added: list[float] = []
+    adapter_weights: list[float] = []
 
-    class Measured(leaf.GRPOTrainer):
-        def compute_loss(self, *args, **kwargs):
-            loss = super().compute_loss(*args, **kwargs)
-            losses.append(float(loss.detach()))
-            return loss
-
+    class WeightTransferRecorder(tiny.measured(grpo_trainer.GRPOTrainer)):
         def _move_model_to_vllm(self):
             layers = [module for module in self.model.modules() if hasattr(module, "get_delta_weight")]
-            added.append(max(float(each.get_delta_weight("default").detach().abs().max()) for each in layers))
+            deltas = [layer.get_delta_weight("default").detach() for layer in layers]
+            adapter_weights.append(max(float(delta.abs().max()) for delta in deltas))
             super()._move_model_to_vllm()
             steps.append(tiny.FirstStep(self.model))
 
@@ -95,19 +90,26 @@ def train() -> tiny.TrainingResult:
             "SamplingParams": SimpleNamespace,
             "is_vllm_available": lambda: True,
         }.items():
-            stack.enter_context(shadowed(leaf, name, value))
+            stack.enter_context(shadowed(grpo_trainer, name, value))
         for name, module in vllm().items():
             sys.modules[name] = module
             stack.callback(sys.modules.pop, name)
         trainer = tiny.grpo_of_one_length(
-            Measured, policy, tiny.lora(), use_vllm=True, vllm_device="cpu", max_steps=2, learning_rate=1e-2
+            WeightTransferRecorder,
+            policy,
+            tiny.lora(),
+            use_vllm=True,
+            vllm_device="cpu",
+            max_steps=2,
+            learning_rate=1e-2,
         )
         tiny.set_adapters(trainer.model)
         trainer.train()
         (weights,) = trainer.llm.loaded
-    away = max(float((weights[name] - base[name]).abs().max()) for name in base)
+    merged = max(float((weights[name] - base[name]).abs().max()) for name in base)
     unmerged = trainer.model.base_model.model.state_dict()
-    left = max(float((unmerged[name] - weight).abs().max()) for name, weight in base.items() if name in unmerged)
-    if left > 1e-6:
-        raise AssertionError(f"the base model has changed by {left}")
-    return tiny.TrainingResult(judge(away, right=added[0], wrong=0.0), losses[1], steps[0].gradients)
+    change = max(float((unmerged[name] - weight).abs().max()) for name, weight in base.items() if name in unmerged)
+    if change > 1e-6:
+        raise AssertionError(f"the base model has changed by {change}")
+    outcome = judge(merged, right=adapter_weights[0], wrong=0.0)
+    return tiny.TrainingResult(outcome, trainer.losses[1], steps[0].gradients)

@@ -1,4 +1,4 @@
-"""The proof: real GRPO runs that show a loss of 0.0, and healthy ones, of which nothing is said."""
+"""The proof: real GRPO runs that log a loss of 0.0, and healthy runs, which cause no message."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ HEALTHY: dict[str, dict[str, Any]] = {
 }
 
 ZERO_UP_TO_0_15 = ("LoRA", "LoRA, checkpointing", "beta 0", "no learning rate yet")
-"""Healthy there too, but each sequence weighs the same, and beta * KL begins as 0: that it is no bug is to be said."""
+"""These are healthy there too, but each sequence weighs the same and beta * KL begins as 0: the message is "no bug"."""
 
 
 def equally_long(model: Any) -> None:
-    """Completions of one length: every normalisation is then the mean over sequences."""
+    """Make all completions of one length: every normalisation is then the mean over sequences."""
     import torch
 
     def generate(input_ids: Any, **kwargs: Any) -> Any:
@@ -55,26 +55,26 @@ def equally_long(model: Any) -> None:
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
-    """What is said of the run in here; a filter, so that it is said to nobody else."""
-    said: list[str] = []
+def captured_messages() -> Iterator[list[str]]:
+    """Collect the messages about the run. A filter does it, so that they reach no other handler."""
+    messages: list[str] = []
     log = logging.getLogger("trl_hotfix")
 
     def keep(record: logging.LogRecord) -> bool:
         if record.getMessage().startswith("GRPO: "):
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
             return False
         return True
 
     log.addFilter(keep)
     try:
-        yield said
+        yield messages
     finally:
         log.removeFilter(keep)
 
 
-def made(model: Any, *, constant: bool = False, sparse: int = 0, **settings: Any) -> Any:
-    """A trainer whose rewards are 0, 1, 2, 3 in each group; or equal, in all or in ``sparse`` of three."""
+def new_trainer(model: Any, *, constant: bool = False, sparse: int = 0, **settings: Any) -> Any:
+    """Return a trainer whose rewards are 0, 1, 2, 3 in each group; or equal, in all or in ``sparse`` of three."""
     from trl import GRPOTrainer
 
     if "prediction_step" not in vars(GRPOTrainer):
@@ -84,22 +84,21 @@ def made(model: Any, *, constant: bool = False, sparse: int = 0, **settings: Any
     peft_config = settings.pop("peft_config", None)
     groups = 0
 
-    class AsGiven(GRPOTrainer):
+    class WithAdapterAndEvaluation(GRPOTrainer):
         @functools.wraps(GRPOTrainer.__init__)  # tiny.trainer reads the names of its arguments
-        def __init__(self, **wanted: Any) -> None:
-            evaluated = wanted["train_dataset"] if "eval_steps" in settings else None
-            super().__init__(**wanted, peft_config=peft_config, eval_dataset=evaluated)
+        def __init__(self, **kwargs: Any) -> None:
+            eval_dataset = kwargs["train_dataset"] if "eval_steps" in settings else None
+            super().__init__(**kwargs, peft_config=peft_config, eval_dataset=eval_dataset)
 
     def reward(completions: Any, **kwargs: Any) -> list[float]:
         nonlocal groups
-        found: list[float] = []
+        rewards: list[float] = []
         for _ in range(len(completions) // 4):
-            found += [1.0] * 4 if constant or groups % 3 < sparse else [0.0, 1.0, 2.0, 3.0]
+            rewards += [1.0] * 4 if constant or groups % 3 < sparse else [0.0, 1.0, 2.0, 3.0]
             groups += 1
-        return found
+        return rewards
 
-    trainer = tiny.grpo(AsGiven, model, **{**usual, **settings})
-    trainer.reward_funcs = [reward]
+    trainer = tiny.grpo(WithAdapterAndEvaluation, model, reward_funcs=reward, **{**usual, **settings})
     once_for_each_sequence(model)
     return trainer
 
@@ -109,59 +108,59 @@ def once_for_each_sequence(model: Any) -> None:
     generate = model.generate
 
     def repeated(input_ids: Any, **kwargs: Any) -> Any:
-        asked = getattr(kwargs.get("generation_config"), "num_return_sequences", None) or 1
-        return generate(input_ids.repeat_interleave(asked, dim=0), **kwargs)
+        repeats = getattr(kwargs.get("generation_config"), "num_return_sequences", None) or 1
+        return generate(input_ids.repeat_interleave(repeats, dim=0), **kwargs)
 
     model.generate = repeated
 
 
 def trained(folder: str, *, lora: bool = False, **settings: Any) -> list[str]:
-    """What is said of a run."""
-    with heard() as said:
-        trainer = made(tiny.llama(folder, seed=0), peft_config=tiny.lora() if lora else None, **settings)
+    """Train one run and return its messages."""
+    with captured_messages() as messages:
+        trainer = new_trainer(tiny.llama(folder, seed=0), peft_config=tiny.lora() if lora else None, **settings)
         if lora and settings.get("gradient_checkpointing"):
             trainer.model.enable_input_require_grads()  # up to 0.15 TRL does not (pull request 2848)
         trainer.train()
-    return said
+    return messages
 
 
 def by_construction(folder: str, lora: bool) -> list[str]:
-    """The first case: a loss of 0 with a gradient: completions of one length and no KL term."""
-    with heard() as said:
+    """Train the first case, a loss of 0 with a gradient: completions of one length and no KL term."""
+    with captured_messages() as messages:
         model = tiny.llama(folder, seed=0)
-        trainer = made(model, beta=0.0, max_steps=4, peft_config=tiny.lora() if lora else None)
+        trainer = new_trainer(model, beta=0.0, max_steps=4, peft_config=tiny.lora() if lora else None)
         equally_long(model)
         once_for_each_sequence(model)
         trainer.train()
     assert all(abs(entry["loss"]) < 5e-5 for entry in trainer.state.log_history if "loss" in entry)
-    return said
+    return messages
 
 
 def frozen(folder: str, beta: float) -> list[str]:
-    """A quantised PeftModel of TRL 0.23.0 (pull request 4081): the adapters were frozen, the inputs have gradients."""
-    with heard() as said:
-        trainer = made(tiny.llama(folder, seed=0), max_steps=2, beta=beta, peft_config=tiny.lora())
+    """Train as TRL 0.23.0 does a quantised PeftModel (pull request 4081): frozen adapters, inputs with gradients."""
+    with captured_messages() as messages:
+        trainer = new_trainer(tiny.llama(folder, seed=0), max_steps=2, beta=beta, peft_config=tiny.lora())
         trainer.model.requires_grad_(False)
         trainer.model.enable_input_require_grads()
         trainer.train()
-    assert not any(bool(each.any()) for name, each in trainer.model.named_parameters() if ".lora_B." in name)
-    return said
+    assert not any(bool(weight.any()) for name, weight in trainer.model.named_parameters() if ".lora_B." in name)
+    return messages
 
 
 def beside_the_graph(folder: str) -> list[str]:
-    """What is trainable is not what the loss depends on."""
+    """Train a model whose loss does not depend on its only trainable parameter."""
     import torch
 
-    with heard() as said:
+    with captured_messages() as messages:
         model = tiny.llama(folder, seed=0).requires_grad_(False)
         model.beside = torch.nn.Parameter(torch.ones(1))
         model.enable_input_require_grads()
-        made(model).train()
-    return said
+        new_trainer(model).train()
+    return messages
 
 
 def adapter(folder: str, *, weight: float) -> Any:
-    """A PeftModel whose LoRA matrices B are ``weight``: 0 is as LoRA makes them."""
+    """Return a PeftModel whose LoRA matrices B are ``weight``. A new LoRA has 0."""
     import torch
     from peft import get_peft_model
 
@@ -174,61 +173,65 @@ def adapter(folder: str, *, weight: float) -> Any:
 
 
 def on_top(folder: str, weight: float) -> list[str]:
-    """``peft_config`` with a PeftModel. From 0.27 on that is an error, which says the same."""
-    with heard() as said:
+    """Train with ``peft_config`` on a PeftModel. From 0.27 on that is an error, which counts as the same message."""
+    with captured_messages() as messages:
         try:
-            made(adapter(folder, weight=weight), max_steps=1, peft_config=tiny.lora()).train()
+            new_trainer(adapter(folder, weight=weight), max_steps=1, peft_config=tiny.lora()).train()
         except ValueError as error:
             if "together with a `peft_config`" not in str(error):
                 raise
-            said.append("GRPO: peft_config was given with a model")
-    return said
+            messages.append("GRPO: peft_config was given with a model")
+    return messages
 
 
 def for_inference(folder: str) -> list[str]:
     from peft import PeftModel
 
     adapter(folder, weight=1.0).save_pretrained(f"{folder}/adapter")
-    with heard() as said:
-        trainer = made(PeftModel.from_pretrained(tiny.llama(folder, seed=0), f"{folder}/adapter"), max_steps=2)
+    with captured_messages() as messages:
+        trainer = new_trainer(PeftModel.from_pretrained(tiny.llama(folder, seed=0), f"{folder}/adapter"), max_steps=2)
         trainer.model.enable_input_require_grads()
         trainer.train()
-    return said
+    return messages
 
 
 def past_liger(folder: str, prompt_learning: bool) -> list[str] | None:
-    """The constructor with the Liger loss, of which only the names are there; None where there is none, or an error."""
+    """Make a trainer with the Liger loss, whose names alone are installed. Return its messages.
+
+    Return None if the release has no Liger loss or refuses the combination.
+    """
     from peft import LoraConfig, PromptTuningConfig
     from trl import GRPOConfig
-    from trl.trainer import grpo_trainer as leaf
+    from trl.trainer import grpo_trainer
 
-    source = inspect.getsource(leaf)
-    option = next((each for each in ("use_liger_loss", "use_liger_kernel") if f"self.{each} = args" in source), "")
+    source = inspect.getsource(grpo_trainer)
+    options = ("use_liger_loss", "use_liger_kernel")
+    option = next((name for name in options if f"self.{name} = args" in source), "")
     if not hasattr(GRPOConfig, option or "none"):
         return None
     if prompt_learning:
         peft_config: Any = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     else:
         peft_config = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
-    names: Any = types.ModuleType("liger_kernel.transformers")
-    names._apply_liger_kernel_to_instance = lambda **settings: None
+    liger: Any = types.ModuleType("liger_kernel.transformers")
+    liger._apply_liger_kernel_to_instance = lambda **settings: None
     with ExitStack() as stack:
         stack.enter_context(
-            mock.patch.dict(sys.modules, {names.__name__.partition(".")[0]: names, names.__name__: names})
+            mock.patch.dict(sys.modules, {liger.__name__.partition(".")[0]: liger, liger.__name__: liger})
         )
         for module in ("trl.trainer.grpo_trainer", "transformers.trainer", "transformers.integrations.liger"):
             if hasattr(sys.modules.get(module), "is_liger_kernel_available"):
                 stack.enter_context(mock.patch(f"{module}.is_liger_kernel_available", return_value=True))
-        stack.enter_context(mock.patch.object(leaf, "LigerFusedLinearGRPOLoss", mock.Mock(), create=True))
-        said = stack.enter_context(heard())
+        stack.enter_context(mock.patch.object(grpo_trainer, "LigerFusedLinearGRPOLoss", mock.Mock(), create=True))
+        messages = stack.enter_context(captured_messages())
         try:
-            made(tiny.llama(folder, seed=0), peft_config=peft_config, **{option: True})
+            new_trainer(tiny.llama(folder, seed=0), peft_config=peft_config, **{option: True})
         except (TypeError, ValueError) as error:
             # 0.17 refuses any PEFT model, later releases these two.
             if "is not supported with a PEFT model" not in str(error) and "is incompatible with" not in str(error):
                 raise
             return None
-    return said
+    return messages
 
 
 def train() -> tiny.TrainingResult:
@@ -237,7 +240,7 @@ def train() -> tiny.TrainingResult:
 
     if not hasattr(trl, "GRPOTrainer"):
         return tiny.TrainingResult(absent("this release has no GRPO"))
-    from trl import GRPOTrainer, __version__  # patched in here, before anything is listened to
+    from trl import GRPOTrainer, __version__  # the import applies the patch, before any message is captured
 
     with tempfile.TemporaryDirectory() as folder:
         cases = {
@@ -251,23 +254,25 @@ def train() -> tiny.TrainingResult:
             "0 of": [for_inference(folder)],
             "the Liger loss goes past": [past_liger(folder, False), past_liger(folder, True)],
         }
-        # Unpatched, there is nobody to raise a false alarm.
+        # Without the patch there are no messages, so no false alarms either.
         patched = not inspect.isfunction(vars(GRPOTrainer)["log"])
         healthy = {name: trained(folder, **settings) for name, settings in HEALTHY.items() if patched}
         if patched and Version(__version__) < Version("0.16"):
             cases["no bug"] += [healthy.pop(name) for name in ZERO_UP_TO_0_15]
         if Version(__version__) < Version("0.27"):
             healthy["peft_config with an adapter that is new"] = on_top(folder, weight=0.0)
-    alarms = {name: said for name, said in healthy.items() if said}
+    alarms = {name: messages for name, messages in healthy.items() if messages}
     if alarms:
         raise AssertionError(f"of healthy runs it was said: {alarms}")
-    runs = [(case, said) for case, its in cases.items() for said in its if said is not None]
+    runs = [(case, messages) for case, attempts in cases.items() for messages in attempts if messages is not None]
     wrong = [
-        (case, said) for case, said in runs if said and not (len(said) == 1 and said[0].startswith(f"GRPO: {case}"))
+        (case, messages)
+        for case, messages in runs
+        if messages and not (len(messages) == 1 and messages[0].startswith(f"GRPO: {case}"))
     ]
     if wrong:
         raise AssertionError(f"not one message, or not the right one: {wrong}")
-    # What an error of TRL's own says is said with the patch and without.
-    named = sum(bool(said) for case, said in runs)
-    own = int(Version(__version__) >= Version("0.27"))
-    return tiny.TrainingResult(judge(named - own, right=len(runs) - own, wrong=0, healthy=len(healthy)))
+    # TRL raises its own error with the patch and without it, so that case does not count.
+    diagnosed = sum(bool(messages) for _, messages in runs)
+    errors = int(Version(__version__) >= Version("0.27"))
+    return tiny.TrainingResult(judge(diagnosed - errors, right=len(runs) - errors, wrong=0, healthy=len(healthy)))

@@ -1,6 +1,6 @@
 """The proof: a GPT-Neo under the real GRPO and RLOO trainers, on a batch of a short prompt and a long one.
 
-What is right are the log-probs that the plain model gives each row without its padding.
+The expected log-probs are those that the plain model gives each row without its padding.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ NAMES = ("_get_per_token_logps", "_get_per_token_logps_and_entropies")
 
 
 LENGTH = 8
-"""Tokens of the longest completion, to which the others are padded."""
+"""The number of tokens of the longest completion, to which the others are padded."""
 
 
 @contextmanager
-def that_keeps_logits(model_class: type, trainer_class: type) -> Iterator[None]:
-    """Up to 0.19 every model is given ``logits_to_keep``. GPT-2 takes it in later transformers, GPT-Neo in none."""
-    plain = model_class.forward
+def accepting_logits_to_keep(model_class: type, trainer_class: type) -> Iterator[None]:
+    """Let the model's ``forward`` take ``logits_to_keep``, which TRL passes to every model up to 0.19.
+
+    GPT-2 takes it in later transformers, GPT-Neo in none.
+    """
+    original = model_class.forward
 
     def forward(self: Any, *args: Any, logits_to_keep: int = 0, **kwargs: Any) -> Any:
-        outputs = plain(self, *args, **kwargs)
+        outputs = original(self, *args, **kwargs)
         outputs.logits = outputs.logits[:, -logits_to_keep:]
         return outputs
 
-    if "logits_to_keep" in inspect.signature(plain).parameters or NAMES[0] not in vars(trainer_class):
+    if "logits_to_keep" in inspect.signature(original).parameters or NAMES[0] not in vars(trainer_class):
         yield
     else:
         with shadowed(model_class, "forward", forward):
@@ -43,52 +46,44 @@ def that_keeps_logits(model_class: type, trainer_class: type) -> Iterator[None]:
 
 
 def one_step(method: str, model: Any, prompts: list[str]) -> dict[str, Any]:
-    """Loss, gradients and the sums of the log-probs of one step: as TRL has them, and by the plain model."""
+    """Return loss, gradients and the summed log-probs of one step: TRL's, and those of the plain model."""
     import torch
     import trl
-    from datasets import Dataset
 
     trainer_class = getattr(trl, f"{method}Trainer")
-    seen: dict[str, Any] = {}
+    sums: dict[str, float] = {}
 
-    def log_probs(logits: Any, ids: Any, mask: Any) -> Any:
-        every = logits[:, -LENGTH - 1 : -1].log_softmax(-1).gather(2, ids[:, -LENGTH:, None])[..., 0]
-        return float((every * mask[:, -LENGTH:]).sum())
+    def log_probs(logits: Any, ids: Any, mask: Any) -> float:
+        per_token = logits[:, -LENGTH - 1 : -1].log_softmax(-1).gather(2, ids[:, -LENGTH:, None])[..., 0]
+        return float((per_token * mask[:, -LENGTH:]).sum())
 
-    def by_hand(ids: Any, mask: Any, *, padded: bool) -> float:
-        found = 0.0
-        for row, its in zip(ids, mask, strict=True):
-            begin = 0 if padded else int(its.argmax())
-            alone, its = row[None, begin:], its[None, begin:]
+    def row_by_row(ids: Any, mask: Any, *, padded: bool) -> float:
+        total = 0.0
+        for row, row_mask in zip(ids, mask, strict=True):
+            begin = 0 if padded else int(row_mask.argmax())
+            tokens, attention = row[None, begin:], row_mask[None, begin:]
             with torch.no_grad():
-                found += log_probs(model(input_ids=alone, attention_mask=its).logits, alone, its)
-        return found
+                total += log_probs(model(input_ids=tokens, attention_mask=attention).logits, tokens, attention)
+        return total
 
-    def look(model: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
-        if not torch.is_grad_enabled() or "measured" in seen:
+    def record_sums(model: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
+        if not torch.is_grad_enabled() or "measured" in sums:
             return
         ids, mask = kwargs["input_ids"], kwargs["attention_mask"]
         if getattr(outputs, "log_probs", None) is not None:
-            seen["measured"] = float((outputs.log_probs[:, -LENGTH:] * mask[:, -LENGTH:]).sum())
+            sums["measured"] = float((outputs.log_probs[:, -LENGTH:] * mask[:, -LENGTH:]).sum())
         else:
-            seen["measured"] = log_probs(outputs.logits, ids, mask)
-        seen["right"], seen["wrong"] = (by_hand(ids, mask, padded=padded) for padded in (False, True))
+            sums["measured"] = log_probs(outputs.logits, ids, mask)
+        sums["right"], sums["wrong"] = (row_by_row(ids, mask, padded=padded) for padded in (False, True))
 
-    class Measured(trainer_class):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().compute_loss(*args, **kwargs)
-            seen.setdefault("loss", float(loss.detach()))
-            return loss
-
-    model.register_forward_hook(look, with_kwargs=True)
+    model.register_forward_hook(record_sums, with_kwargs=True)
     settings = {"per_device_train_batch_size": 8, "num_iterations": 1, "beta": 0.04}
     torch.manual_seed(0)
-    trainer = tiny.grpo(Measured, model, getattr(trl, f"{method}Config"), **settings)
-    trainer.train_dataset = Dataset.from_list([{"prompt": each} for each in prompts])
-    step = tiny.FirstStep(trainer.model)
-    with that_keeps_logits(type(model), trainer_class):
+    config_class = getattr(trl, f"{method}Config")
+    trainer = tiny.grpo(tiny.measured(trainer_class), model, config_class, prompts=prompts, **settings)
+    with accepting_logits_to_keep(type(model), trainer_class):
         trainer.train()
-    return {**seen, "gradients": step.gradients}
+    return {**sums, "loss": trainer.losses[0], "gradients": trainer.step.gradients}
 
 
 def train() -> tiny.TrainingResult:
@@ -105,20 +100,20 @@ def train() -> tiny.TrainingResult:
     sums = dict.fromkeys(("measured", "right", "wrong"), 0.0)
     for method in methods:
         with tempfile.TemporaryDirectory() as folder:
-            seen = one_step(method, tiny.gpt_neo(folder, seed=0), ["w1 w2", "w3 w4 w5 w6 w7 w8"])
-        sums = {key: value + seen[key] for key, value in sums.items()}
-        gradients |= {f"{method}.{name}": its for name, its in seen["gradients"].items()}
+            run = one_step(method, tiny.gpt_neo(folder, seed=0), ["w1 w2", "w3 w4 w5 w6 w7 w8"])
+        sums = {key: value + run[key] for key, value in sums.items()}
+        gradients |= {f"{method}.{name}": gradient for name, gradient in run["gradients"].items()}
     outcome = judge(sums["measured"], right=sums["right"], wrong=sums["wrong"], trainers=len(methods))
-    return tiny.TrainingResult(outcome, seen["loss"], gradients)
+    return tiny.TrainingResult(outcome, run["loss"], gradients)
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Prompts of one length, which need no padding; and a Llama, whose positions are rotary, on padded ones."""
+    """Train on prompts of one length, without padding, and a Llama, whose positions are rotary, on padded ones."""
     gradients: dict[str, Any] = {}
     loss = 0.0
     for kind, prompts in (("gpt_neo", ["w1 w2 w3", "w4 w5 w6"]), ("llama", ["w1 w2", "w3 w4 w5 w6 w7 w8"])):
         with tempfile.TemporaryDirectory() as folder:
-            seen = one_step("GRPO", getattr(tiny, kind)(folder, seed=0), prompts)
-        loss += seen["loss"]
-        gradients |= {f"{kind}.{name}": its for name, its in seen["gradients"].items()}
+            run = one_step("GRPO", getattr(tiny, kind)(folder, seed=0), prompts)
+        loss += run["loss"]
+        gradients |= {f"{kind}.{name}": gradient for name, gradient in run["gradients"].items()}
     return tiny.TrainingResult(absent("no padding, or no table of positions"), loss, gradients)

@@ -1,9 +1,9 @@
 """The proof: one step of a tiny Mixtral whose config has a coefficient of 0.5, with default arguments and the real
 trainers: SFT with the name of the model, DPO with LoRA, KTO, GRPO and RLOO with the model.
 
-What the loss is without the auxiliary term is measured on the same batch, with a coefficient of 0. With transformers
-before 5.0 a Mixtral keeps a coefficient of its own, made of the config before SFT writes over it: its loss is right
-then, and what is wrong is the config, which is saved with it.
+The loss without the auxiliary term is measured on the same batch, with a coefficient of 0. With transformers before 5.0
+a Mixtral keeps a coefficient of its own, taken from the config before SFT overwrites it: its loss is right then, and
+the config, which is saved with the model, is wrong.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ PARITY = True
 
 
 def train() -> tiny.TrainingResult:
-    seen = {method: _train(method) for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")}
-    verdicts = {each.outcome.verdict for each in seen.values()} - {Verdict.ABSENT}
+    results = {method: _train(method) for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")}
+    verdicts = {result.outcome.verdict for result in results.values()} - {Verdict.ABSENT}
     if len(verdicts) > 1:
-        raise AssertionError(f"the trainers do not agree: {seen}")
-    numbers = {method: each.outcome.to_dict() for method, each in seen.items()}
-    # DPO's and KTO's arguments have a coefficient from 1.8.0 on only; theirs are compared by their gradients.
-    loss = sum(seen[method].loss or 0.0 for method in ("SFT", "GRPO", "RLOO"))
-    gradients = {f"{method}.{name}": it for method, each in seen.items() for name, it in each.gradients.items()}
+        raise AssertionError(f"the trainers do not agree: {results}")
+    numbers = {method: result.outcome.to_dict() for method, result in results.items()}
+    # The arguments of DPO and KTO have a coefficient only from 1.8.0 on; these two are compared by their gradients.
+    loss = sum(results[method].loss or 0.0 for method in ("SFT", "GRPO", "RLOO"))
+    gradients = {
+        f"{method}.{name}": gradient
+        for method, result in results.items()
+        for name, gradient in result.gradients.items()
+    }
     return tiny.TrainingResult(Outcome(verdicts.pop() if verdicts else Verdict.ABSENT, numbers), loss, gradients)
 
 
@@ -45,54 +49,47 @@ def _train(method: str) -> tiny.TrainingResult:
     if config_class is None or not hasattr(config_class, "router_aux_loss_coef"):
         return tiny.TrainingResult(absent("the trainer's arguments have no coefficient in this release"))
     trainer_class: Any = getattr(trl, f"{method}Trainer")
-    measured: list[tuple[float, float]] = []
 
-    class Measured(trainer_class):  # type: ignore[misc]
+    class WithoutAndWithAuxTerm(tiny.measured(trainer_class)):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            places = [self, self.model.config, *self.model.modules()]
-            with ExitStack() as none, torch.no_grad():
-                for place in places:
-                    if "router_aux_loss_coef" in vars(place):
-                        none.enter_context(shadowed(place, "router_aux_loss_coef", 0.0))
-                without = super().compute_loss(*args, **kwargs)
-            result = super().compute_loss(*args, **kwargs)
-            both = (each[0] if isinstance(each, tuple) else each for each in (without, result))
-            measured.append(tuple(float(each.detach()) for each in both))
-            return result
+            with ExitStack() as coefficient_of_zero, torch.no_grad():
+                for owner in (self, self.model.config, *self.model.modules()):
+                    if "router_aux_loss_coef" in vars(owner):
+                        coefficient_of_zero.enter_context(shadowed(owner, "router_aux_loss_coef", 0.0))
+                super().compute_loss(*args, **kwargs)
+            return super().compute_loss(*args, **kwargs)
 
     with tempfile.TemporaryDirectory() as folder:
         policy, reference = (tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT) for _ in range(2))
         words = tiny.tokenizer()
         # The variant with an adapter puts it on the model.
-        named = policy if tiny.variant == "lora" else str(Path(folder, "mixtral-0"))
+        model = policy if tiny.variant == "lora" else str(Path(folder, "mixtral-0"))
         if method in ("GRPO", "RLOO"):
-            trainer = tiny.grpo(Measured, policy, config_class, beta=0.0)
+            trainer = tiny.grpo(WithoutAndWithAuxTerm, policy, config_class, beta=0.0)
         else:
-            known = {
-                "SFT": {"model": named, "train_dataset": tiny.preferences()},
+            arguments = {
+                "SFT": {"model": model, "train_dataset": tiny.preferences()},
                 "DPO": {"model": policy, "peft_config": tiny.lora(), "train_dataset": tiny.preferences()},
                 "KTO": {"model": policy, "ref_model": reference, "train_dataset": tiny.labelled()},
             }[method]
             if method == "SFT":
-                data = known["train_dataset"].rename_column("chosen", "completion").remove_columns("rejected")
-                known["train_dataset"] = data
-            trainer = tiny.trainer(
-                Measured, args=tiny.config(config_class, max_length=16), processing_class=words, **known
-            )
+                data = arguments["train_dataset"].rename_column("chosen", "completion").remove_columns("rejected")
+                arguments["train_dataset"] = data
+            args = tiny.config(config_class, max_length=16)
+            trainer = tiny.trainer(WithoutAndWithAuxTerm, args=args, processing_class=words, **arguments)
         for name, parameter in trainer.model.named_parameters():
             if ".lora_" in name and parameter.requires_grad and parameter.any():
-                # Drawn at random by PEFT, and not after the same numbers in every release.
+                # PEFT draws these at random, with other numbers in other releases.
                 index = torch.arange(parameter.numel(), dtype=parameter.dtype)
                 parameter.data.copy_(torch.sin(index).reshape(parameter.shape))
-        seen = tiny.FirstStep(trainer.model)
         trainer.train()
-        saved = trainer.model.config.router_aux_loss_coef
-    without, loss = measured[0]
-    aux_loss = float(seen.outputs.aux_loss.detach())
-    numbers = {"aux_loss": aux_loss, "without": without, "loss": loss, "config": saved}
+        saved_coefficient = trainer.model.config.router_aux_loss_coef
+    without, loss = trainer.losses[:2]
+    aux_loss = float(trainer.step.outputs.aux_loss.detach())
+    numbers = {"aux_loss": aux_loss, "without": without, "loss": loss, "config": saved_coefficient}
     if method == "SFT" and Version(transformers.__version__) < Version("5.0.0"):
-        outcome = judge(saved, right=COEFFICIENT, wrong=DEFAULT, **numbers)
+        outcome = judge(saved_coefficient, right=COEFFICIENT, wrong=DEFAULT, **numbers)
     else:
-        right, wrong = (without + each * aux_loss for each in (COEFFICIENT, DEFAULT))
+        right, wrong = (without + coefficient * aux_loss for coefficient in (COEFFICIENT, DEFAULT))
         outcome = judge(loss, right=right, wrong=wrong, **numbers)
-    return tiny.TrainingResult(outcome, loss, seen.gradients)
+    return tiny.TrainingResult(outcome, loss, trainer.step.gradients)

@@ -1,7 +1,7 @@
 """The proof: one step of the real OnlineDPOTrainer on completions of unequal length.
 
-The entropy that is logged is compared with the log-probs of the same completions without TRL. Policy and reference are
-the same, so that the loss is log 2, patched or not.
+The logged entropy is compared with the log-probs of the same completions, computed without TRL. Policy and reference
+are the same, so that the loss is log 2, patched or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def train() -> tiny.TrainingResult:
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Completions of one length: there is no padding."""
+    """Train on completions of one length: there is no padding."""
     return _train(padded=False)
 
 
@@ -35,7 +35,7 @@ def _train(*, padded: bool) -> tiny.TrainingResult:
         return tiny.TrainingResult(absent("there is no _forward: all is done in one method"))
     losses: list[float] = []
 
-    class Measured(trainer_class):  # type: ignore[misc]
+    class LossRecorder(trainer_class):
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(*args, **kwargs)
             losses.append(float(loss))
@@ -46,21 +46,21 @@ def _train(*, padded: bool) -> tiny.TrainingResult:
         return torch.cat([input_ids, torch.tensor(rows)], dim=1)
 
     with tempfile.TemporaryDirectory() as folder:
-        policy, alone = (tiny.llama(folder, seed=0) for _ in range(2))
-        trainer = tiny.online_dpo(Measured, config_class, policy)
+        policy, untrained = (tiny.llama(folder, seed=0) for _ in range(2))
+        trainer = tiny.online_dpo(LossRecorder, config_class, policy)
         if not padded:
             policy.generate = generate
-        seen = tiny.FirstStep(policy)
+        step = tiny.FirstStep(policy)
         trainer.train()
     if not padded:
-        return tiny.TrainingResult(absent("there is no padding"), losses[0], seen.gradients)
-    (logged,) = (each for each in trainer.state.log_history if "objective/entropy" in each)
+        return tiny.TrainingResult(absent("there is no padding"), losses[0], step.gradients)
+    (logged,) = (entry for entry in trainer.state.log_history if "objective/entropy" in entry)
     with torch.no_grad():
         entropies = [
-            -float(tiny.online_log_probs(alone, 4, padding=padding).sum(1).mean()) for padding in (False, True)
+            -float(tiny.online_log_probs(untrained, 4, padding=padding).sum(1).mean()) for padding in (False, True)
         ]
     entropy = logged["objective/entropy"]
     outcome = judge(entropy, right=entropies[0], wrong=entropies[1], kl=logged["objective/kl"])
     if not math.isclose(losses[0], math.log(2), rel_tol=1e-6):
         raise AssertionError(f"the loss is {losses[0]}")
-    return tiny.TrainingResult(outcome, losses[0], seen.gradients)
+    return tiny.TrainingResult(outcome, losses[0], step.gradients)

@@ -1,6 +1,6 @@
 """The proof: one step of GRPOTrainer, and from 0.29.0 on of DPOTrainer, with a trained adapter called "policy".
 
-What is right is the same step of the same adapter when it is called "default".
+The expected result is the same step of the same adapter when it is called "default".
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ VARIANTS = {"full": "what fails is the copy of an adapter"}
 
 
 def train() -> tiny.TrainingResult:
-    loss, right = _steps("default")
-    # Unpatched there is no second trainer: its data are looked at here, and left out of what is compared.
+    expected_loss, expected = _steps("default")
+    # Unpatched there is no second trainer: its data are checked here, and kept out of the bench's comparison.
     prepared = list(tiny.fingerprints)
     tiny.fingerprints.clear()
     try:
-        its, gradients = _steps("policy")
+        loss, gradients = _steps("policy")
     except KeyError as error:
         if error.args != ("default",):
             raise
@@ -33,15 +33,15 @@ def train() -> tiny.TrainingResult:
         data, tiny.fingerprints[:] = list(tiny.fingerprints), prepared
     if len(data) != len(prepared):
         raise AssertionError(f"the data of the trainers are {data}, as default {prepared}")
-    called = {name.replace("policy", "default"): gradient for name, gradient in gradients.items()}
-    other = [name for name in right if name not in called or not called[name].equal(right[name])]
-    if its != loss or other or len(called) != len(right):
-        raise AssertionError(f"the loss is {its}, as default it is {loss}; other gradients: {other}")
-    return tiny.TrainingResult(judge(1.0, right=1.0, wrong=0.0), its, gradients)
+    renamed = {name.replace("policy", "default"): gradient for name, gradient in gradients.items()}
+    other = [name for name in expected if name not in renamed or not renamed[name].equal(expected[name])]
+    if loss != expected_loss or other or len(renamed) != len(expected):
+        raise AssertionError(f"the loss is {loss}, as default it is {expected_loss}; other gradients: {other}")
+    return tiny.TrainingResult(judge(1.0, right=1.0, wrong=0.0), loss, gradients)
 
 
 def unaffected() -> tiny.TrainingResult:
-    """The adapter is called "default"; and there is none."""
+    """Train an adapter that is called "default", and a model without an adapter."""
     loss, gradients = _steps("default")
     return tiny.TrainingResult(
         absent("the adapter has the name that is looked for"), loss, {**gradients, **_steps(None)[1]}
@@ -49,11 +49,11 @@ def unaffected() -> tiny.TrainingResult:
 
 
 def _steps(adapter: str | None) -> tuple[float, dict[str, Any]]:
-    """The loss of GRPO, and all gradients."""
+    """Return the loss of GRPO, and all gradients."""
     import trl
     from peft import get_peft_model
 
-    def made(folder: str) -> Any:
+    def new_policy(folder: str) -> Any:
         policy = tiny.llama(folder, seed=0)
         if adapter is None or hasattr(policy, "peft_config"):
             return policy
@@ -61,31 +61,18 @@ def _steps(adapter: str | None) -> tuple[float, dict[str, Any]]:
         tiny.set_adapters(policy)
         return policy
 
-    losses: list[float] = []
-
-    def measured(trainer_class: type) -> type:
-        class Measured(trainer_class):
-            def compute_loss(self, *args, **kwargs):
-                result = super().compute_loss(*args, **kwargs)
-                losses.append(float((result[0] if isinstance(result, tuple) else result).detach()))
-                return result
-
-        return Measured
-
     with tempfile.TemporaryDirectory() as folder:
-        trainer = tiny.grpo_of_one_length(measured(trl.GRPOTrainer), made(folder), loss_type="grpo")
-        seen = tiny.FirstStep(trainer.model)
-        trainer.train()
-        gradients = {f"{adapter} grpo {name}": its for name, its in seen.gradients.items()}
+        grpo = tiny.grpo_of_one_length(tiny.measured(trl.GRPOTrainer), new_policy(folder), loss_type="grpo")
+        grpo.train()
+        gradients = {f"{adapter} grpo {name}": gradient for name, gradient in grpo.step.gradients.items()}
         if '"ref"' in inspect.getsource(inspect.unwrap(trl.DPOTrainer.__init__)):
-            trainer = tiny.trainer(
-                measured(trl.DPOTrainer),
-                model=made(folder),
+            dpo = tiny.trainer(
+                tiny.measured(trl.DPOTrainer),
+                model=new_policy(folder),
                 args=tiny.config(trl.DPOConfig, max_length=16, beta=0.5),
                 train_dataset=tiny.preferences(),
                 tokenizer=tiny.tokenizer(),
             )
-            seen = tiny.FirstStep(trainer.model)
-            trainer.train()
-            gradients |= {f"{adapter} dpo {name}": its for name, its in seen.gradients.items()}
-    return losses[0], gradients
+            dpo.train()
+            gradients |= {f"{adapter} dpo {name}": gradient for name, gradient in dpo.step.gradients.items()}
+    return grpo.losses[0], gradients

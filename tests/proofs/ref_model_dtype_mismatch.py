@@ -1,8 +1,8 @@
 """The proof: one step of GRPOTrainer, and from 0.29.0 on of DPOTrainer, with a policy that has an attention of its own.
 
-Rounding in bfloat16 differs between releases by more than what parity allows. The attention is therefore what tells
-policy and reference apart in what is trained, in float32: "loud" is sdpa with values of fifty times the size. That a
-reference has the dtype of its policy is seen on trainers that are made and not trained, all that load a reference.
+Rounding in bfloat16 differs between releases by more than parity allows. In the trained models, which are in float32,
+the attention therefore distinguishes policy and reference: "loud" is sdpa with values fifty times as large. Whether a
+reference has the dtype of its policy is checked on every trainer that loads a reference, without training it.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ VARIANTS = {"lora": "with an adapter the reference is the model without it"}
 
 def train() -> tiny.TrainingResult:
     import torch
-    import trl.trainer.grpo_trainer as leaf
+    from trl.trainer import grpo_trainer
 
-    _have_an_attention()
+    _register_loud_attention()
     with tempfile.TemporaryDirectory() as folder:
         kl, loss, gradients = _grpo(folder, "loud")
         losses = {}
-        if _dpo_loads():
-            losses["dpo"], its = _dpo(_policy(folder, attn_implementation="loud"))
-            gradients |= its
-        made = [_made(folder, name, torch.bfloat16).ref_model.dtype for name in _that_load()]
-    if getattr(leaf, "create_reference_model", None) is not None and kl < 1e-6:
+        if _dpo_loads_a_reference():
+            losses["dpo"], dpo_gradients = _dpo(_policy(folder, attn_implementation="loud"))
+            gradients |= dpo_gradients
+        names = _trainers_loading_a_reference()
+        dtypes = [_trainer(folder, name, torch.bfloat16).ref_model.dtype for name in names]
+    if getattr(grpo_trainer, "create_reference_model", None) is not None and kl < 1e-6:
         return tiny.TrainingResult(absent("the reference is a copy of the policy"), loss, gradients)
     right = kl < 1e-6
-    if {each is torch.bfloat16 for each in made} != {right}:
-        raise AssertionError(f"the kl is {kl}, and the references of policies in bfloat16 are in {made}")
-    if any((abs(each - math.log(2)) < 1e-5) != right for each in losses.values()):
+    if {dtype is torch.bfloat16 for dtype in dtypes} != {right}:
+        raise AssertionError(f"the kl is {kl}, and the references of policies in bfloat16 are in {dtypes}")
+    if any((abs(dpo_loss - math.log(2)) < 1e-5) != right for dpo_loss in losses.values()):
         raise AssertionError(f"the kl is {kl}, and the losses are {losses}")
-    dtypes = dict(zip(_that_load(), map(str, made), strict=True))
-    return tiny.TrainingResult(
-        judge(float(not right), right=0.0, wrong=1.0, kl=kl, dtypes=dtypes, **losses), loss, gradients
-    )
+    dtype_names = dict(zip(names, map(str, dtypes), strict=True))
+    outcome = judge(float(not right), right=0.0, wrong=1.0, kl=kl, dtypes=dtype_names, **losses)
+    return tiny.TrainingResult(outcome, loss, gradients)
 
 
 def unaffected() -> tiny.TrainingResult:
-    """A policy in float32 with sdpa, and one that is given by name."""
+    """Train a policy in float32 with sdpa, and one that is given by name."""
     with tempfile.TemporaryDirectory() as folder:
         _, loss, gradients = _grpo(folder, "sdpa")
-        if _dpo_loads():
+        if _dpo_loads_a_reference():
             _policy(folder)
             gradients |= _dpo(f"{folder}/llama-0")[1]
     return tiny.TrainingResult(absent("the policy is as the reference is loaded anyway"), loss, gradients)
 
 
-def _have_an_attention() -> None:
+def _register_loud_attention() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -75,45 +75,36 @@ def _policy(folder: str, **settings: Any) -> Any:
 
 
 def _grpo(folder: str, attention: str) -> tuple[float, float, dict[str, Any]]:
-    """The kl of the first step, its loss and its gradients."""
+    """Return the kl, the loss and the gradients of the first step."""
     from trl import GRPOTrainer
 
-    losses: list[float] = []
-
-    class Measured(GRPOTrainer):
-        def compute_loss(self, *args, **kwargs):
-            loss = super().compute_loss(*args, **kwargs)
-            losses.append(float(loss.detach()))
-            return loss
-
     policy = _policy(folder, attn_implementation=attention)
-    trainer = tiny.grpo_of_one_length(Measured, policy, loss_type="grpo")
-    seen = tiny.FirstStep(trainer.model)
+    trainer = tiny.grpo_of_one_length(tiny.measured(GRPOTrainer), policy, loss_type="grpo")
     trainer.train()
-    return float(trainer.state.log_history[0]["kl"]), losses[0], seen.gradients
+    return float(trainer.state.log_history[0]["kl"]), trainer.losses[0], trainer.step.gradients
 
 
-def _dpo_loads() -> bool:
-    return "DPO" in _that_load()
+def _dpo_loads_a_reference() -> bool:
+    return "DPO" in _trainers_loading_a_reference()
 
 
-def _that_load() -> list[str]:
-    """The trainers that load a reference of their own in this release, if they were asked to."""
+def _trainers_loading_a_reference() -> list[str]:
+    """Return the trainers that can load a reference of their own in this release."""
     import inspect
 
     import trl
 
-    found = []
+    names = []
     for name in ("GRPO", "RLOO", "DPO", "KTO"):
         trainer = getattr(trl, f"{name}Trainer", None)
         source = inspect.getsource(inspect.unwrap(trainer.__init__)) if trainer is not None else ""
         if "self.ref_model = create_model_from_path(" in source or "self.ref_model = architecture" in source:
-            found.append(name)
-    return found or ["GRPO"]
+            names.append(name)
+    return names or ["GRPO"]
 
 
-def _made(folder: str, name: str, dtype: Any) -> Any:
-    """A trainer that has loaded its reference, with a policy of this dtype."""
+def _trainer(folder: str, name: str, dtype: Any) -> Any:
+    """Return a trainer that has loaded its reference, with a policy of this dtype."""
     import trl
 
     policy = _policy(folder, dtype=dtype)
@@ -130,21 +121,12 @@ def _made(folder: str, name: str, dtype: Any) -> Any:
 def _dpo(policy: Any) -> tuple[float, dict[str, Any]]:
     from trl import DPOConfig, DPOTrainer
 
-    losses: list[float] = []
-
-    class Measured(DPOTrainer):
-        def compute_loss(self, *args, **kwargs):
-            result = super().compute_loss(*args, **kwargs)
-            losses.append(float((result[0] if isinstance(result, tuple) else result).detach()))
-            return result
-
     trainer = tiny.trainer(
-        Measured,
+        tiny.measured(DPOTrainer),
         model=policy,
         args=tiny.config(DPOConfig, max_length=16, beta=0.5),
         train_dataset=tiny.preferences(),
         tokenizer=tiny.tokenizer(),
     )
-    seen = tiny.FirstStep(trainer.model)
     trainer.train()
-    return losses[0], {f"dpo {name}": gradient for name, gradient in seen.gradients.items()}
+    return trainer.losses[0], {f"dpo {name}": gradient for name, gradient in trainer.step.gradients.items()}

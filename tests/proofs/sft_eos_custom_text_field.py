@@ -1,6 +1,6 @@
 """The proof: one step of the real SFTTrainer on a column ``content``, and on the same texts called ``text``.
 
-What is right is the loss, and every gradient, of the same trainer on a column ``text``; what is wrong is the loss of
+The expected result is the loss, and every gradient, of the same trainer on a column ``text``. The wrong loss is that of
 the tokens without the last.
 """
 
@@ -25,7 +25,7 @@ TEXTS = [f"w{index} w{index + 1} w{index + 5}" + " w9" * index for index in rang
 
 
 def column(name: str, texts: list[str] = TEXTS) -> list[dict[str, Any]]:
-    return [{name: each} for each in texts]
+    return [{name: text} for text in texts]
 
 
 def ids(rows: Any) -> list[list[int]]:
@@ -40,7 +40,7 @@ def train() -> tiny.TrainingResult:
     if math.isclose(right.loss, run.loss, rel_tol=1e-6) and not patched and right.batch["input_ids"][0, 3] != 1:
         return tiny.TrainingResult(absent("this release adds no end-of-sequence token"), run.loss, run.gradients)
     words = tiny.tokenizer()
-    tokens = [{"input_ids": words(each)["input_ids"]} for each in TEXTS]
+    tokens = [{"input_ids": words(text)["input_ids"]} for text in TEXTS]
     outcome = judge(run.loss, right=right.loss, wrong=tiny.sft_step(tokens).loss)
     if patched:
         assert run.difference(right) < 1e-6
@@ -48,28 +48,28 @@ def train() -> tiny.TrainingResult:
         expected = ids(right.trainer.train_dataset)
         streamed = tiny.sft_step(column("content"), streaming=True, **settings)
         assert streamed.difference(right) < 1e-6
-        ended = [f"{each} <eos>" for each in TEXTS]
-        given = {"eval_dataset": {"one": column("content"), "ended": column("content", ended)}}
-        made = tiny.sft_step(column("content"), given=given, **settings).trainer
-        assert [ids(each) for each in made.eval_dataset.values()] == [expected, expected]
-        an_end_of_its_own_is_not_doubled(expected)
+        ended = [f"{text} <eos>" for text in TEXTS]
+        arguments = {"eval_dataset": {"one": column("content"), "ended": column("content", ended)}}
+        trainer = tiny.sft_step(column("content"), given=arguments, **settings).trainer
+        assert [ids(rows) for rows in trainer.eval_dataset.values()] == [expected, expected]
+        check_that_the_end_of_the_tokenizer_is_not_doubled(expected)
     return tiny.TrainingResult(outcome, run.loss, run.gradients)
 
 
-def an_end_of_its_own_is_not_doubled(expected: list[list[int]]) -> None:
-    """A tokenizer that ends each text itself."""
+def check_that_the_end_of_the_tokenizer_is_not_doubled(expected: list[list[int]]) -> None:
+    """Use a tokenizer that appends the end of sequence to each text itself."""
     from tokenizers.processors import TemplateProcessing
 
     words = tiny.tokenizer()
     words.backend_tokenizer.post_processor = TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
-    made = tiny.sft_step(column("content"), words=words, dataset_text_field="content").trainer
-    assert ids(made.train_dataset) == expected
+    trainer = tiny.sft_step(column("content"), words=words, dataset_text_field="content").trainer
+    assert ids(trainer.train_dataset) == expected
 
 
 def unaffected() -> tiny.TrainingResult:
-    """The column is called ``text``, or it is none that is tokenised."""
+    """Train on a column called ``text``, on pairs, and on rows that are tokenised already."""
     pairs = [{"prompt": f"w{index} ", "completion": f"w{index + 3} w{index + 4}"} for index in range(4)]
-    tokens = [{"input_ids": tiny.tokenizer()(each)["input_ids"]} for each in TEXTS]
+    tokens = [{"input_ids": tiny.tokenizer()(text)["input_ids"]} for text in TEXTS]
     runs = {
         "text": tiny.sft_step(column("text")),
         "pairs": tiny.sft_step(pairs, dataset_text_field="content"),

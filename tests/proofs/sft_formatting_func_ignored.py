@@ -1,11 +1,12 @@
 """The proof: one step of the real SFTTrainer with a formatting function, and with the texts formatted beforehand.
 
-What is right is the loss, and every gradient, of the same trainer on a dataset of these texts without a formatting
-function. What is wrong is that of the dataset to which they have been added as a column ``text``.
+The expected result is the loss, and every gradient, of the same trainer on a dataset of these texts without a
+formatting function. The wrong result is that of the dataset to which they have been added as a column ``text``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def conversations(key: str = "messages") -> list[dict[str, Any]]:
 
 def of_a_conversation(example: Mapping[str, Any]) -> str:
     (messages,) = example.values()
-    return "w40 " + " w41 ".join(each.get("content") or each["value"] for each in messages)
+    return "w40 " + " w41 ".join(message.get("content") or message["value"] for message in messages)
 
 
 def of_a_pair(example: Mapping[str, Any]) -> str:
@@ -64,9 +65,9 @@ def formatted_beforehand(rows: list[dict[str, Any]], function: Any, **settings: 
 
 
 def train() -> tiny.TrainingResult:
-    import trl.trainer.sft_trainer as leaf
+    from trl.trainer import sft_trainer
 
-    if "args" not in leaf.SFTTrainer._prepare_dataset.__code__.co_varnames:
+    if "args" not in sft_trainer.SFTTrainer._prepare_dataset.__code__.co_varnames:
         return tiny.TrainingResult(
             absent("this release takes the text of the formatting function and looks at no other column")
         )
@@ -81,50 +82,51 @@ def train() -> tiny.TrainingResult:
         assert outcomes[name].verdict.value == ("fixed" if patched else "reproduced"), (name, outcomes[name])
         assert not patched or runs[name].difference(right) < 1e-6, name
     if patched:
-        streams_and_evaluations(leaf)
-        what_excludes_it_is_said()
+        check_streams_and_evaluations(sft_trainer)
+        check_that_assistant_only_loss_excludes_it()
     return tiny.TrainingResult(outcomes["messages"], *tiny.several(runs))
 
 
-def streams_and_evaluations(leaf: Any) -> None:
-    """An ``IterableDataset``, each dataset of a dict, and the other form of conversations."""
+def check_streams_and_evaluations(sft_trainer: Any) -> None:
+    """Format an ``IterableDataset``, each dataset of a dict, and the other form of conversations."""
     right = formatted_beforehand(conversations(), of_a_conversation)
-    # 0.15 cannot have a formatting function with a stream.
-    if "first_example" in leaf.SFTTrainer._prepare_dataset.__code__.co_varnames:
+    # 0.15 does not support a formatting function with a stream.
+    if "first_example" in sft_trainer.SFTTrainer._prepare_dataset.__code__.co_varnames:
         streamed = tiny.sft_step(conversations(), given={"formatting_func": of_a_conversation}, streaming=True)
         assert abs(streamed.loss - right.loss) < 1e-6
-    given = {"formatting_func": of_a_conversation, "eval_dataset": {"one": conversations(), "two": conversations()}}
-    made = tiny.sft_step(conversations(), given=given).trainer
+    eval_datasets = {"one": conversations(), "two": conversations()}
+    arguments = {"formatting_func": of_a_conversation, "eval_dataset": eval_datasets}
+    trainer = tiny.sft_step(conversations(), given=arguments).trainer
     expected = [row["input_ids"] for row in right.trainer.train_dataset]
-    for each in made.eval_dataset.values():
-        assert [row["input_ids"] for row in each] == expected
-    if hasattr(leaf, "maybe_convert_to_chatml"):  # 0.15.0 knows no conversations of from and value
-        other = conversations("conversations")
-        assert tiny.sft_step(other, given={"formatting_func": of_a_conversation}).difference(right) < 1e-6
+    for eval_dataset in trainer.eval_dataset.values():
+        assert [row["input_ids"] for row in eval_dataset] == expected
+    if hasattr(sft_trainer, "maybe_convert_to_chatml"):  # 0.15.0 has no conversations of "from" and "value"
+        rows = conversations("conversations")
+        assert tiny.sft_step(rows, given={"formatting_func": of_a_conversation}).difference(right) < 1e-6
 
 
-def what_excludes_it_is_said() -> None:
-    """Where the assistant's part of the loss is asked for too, TRL's own choice stands, and is no longer silent."""
+def check_that_assistant_only_loss_excludes_it() -> None:
+    """Where ``assistant_only_loss`` is set too, TRL's own choice stands, and is no longer silent."""
     from trl import SFTConfig
 
-    if "assistant_only_loss" not in {each.name for each in tiny.dataclasses.fields(SFTConfig)}:
+    if "assistant_only_loss" not in {field.name for field in dataclasses.fields(SFTConfig)}:
         return
     words = tiny.chat_tokenizer(
         "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'w58 ' + message['content'] + ' <eos> ' }}"
         "{% else %}{{ 'w59 ' }}{% generation %}{{ message['content'] + ' <eos>' }}{% endgeneration %}{% endif %}"
         "{% endfor %}"
     )
-    given = {"formatting_func": of_a_conversation}
+    arguments = {"formatting_func": of_a_conversation}
     settings = {"words": words, "assistant_only_loss": True}
-    both, said = tiny.warnings_of(lambda: tiny.sft_step(conversations(), given=given, **settings))
-    assert len(said) == 1
-    assert "formatting_func is not applied" in said[0]
-    assert "assistant_only_loss=True" in said[0]
-    assert both.difference(tiny.sft_step(conversations(), **settings)) == 0.0
+    run, messages = tiny.warnings_of(lambda: tiny.sft_step(conversations(), given=arguments, **settings))
+    assert len(messages) == 1
+    assert "formatting_func is not applied" in messages[0]
+    assert "assistant_only_loss=True" in messages[0]
+    assert run.difference(tiny.sft_step(conversations(), **settings)) == 0.0
 
 
 def unaffected() -> tiny.TrainingResult:
-    """The function's text stands in no other column's way, or there is no function."""
+    """Train with a function whose text conflicts with no other column, and without a function."""
     questions = [{"question": f"w{index}", "answer": f"w{index + 3} w{index + 4}"} for index in range(4)]
 
     def of_a_question(example: Mapping[str, Any]) -> str:

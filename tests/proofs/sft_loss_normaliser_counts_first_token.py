@@ -1,7 +1,7 @@
-"""The proof: one step of the real SFTTrainer, whose loss is to be the mean over what is predicted.
+"""The proof: one step of the real SFTTrainer, whose loss should be the mean over the predicted tokens.
 
-What is right is the mean cross-entropy of all tokens but the first of each sequence, each by itself, without TRL's
-code; what is wrong is their sum divided by the number of all tokens.
+The expected loss is the mean cross-entropy of all tokens but the first of each sequence, one sequence at a time and
+without TRL's code. The wrong loss is their sum divided by the number of all tokens.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import tiny
 ID = "sft-loss-normaliser-counts-first-token"
 
 OVERLAYS = ()
-# transformers has mended it, and no release of TRL.
+# transformers has fixed the bug, and no release of TRL has.
 PARITY = False
 
 TEXTS = [f"w{index} w{index + 1}" + " w9" * index + " <eos>" for index in range(4)]
-ROWS = [{"text": each} for each in TEXTS]
+ROWS = [{"text": text} for text in TEXTS]
 
 
 def by_hand(model: Any) -> tuple[float, float]:
-    """The mean over what is predicted, and the same sum divided by the number of all tokens."""
+    """Return the mean over the predicted tokens, and the same sum divided by the number of all tokens."""
     import torch
 
     words = tiny.tokenizer()
     rows = [torch.tensor([words(text)["input_ids"]]) for text in TEXTS]
     with torch.no_grad():
-        of_each = [
+        sums = [
             torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum") for ids in rows
         ]
-    total, tokens = float(sum(of_each)), sum(ids.numel() for ids in rows)
+    total, tokens = float(sum(sums)), sum(ids.numel() for ids in rows)
     return total / (tokens - len(rows)), total / tokens
 
 
@@ -48,7 +48,7 @@ def train() -> tiny.TrainingResult:
 def without_first_labels(examples: list[Any]) -> dict[str, Any]:
     import torch
 
-    rows = [torch.tensor(each["input_ids"]) for each in examples]
+    rows = [torch.tensor(example["input_ids"]) for example in examples]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     labels = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
     labels[:, 0] = -100
@@ -56,7 +56,7 @@ def without_first_labels(examples: list[Any]) -> dict[str, Any]:
 
 
 def unaffected() -> tiny.TrainingResult:
-    """First tokens that are no labels, first tokens that are predicted, and a loss that the user computes."""
+    """Train on first tokens that are not labels, on predicted first tokens, and with a loss that the user computes."""
     from peft import PromptTuningConfig
     from trl import SFTTrainer
 
@@ -68,7 +68,7 @@ def unaffected() -> tiny.TrainingResult:
     try:
         runs["virtual tokens"] = tiny.sft_step(ROWS, given={"peft_config": virtual})
     except RuntimeError as error:
-        # From 0.15 to 0.21 TRL's count of right predictions fails beside them.
+        # From 0.15 to 0.21 TRL's count of right predictions fails with virtual tokens.
         if "must match the size" not in str(error):
             raise
     if "compute_loss_func" in tiny.parameters(SFTTrainer):
