@@ -73,6 +73,7 @@ schemas: $(VENV)/ready
 lint: $(VENV)/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 
 types: $(VENV)/ready
 	$(BIN)/mypy
