@@ -33,27 +33,23 @@ def losses(train: Callable[[], Any], steps: int) -> list[float | None]:
     import tiny
 
     found: list[float | None] = []
-    config, trains = tiny.config, transformers.Trainer.train
+    train_of_transformers = transformers.Trainer.train
 
-    @functools.wraps(config)
-    def longer(config_class: type, **wanted: Any) -> Any:
-        same = {"max_steps": steps, "learning_rate": 1e-3, "optim": "adamw_torch", "logging_nan_inf_filter": False}
-        return config(config_class, **{**wanted, **same})
-
-    @functools.wraps(trains)
-    def once(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        trains(trainer, *args, **kwargs)
+    @functools.wraps(train_of_transformers)
+    def train_once(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        train_of_transformers(trainer, *args, **kwargs)
         logged = [each["loss"] for each in trainer.state.log_history if "loss" in each]
         found.extend(each if math.isfinite(each) else None for each in logged)
         raise Trained
 
-    tiny.config, transformers.Trainer.train = longer, once
+    settings = {"max_steps": steps, "learning_rate": 1e-3, "optim": "adamw_torch", "logging_nan_inf_filter": False}
+    tiny.state.overrides, transformers.Trainer.train = settings, train_once
     try:
         train()
     except Trained:
         return found
     finally:
-        tiny.config, transformers.Trainer.train = config, trains
+        tiny.state.overrides, transformers.Trainer.train = {}, train_of_transformers
     raise ValueError("the proof trains nothing in this process")
 
 

@@ -22,20 +22,17 @@ import tiny
 def measured(folder: str, attention: str, use_cache: bool, **settings: Any) -> dict[str, Any]:
     """One step and one evaluation; the loss by token, so that it does not matter what transformers counts."""
 
-    def load(folder: str, *, seed: int) -> Any:
-        model = original(folder, seed=seed)
+    def make_model(folder: str, *, seed: int) -> Any:
+        model = tiny.llama(folder, seed=seed)
         model.config._attn_implementation = model.model.config._attn_implementation = attention
         model.config.use_cache = use_cache
         if settings.get("window"):
             model.config.sliding_window = 4
         return model
 
-    original, tiny.llama = tiny.llama, load
-    wanted = {key: value for key, value in settings.items() if key != "window"}
-    try:
-        trainer, step, seen = proof.one_step(folder, learning_rate=0.0, **wanted)
-    finally:
-        tiny.llama = original
+    config = {key: value for key, value in settings.items() if key != "window"}
+    trainer, step, seen = proof.one_step(folder, make_model=make_model, learning_rate=0.0, **config)
+    assert trainer.model.config._attn_implementation == attention, "the trainer has another model"
     labels = seen["batch"]["labels"]
     tokens = int(seen["batch"].get("num_items_in_batch", 0)) or int((labels[:, 1:] != -100).sum())
     return {

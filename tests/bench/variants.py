@@ -3,7 +3,7 @@
     python variants.py OUT.json SECONDS BACKEND ID...
 
 Each proof is run red, green and red with ``torch_compile=True`` and this backend; with a LoRA adapter, if it trains the
-whole model; and the whole model, if it trains adapters only. Proofs are not written for it: ``tiny.py`` makes models
+whole model; and the whole model, if it trains adapters only. Proofs are not written for it: ``tiny`` makes models
 and trainers of all of them. One whose bug does not show so, or that cannot be run so, says why:
 ``VARIANTS = {"lora": "..."}``; it is run all the same, and must not come out proven. A proof for which none of them
 means anything says so once, ``VARIANTS = "..."``, and is not run.
@@ -51,7 +51,7 @@ def _variant(patch: Patch, proof: Any, variant: str, eager: Any) -> dict[str, An
     def train() -> Any:
         seen, trained, graphs = _train(proof, variant)
         if variant in ("lora", "full") and trained != {variant}:
-            raise AssertionError(f"trained {sorted(trained)}: make models and trainers by tiny.py, or say why not")
+            raise AssertionError(f"trained {sorted(trained)}: make models and trainers with tiny, or say why not")
         if (variant == "compiled") != (graphs > 0):
             raise AssertionError(f"{graphs} graphs were compiled")
         return seen
@@ -85,13 +85,13 @@ def _train(proof: Any, variant: str) -> tuple[Any, set[str], int]:
     before = dict(os.environ)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    tiny.trained.clear()
-    tiny.variant = variant
+    tiny.state.trained.clear()
+    tiny.state.variant = variant
     try:
         seen = proof.train()
-        return seen, set(tiny.trained), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        return seen, set(tiny.state.trained), torch._dynamo.utils.counters["stats"]["unique_graphs"]
     finally:
-        tiny.variant = ""
+        tiny.state.variant = ""
         # What is compiled when a patch goes on may hold the method as it was.
         torch._dynamo.reset()
         # accelerate is told by the environment to compile, and would go on doing so.
@@ -104,7 +104,7 @@ def main(out: str, seconds: str, backend: str, *ids: str) -> None:
 
     import tiny
 
-    tiny.compiler = backend
+    tiny.state.compiler = backend
     patches = [patch for patch in catalogue.load() if patch.id in ids]
     release.warm(patches)
     with tempfile.TemporaryDirectory() as folder:

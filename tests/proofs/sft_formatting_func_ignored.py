@@ -6,6 +6,7 @@ function. What is wrong is that of the dataset to which they have been added as 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -107,7 +108,7 @@ def what_excludes_it_is_said() -> None:
     """Where the assistant's part of the loss is asked for too, TRL's own choice stands, and is no longer silent."""
     from trl import SFTConfig
 
-    if "assistant_only_loss" not in {each.name for each in tiny.dataclasses.fields(SFTConfig)}:
+    if "assistant_only_loss" not in {each.name for each in dataclasses.fields(SFTConfig)}:
         return
     words = tiny.chat_tokenizer(
         "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'w58 ' + message['content'] + ' <eos> ' }}"

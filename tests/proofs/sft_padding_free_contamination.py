@@ -24,7 +24,9 @@ def rows() -> list[dict[str, list[int]]]:
     return [{"input_ids": each, "completion_mask": [0, 0, *[1] * (len(each) - 2)]} for each in ids]
 
 
-def one_step(folder: str, *, prompts: bool = False, packing: bool = False, **settings: Any) -> tuple[Any, Any, Any]:
+def one_step(
+    folder: str, *, make_model: Any = tiny.llama, prompts: bool = False, packing: bool = False, **settings: Any
+) -> tuple[Any, Any, Any]:
     """The trainer after one step, the gradients of it, and the batch and the loss that it saw."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
@@ -42,7 +44,7 @@ def one_step(folder: str, *, prompts: bool = False, packing: bool = False, **set
 
     names = ("input_ids", "completion_mask") if prompts else ("input_ids",)
     dataset = Dataset.from_list([{name: row[name] for name in names} for row in rows()])
-    model = tiny.llama(folder, seed=0)
+    model = make_model(folder, seed=0)
     step = tiny.FirstStep(model)
     # 1.16.0 wants to be told that it need not cut the rows of a flattened batch. They are shorter anyway.
     longest = None if settings.get("padding_free") and not packing else 16
