@@ -1,4 +1,4 @@
-"""The bench as a library: what lies in this folder imports its neighbours by name."""
+"""Modules in this folder import their neighbours by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session")
 def everywhere() -> None:
-    """Every release, laid out."""
+    """Lay out every release."""
     import layout
 
     layout.build(layout.places())

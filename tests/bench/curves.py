@@ -1,9 +1,9 @@
-"""Run inside one release: the losses that a longer run logs, without the patch and with it.
+"""Run inside one release: record the losses that a longer run logs, without the patch or with it.
 
     python curves.py OUT.json STEPS patched|unpatched ID
 
-It is the run of the patch's proof with as many steps as are asked for. What the proof judges is not asked here: the run
-ends with the training of its first trainer.
+This is the run of the patch's proof with STEPS steps. It ends when the first trainer has trained: the proof's own
+judgement is skipped.
 """
 
 from __future__ import annotations
@@ -23,46 +23,42 @@ import prove
 
 
 class Trained(BaseException):
-    """The first trainer has trained. No ``Exception``, so that no proof takes it for an answer of TRL's."""
+    """The first trainer has trained. Not an ``Exception``, so that no proof takes it for an error of TRL."""
 
 
 def losses(train: Callable[[], Any], steps: int) -> list[float | None]:
-    """The loss in the log at each step; None where it is no number. Raises ``ValueError`` if nothing was trained."""
+    """Return the logged loss of each step, None where it is not finite. Raise ``ValueError`` if nothing was trained."""
     import transformers
 
     import tiny
 
-    found: list[float | None] = []
-    config, trains = tiny.config, transformers.Trainer.train
+    losses: list[float | None] = []
+    train_of_transformers = transformers.Trainer.train
 
-    @functools.wraps(config)
-    def longer(config_class: type, **wanted: Any) -> Any:
-        same = {"max_steps": steps, "learning_rate": 1e-3, "optim": "adamw_torch", "logging_nan_inf_filter": False}
-        return config(config_class, **{**wanted, **same})
-
-    @functools.wraps(trains)
-    def once(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        trains(trainer, *args, **kwargs)
-        logged = [each["loss"] for each in trainer.state.log_history if "loss" in each]
-        found.extend(each if math.isfinite(each) else None for each in logged)
+    @functools.wraps(train_of_transformers)
+    def train_once(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        train_of_transformers(trainer, *args, **kwargs)
+        logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        losses.extend(loss if math.isfinite(loss) else None for loss in logged)
         raise Trained
 
-    tiny.config, transformers.Trainer.train = longer, once
+    settings = {"max_steps": steps, "learning_rate": 1e-3, "optim": "adamw_torch", "logging_nan_inf_filter": False}
+    tiny.state.overrides, transformers.Trainer.train = settings, train_once
     try:
         train()
     except Trained:
-        return found
+        return losses
     finally:
-        tiny.config, transformers.Trainer.train = config, trains
+        tiny.state.overrides, transformers.Trainer.train = {}, train_of_transformers
     raise ValueError("the proof trains nothing in this process")
 
 
-def main(out: str, steps: str, which: str, patch_id: str) -> None:
-    (patch,) = (each for each in loading.load() if each.id == patch_id)
+def main(out: str, steps: str, mode: str, patch_id: str) -> None:
+    (patch,) = (patch for patch in catalogue.load() if patch.id == patch_id)
     proof = prove.proof_of(patch_id)
-    with prove.patched(patch) if which == "patched" else contextlib.nullcontext():
-        found = losses(proof.train, int(steps))
-    Path(out).write_text(json.dumps({"losses": found}), encoding="utf-8")
+    with prove.patched(patch) if mode == "patched" else contextlib.nullcontext():
+        values = losses(proof.train, int(steps))
+    Path(out).write_text(json.dumps({"losses": values}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Run inside one release: other packages that patch the same trainer, before, between, and after.
+"""Run inside one release: other packages patch the same trainer before, during and after its import.
 
     python intruders.py OUT.json LEAF TRAINER METHOD PATCH
 
-Each intruder does at each time what a real package does, in a fork. The answer is where the patch then stands by
-``apply()``, by ``status()``, and what ``HotfixCallback`` warns of when a real trainer begins to train.
+Each intruder does, at each time and in a fork, what a real package does. The answer has the state of the patch by
+``apply()`` and by ``status()``, and the warnings of ``HotfixCallback`` when a real trainer begins to train.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ OUT, LEAF, TRAINER, METHOD, PATCH = sys.argv[1:]
 Intruder = Callable[[ModuleType, Any], None]
 
 
-# The intruders. Each gets the leaf module, and the trainer that there is, if there is one.
+# The intruders. Each gets the patched module (leaf), and the trainer if one was made.
 
 
 def regenerated_in_a_cache(leaf: ModuleType, trainer: Any) -> None:
     """unsloth 2026.10.9, models/rl.py:4268-4368, 3934-3960: the class's source text is edited, written to a file of
-    unsloth_compiled_cache, imported from there, and put into the leaf, into trl.trainer and into trl."""
+    unsloth_compiled_cache, imported from there, and set in the leaf, in trl.trainer and in trl."""
     source = edited(leaf).replace(f"class {TRAINER}", f"class _Unsloth{TRAINER}", 1)
     source = f"from {LEAF} import *\nfrom {LEAF} import {names(leaf)}\n{source}\n"
     source += f"class Unsloth{TRAINER}(_Unsloth{TRAINER}):\n    pass\n"
@@ -61,7 +61,7 @@ def deleted(leaf: ModuleType, trainer: Any) -> None:
 
 def deleted_and_put_anew(leaf: ModuleType, trainer: Any) -> None:
     deleted(leaf, trainer)
-    setattr(getattr(leaf, TRAINER), METHOD, anew)
+    setattr(getattr(leaf, TRAINER), METHOD, foreign_method)
 
 
 def replaced(leaf: ModuleType, trainer: Any) -> None:
@@ -71,12 +71,13 @@ def replaced(leaf: ModuleType, trainer: Any) -> None:
         from trl.extras.profiling import profiling_decorator
     except ImportError:
         from trl.trainer.utils import profiling_decorator
-    setattr(getattr(leaf, TRAINER), METHOD, profiling_decorator(anew))
+    setattr(getattr(leaf, TRAINER), METHOD, profiling_decorator(foreign_method))
 
 
 def wrapped_by_a_look_alike(leaf: ModuleType, trainer: Any) -> None:
     """``functools.wraps`` for the name and the signature; the original is never called."""
-    setattr(getattr(leaf, TRAINER), METHOD, functools.wraps(getattr(getattr(leaf, TRAINER), METHOD))(anew_like()))
+    original = getattr(getattr(leaf, TRAINER), METHOD)
+    setattr(getattr(leaf, TRAINER), METHOD, functools.wraps(original)(foreign_function()))
 
 
 def wrapped(leaf: ModuleType, trainer: Any) -> None:
@@ -92,29 +93,29 @@ def wrapped(leaf: ModuleType, trainer: Any) -> None:
 
 def overridden(leaf: ModuleType, trainer: Any) -> None:
     """ms-swift 4.6.0, rlhf_trainers/dpo_trainer.py:109: the subclass has a concatenated_forward without ``super()``."""
-    KEPT.append(type("Mine", (getattr(leaf, TRAINER),), {METHOD: anew}))
+    KEPT.append(type("Mine", (getattr(leaf, TRAINER),), {METHOD: foreign_method}))
 
 
 def overridden_by_a_mixin(leaf: ModuleType, trainer: Any) -> None:
     """ms-swift 4.6.0, rlhf_trainers/dpo_trainer.py:44: ``class DPOTrainer(RLHFTrainerMixin, ..., HFDPOTrainer)``."""
-    mixin = type("Mixin", (), {METHOD: anew})
+    mixin = type("Mixin", (), {METHOD: foreign_method})
     KEPT.append(type("Mine", (mixin, getattr(leaf, TRAINER)), {}))
 
 
 def overridden_with_super_of_another_method(leaf: ModuleType, trainer: Any) -> None:
-    subclass(leaf, "super().something_else()")
+    keep_subclass(leaf, "super().something_else()")
 
 
 def overridden_past_the_trainer(leaf: ModuleType, trainer: Any) -> None:
-    subclass(leaf, f"super({TRAINER}, self).{METHOD}(*args, **kwargs)")
+    keep_subclass(leaf, f"super({TRAINER}, self).{METHOD}(*args, **kwargs)")
 
 
 def overridden_with_super(leaf: ModuleType, trainer: Any) -> None:
     """axolotl 0.19.0, core/trainers/dpo/trainer.py:38-39: ``super().__init__(*args, **kwargs)``."""
-    subclass(leaf, f"return super().{METHOD}(*args, **kwargs)")
+    keep_subclass(leaf, f"return super().{METHOD}(*args, **kwargs)")
 
 
-def subclass(leaf: ModuleType, body: str) -> None:
+def keep_subclass(leaf: ModuleType, body: str) -> None:
     space = {TRAINER: getattr(leaf, TRAINER), "__name__": "mine"}
     exec(f"class Mine({TRAINER}):\n    def {METHOD}(self, *args, **kwargs):\n        {body}\n", space)
     KEPT.append(space)
@@ -122,32 +123,32 @@ def subclass(leaf: ModuleType, body: str) -> None:
 
 def on_the_instance(leaf: ModuleType, trainer: Any) -> None:
     """liger-kernel 0.8.5, transformers/monkey_patch.py:304: ``model.forward = MethodType(..., model)``."""
-    setattr(trainer, METHOD, MethodType(anew, trainer))
+    setattr(trainer, METHOD, MethodType(foreign_method, trainer))
 
 
 KEPT: list[Any] = []
 
 
-def anew(self: Any, *args: Any, **kwargs: Any) -> Any:
+def foreign_method(self: Any, *args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError("what another package does instead")
 
 
-def anew_like() -> Callable[..., Any]:
+def foreign_function() -> Callable[..., Any]:
     def look_alike(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return anew(self, *args, **kwargs)
+        return foreign_method(self, *args, **kwargs)
 
     return look_alike
 
 
 def edited(leaf: ModuleType) -> str:
     source = textwrap.dedent(inspect.getsource(getattr(leaf, TRAINER)))
-    head, definition, rest = source.partition(f"    def {METHOD}(")
-    colon = rest.index(":\n")
-    return f"{head}{definition}{rest[: colon + 2]}        edited_by_somebody = True\n{rest[colon + 2 :]}"
+    head, definition, after = source.partition(f"    def {METHOD}(")
+    colon = after.index(":\n")
+    return f"{head}{definition}{after[: colon + 2]}        edited_by_somebody = True\n{after[colon + 2 :]}"
 
 
 def names(leaf: ModuleType) -> str:
-    return ", ".join(each for each in vars(leaf) if each.isidentifier() and not each.startswith("__"))
+    return ", ".join(name for name in vars(leaf) if name.isidentifier() and not name.startswith("__"))
 
 
 def put_everywhere(leaf: ModuleType, regenerated: type) -> None:
@@ -158,8 +159,8 @@ def put_everywhere(leaf: ModuleType, regenerated: type) -> None:
 
 
 INTRUDERS = {
-    each.__name__.replace("_", " "): each
-    for each in (
+    intruder.__name__.replace("_", " "): intruder
+    for intruder in (
         regenerated_in_a_cache,
         regenerated_in_its_module,
         deleted,
@@ -186,11 +187,11 @@ def before_apply(intrude: Intruder) -> Any:
 
 
 def while_imported(intrude: Intruder) -> Any:
-    """Between ``apply()`` and the end of the import: a hook of theirs is called before ours."""
+    """Intrude between ``apply()`` and the end of the import: a foreign hook is called before ours."""
     apply()
     finder = trl_hotfix.import_hooks.FINDER
 
-    class Theirs:
+    class ForeignFinder:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
             if name != LEAF:
                 return None
@@ -199,7 +200,7 @@ def while_imported(intrude: Intruder) -> Any:
             spec.loader.exec_module = lambda module: (execute(module), intrude(module, None))
             return spec
 
-    sys.meta_path.insert(sys.meta_path.index(finder) + 1, Theirs())
+    sys.meta_path.insert(sys.meta_path.index(finder) + 1, ForeignFinder())
     importlib.import_module(LEAF)
 
 
@@ -211,7 +212,7 @@ def after_apply(intrude: Intruder) -> Any:
 def after_the_trainer_was_made(intrude: Intruder) -> Any:
     leaf = importlib.import_module(LEAF)
     apply()
-    trainer = a_trainer(leaf)
+    trainer = make_trainer(leaf)
     intrude(leaf, trainer)
     return trainer
 
@@ -223,44 +224,44 @@ def apply() -> Any:
     return report
 
 
-def a_trainer(leaf: ModuleType) -> Any:
+def make_trainer(leaf: ModuleType) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.llama(folder, seed=0)
-    made = getattr(leaf, TRAINER)
+    trainer_class = getattr(leaf, TRAINER)
     if TRAINER == "GRPOTrainer":
-        return tiny.grpo(made, model)
+        return tiny.grpo(trainer_class, model)
     from datasets import Dataset
     from trl import DPOConfig
 
     rows = [{"prompt": "w1 w2", "chosen": " w3", "rejected": " w4 w5"}] * 2
     settings = {"model": model, "args": tiny.config(DPOConfig), "tokenizer": tiny.tokenizer()}
-    return tiny.trainer(made, train_dataset=Dataset.from_list(rows), **settings)
+    return tiny.trainer(trainer_class, train_dataset=Dataset.from_list(rows), **settings)
 
 
-TIMES = {each.__name__.replace("_", " "): each for each in (before_apply, while_imported, after_apply)}
+TIMES = {time.__name__.replace("_", " "): time for time in (before_apply, while_imported, after_apply)}
 TIMES["after the trainer was made"] = after_the_trainer_was_made
 
 
 def work(case: tuple[str, str]) -> dict[str, Any]:
     intruder, time = case
     trainer = TIMES[time](INTRUDERS[intruder])
-    found = {"apply": stands(apply()), "status": stands(trl_hotfix.status())}
+    states = {"apply": state_of(apply()), "status": state_of(trl_hotfix.status())}
     evidence = trl_hotfix.status()[PATCH].evidence.get(LEAF, {})
-    return {**found, "train begin": at_train_begin(trainer), "evidence": {**evidence, "red": "", "green": ""}}
+    return {**states, "train begin": at_train_begin(trainer), "evidence": {**evidence, "red": "", "green": ""}}
 
 
-def stands(report: Any) -> str:
+def state_of(report: Any) -> str:
     return f"{report[PATCH].state.value} ({report[PATCH].reason.value})"
 
 
 def at_train_begin(trainer: Any) -> list[str]:
-    """What the callback warns of, by the event that ``Trainer.train`` fires."""
+    """Return the warnings of the callback at the event that ``Trainer.train`` fires."""
     import trl
     from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
 
-    said: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("trl_hotfix").addHandler(handler)
     callback = trl_hotfix.HotfixCallback()
     if trainer is not None:
@@ -269,22 +270,22 @@ def at_train_begin(trainer: Any) -> list[str]:
     else:
         args = tiny.config(trl.DPOConfig)
         CallbackHandler([callback], None, None, None, None).on_train_begin(args, TrainerState(), TrainerControl())
-    return said
+    return messages
 
 
 def main() -> None:
-    for each in ("transformers.trainer", "datasets", "peft", "accelerate", "trl.trainer.utils", "trl.data_utils"):
-        importlib.import_module(each)
+    for name in ("transformers.trainer", "datasets", "peft", "accelerate", "trl.trainer.utils", "trl.data_utils"):
+        importlib.import_module(name)
     assert LEAF not in sys.modules
-    found = {}
+    answers = {}
     for time in sorted(TIMES, key=lambda time: time != "while imported"):
         if time != "while imported":
             importlib.import_module(LEAF)
         for intruder in INTRUDERS:
             if intruder == "on the instance" and time != "after the trainer was made":
                 continue
-            found[f"{intruder}, {time}"] = in_a_fork(work, (intruder, time), 60)  # type: ignore[arg-type]
-    Path(OUT).write_text(json.dumps(found), encoding="utf-8")
+            answers[f"{intruder}, {time}"] = in_a_fork(work, (intruder, time), 60)  # type: ignore[arg-type]
+    Path(OUT).write_text(json.dumps(answers), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Run inside one release: the patches of ``SFTTrainer._prepare_dataset``, wrapped around it in every order.
+"""Run inside one release: wrap the patches of ``SFTTrainer._prepare_dataset`` around it in every order.
 
     python prepare_sft.py OUT.json
 
-For each order, and for a ``Dataset`` and an ``IterableDataset``, what the method makes of datasets that need one or
-more of them. Written out: the distinct results.
+In each order the method prepares datasets that need one or more of the patches, as a ``Dataset`` and as an
+``IterableDataset``. The answer has the distinct results.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import completion_start_prefix_mismatch
-import trl.trainer.sft_trainer as leaf
 import wrapt
 from datasets import Dataset
+from trl.trainer import sft_trainer
 
 from trl_hotfix.patches.completion_start_prefix_mismatch import start_the_completion_of_sft
 from trl_hotfix.patches.sft_eos_custom_text_field import end_the_texts
@@ -44,7 +44,7 @@ def of_prompt(example: Any) -> str:
 MESSAGES = [{"messages": [{"role": "user", "content": "w1"}]}]
 CONTENT = [{"content": "w1 w4"}]
 PAIR = [{"prompt": "w1", "completion": " w4 w5"}]
-# The second text goes on where the first ends, as a completion does.
+# The second text continues the first, as a completion continues its prompt.
 TEXTS = [{"text": "w1"}, {"text": "w1 w2"}]
 CASES: tuple[tuple[str, list[dict[str, Any]], Any, str, bool], ...] = (
     ("messages, formatted", MESSAGES, of_messages, "text", False),
@@ -57,31 +57,38 @@ CASES: tuple[tuple[str, list[dict[str, Any]], Any, str, bool], ...] = (
 
 
 def prepared(rows: Any, function: Any, field: str, *, ends: bool) -> list[Any]:
-    words = completion_start_prefix_mismatch.ending_words() if ends else tiny.chat_tokenizer()
-    args = default_arguments(leaf.SFTConfig, max_length=None, dataset_text_field=field, completion_only_loss=False)
-    known: dict[str, Any] = {"chat_template": None, "completion_only_loss": ends, "_is_vlm": False, "_tokenizer": words}
-    trainer = stub_trainer(leaf.SFTTrainer, args, **known)
-    with single_process(leaf):
-        found = trainer._prepare_dataset(rows, words, args, False, function, "train")
-        return [[row["input_ids"], counted(row)] for row in found]
+    tokenizer = completion_start_prefix_mismatch.ending_words() if ends else tiny.chat_tokenizer()
+    args = default_arguments(
+        sft_trainer.SFTConfig, max_length=None, dataset_text_field=field, completion_only_loss=False
+    )
+    attributes: dict[str, Any] = {
+        "chat_template": None,
+        "completion_only_loss": ends,
+        "_is_vlm": False,
+        "_tokenizer": tokenizer,
+    }
+    trainer = stub_trainer(sft_trainer.SFTTrainer, args, **attributes)
+    with single_process(sft_trainer):
+        dataset = trainer._prepare_dataset(rows, tokenizer, args, False, function, "train")
+        return [[row["input_ids"], counted(row)] for row in dataset]
 
 
 def counted(row: Any) -> int:
-    """How many of its tokens are trained."""
+    """Return the number of tokens of the row that are trained."""
     if "completion_mask" in row:
         return sum(row["completion_mask"])
     return sum(label != -100 for label in row.get("labels", row["input_ids"]))
 
 
 def main(out: str) -> None:
-    unpatched = leaf.SFTTrainer._prepare_dataset
+    unpatched = sft_trainer.SFTTrainer._prepare_dataset
     results: list[Any] = []
     for order in itertools.permutations(WRAPPERS):
-        leaf.SFTTrainer._prepare_dataset = unpatched
+        sft_trainer.SFTTrainer._prepare_dataset = unpatched
         for wrapper in order:
-            wrapt.wrap_function_wrapper(leaf, "SFTTrainer._prepare_dataset", wrapper)
+            wrapt.wrap_function_wrapper(sft_trainer, "SFTTrainer._prepare_dataset", wrapper)
         for make in (Dataset.from_list, stream):
-            result = {name: prepared(make(rows), *how, ends=ends) for name, rows, *how, ends in CASES}
+            result = {name: prepared(make(rows), *arguments, ends=ends) for name, rows, *arguments, ends in CASES}
             if result not in results:
                 results.append(result)
     Path(out).write_text(json.dumps(results), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Run inside one release: the self-tests of patches, each in a process of its own with a time limit.
+"""Run inside one release: the self-tests of patches, each in its own process with a time limit.
 
     python release.py OUT.json SECONDS ID...
 
@@ -29,48 +29,48 @@ def versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
-    wanted = {name: metadata.version(name).partition("+")[0] for name in ("torch", "transformers", "wrapt")}
-    return {"python": platform.python_version(), **wanted}
+    libraries = {name: metadata.version(name).partition("+")[0] for name in ("torch", "transformers", "wrapt")}
+    return {"python": platform.python_version(), **libraries}
 
 
 def warm(patches: Sequence[Patch]) -> None:
-    """Import what the cells will import; one that cannot be imported is for its cells to say."""
-    for leaf in dict.fromkeys(target.module for patch in patches for target in patch.targets):
+    """Import what the cells will import. The cells themselves report a module that cannot be imported."""
+    for module_name in dict.fromkeys(target.module for patch in patches for target in patch.targets):
         with contextlib.suppress(Exception):
-            cells.imported(leaf)
+            verify.imported(module_name)
 
 
 def in_a_fork(work: Callable[[Subject], Any], subject: Subject, seconds: float) -> dict[str, Any] | str:
-    """What ``work`` answers in a process of its own, or why there is no answer."""
+    """Return the answer of ``work`` in its own process, or why there is no answer."""
 
-    def one() -> None:
+    def write_answer() -> None:
         out.write_text(json.dumps(work(subject)), encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
-        process = multiprocessing.get_context("fork").Process(target=one)
+        process = multiprocessing.get_context("fork").Process(target=write_answer)
         process.start()
         process.join(seconds)
-        why = f"the process ended with exit code {process.exitcode}"
+        reason = f"the process ended with exit code {process.exitcode}"
         if process.is_alive():
             process.kill()
             process.join()
-            why = f"no answer within {seconds:g} s"
+            reason = f"no answer within {seconds:g} s"
         if not out.is_file():
-            return why
+            return reason
         answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return answer
 
 
 def alone(work: Callable[[], Any], seconds: float) -> dict[str, Any] | str:
-    """What ``work`` answers in a process and a working directory of its own, or why there is no answer."""
+    """Return the answer of ``work`` in its own process and working directory, or why there is no answer."""
 
-    def there(folder: str) -> Any:
+    def in_folder(folder: str) -> Any:
         os.chdir(folder)
         return work()
 
     with tempfile.TemporaryDirectory() as folder:
-        return in_a_fork(there, folder, seconds)
+        return in_a_fork(in_folder, folder, seconds)
 
 
 def cell(patch: Patch, seconds: float) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Run inside one release: every self-test that belongs here, in the middle of whatever a job has set up.
+"""Run inside one release: every self-test of its patches, in surroundings that a job may have set up.
 
     python surroundings.py OUT.json
 
-For each of the surroundings below, in a fork of a process that has imported TRL: every patch says ``reproduced``, goes
-on, says ``fixed``, comes off; and what can be seen of the process afterwards is what was there before. DeepSpeed has to
-be at hand: a ZeRO-3 config is active in one of them.
+In each of the surroundings below, in a fork of a process that has imported TRL, every self-test returns ``reproduced``,
+and ``fixed`` once its patch is applied; after ``revert`` the observable state of the process is as before. One of the
+surroundings has an active ZeRO-3 config, so DeepSpeed must be installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trl_hotfix.patching import self_test
 import release
 
 KEEP: list[Any] = []
-"""What has to live as long as the process: transformers holds the config of ZeRO-3 by a weak reference."""
+"""Objects that must live as long as the process: transformers holds the config of ZeRO-3 by a weak reference."""
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def inference_mode() -> Iterator[None]:
 
 @contextmanager
 def autocast() -> Iterator[None]:
-    """On the CPU, and as it is switched on where there is a GPU."""
+    """Enable autocast on the CPU, and as a process with a GPU does."""
     import torch
 
     torch.set_autocast_enabled(True)
@@ -89,14 +89,14 @@ def half_and_strict() -> Iterator[None]:
 
 @contextmanager
 def under_a_dispatch_mode() -> Iterator[None]:
-    """What sees every call of torch, as tracers and profilers do."""
+    """Observe every call of torch, as tracers and profilers do."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Sees(TorchDispatchMode):
+    class PassThrough(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return function(*args, **(kwargs or {}))
 
-    with Sees():
+    with PassThrough():
         yield
 
 
@@ -119,8 +119,8 @@ def zero_3() -> Iterator[None]:
 
 
 SURROUNDINGS: dict[str, Callable[[], Any]] = {
-    each.__name__: each
-    for each in (
+    surrounding.__name__: surrounding
+    for surrounding in (
         plain,
         meta_by_default,
         without_gradients_on_meta,
@@ -134,8 +134,8 @@ SURROUNDINGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def process() -> Mapping[str, Any]:
-    """What can be seen of this process, each with a name; compared by ``==``."""
+def process_state() -> Mapping[str, Any]:
+    """Return the observable state of this process by name, for a comparison with ``==``."""
     import numpy
     import torch
     from accelerate import state
@@ -157,85 +157,85 @@ def process() -> Mapping[str, Any]:
         "cuda": torch.cuda.is_initialized(),
         "distributed": torch.distributed.is_initialized(),
         "zero 3": is_deepspeed_zero3_enabled(),
-        "accelerate": [set(each._shared_state) for each in (state.PartialState, state.AcceleratorState)],
+        "accelerate": [set(singleton._shared_state) for singleton in (state.PartialState, state.AcceleratorState)],
         "gradient accumulation": set(state.GradientState._shared_state),
         "warnings": list(warnings.filters),
         "showwarning": warnings.showwarning,
         "environment": dict(os.environ),
         "folder": Path.cwd(),
         "path": list(sys.path),
-        "hooks": [type(each).__name__ for each in sys.meta_path],
-        "signals": [signal.getsignal(each) for each in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)],
+        "hooks": [type(finder).__name__ for finder in sys.meta_path],
+        "signals": [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)],
         "timer": signal.getitimer(signal.ITIMER_REAL),
         "threads": threading.active_count(),
         "files": len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0,
         "standard": (sys.stdin, sys.stdout, sys.stderr, sys.excepthook),
         "logging": {
-            name: (each.level, list(each.handlers), list(each.filters), each.disabled)
-            for name, each in loggers.items()
-            if isinstance(each, logging.Logger) and name != "trl_hotfix"
+            name: (logger.level, list(logger.handlers), list(logger.filters), logger.disabled)
+            for name, logger in loggers.items()
+            if isinstance(logger, logging.Logger) and name != "trl_hotfix"
         },
     }
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    found = []
-    for name, was in before.items():
-        now = after[name]
+    texts = []
+    for name, value in before.items():
+        value_after = after[name]
         if name == "logging":
-            # A module that a self-test is the first to import makes its logger; none that was there is another now.
-            now = {each: now[each] for each in was}
-        if was != now:
-            short = [repr(each)[:200] for each in (was, now)]
-            found.append(f"{name}: {short[0]} before, {short[1]} afterwards")
-    return found
+            # A module that a self-test imports first makes a new logger; existing loggers must not change.
+            value_after = {logger: value_after[logger] for logger in value}
+        if value != value_after:
+            short = [repr(state)[:200] for state in (value, value_after)]
+            texts.append(f"{name}: {short[0]} before, {short[1]} afterwards")
+    return texts
 
 
-def in_the_middle_of(surrounding: str, patches: Sequence[Patch]) -> dict[str, list[str]]:
-    """For each patch what went wrong, and what it left behind."""
-    found: dict[str, list[str]] = {}
+def run_in(surrounding: str, patches: Sequence[Patch]) -> dict[str, list[str]]:
+    """Return, for each patch, its failures and the changes that it left in the process."""
+    findings: dict[str, list[str]] = {}
     with ExitStack() as stack:
         stack.enter_context(SURROUNDINGS[surrounding]())
         for patch in patches:
-            before = process()
+            before = process_state()
             try:
-                said = red_green_red(patch)
-            # Whatever a self-test or a release does here is the finding.
+                messages = red_green_red(patch)
+            # Any error of a self-test or a release is the finding.
             except Exception:  # noqa: BLE001
-                said = [traceback.format_exc()]
-            found[patch.id] = said + differences(before, process())
-    return found
+                messages = [traceback.format_exc()]
+            findings[patch.id] = messages + differences(before, process_state())
+    return findings
 
 
 def red_green_red(patch: Patch) -> list[str]:
-    leaves = [sys.modules[leaf] for leaf in dict.fromkeys(each.module for each in gates.targets_here(patch))]
-    said = []
+    modules = [sys.modules[module] for module in dict.fromkeys(target.module for target in gates.targets_here(patch))]
+    messages = []
 
     def expect(verdict: str) -> None:
-        for leaf in leaves:
-            outcome = self_test.self_test(patch, leaf, patch.chosen({}))
+        for module in modules:
+            outcome = engine.self_test(patch, module, patch.chosen({}))
             if not isinstance(outcome, Outcome):
-                said.append(f"{leaf.__name__}: {outcome.evidence['traceback']}")
+                messages.append(f"{module.__name__}: {outcome.evidence['traceback']}")
             elif outcome.verdict.value != verdict:
-                said.append(f"{leaf.__name__}: expected {verdict}, found {outcome}")
+                messages.append(f"{module.__name__}: expected {verdict}, found {outcome}")
 
     expect("reproduced")
     status = trl_hotfix.apply(only=[patch.id], unknown_body="try")[patch.id]
     if status.state is not State.APPLIED:
-        said.append(f"{status.state.value} ({status.reason.value}): {dict(status.evidence)}")
+        messages.append(f"{status.state.value} ({status.reason.value}): {dict(status.evidence)}")
     expect("fixed")
     trl_hotfix.revert()
     expect("reproduced")
-    return said
+    return messages
 
 
 def main(out: str) -> None:
     patches = [patch for patch in loading.load() if gates.targets_here(patch)]
     release.warm(patches)
-    found = {}
+    answers = {}
     for surrounding in SURROUNDINGS:
-        found[surrounding] = release.in_a_fork(partial(in_the_middle_of, surrounding), patches, 240)
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+        answers[surrounding] = release.in_a_fork(partial(run_in, surrounding), patches, 240)
+    Path(out).write_text(json.dumps(answers), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,26 +22,28 @@ CHECKOUT = Path(__file__).parents[2]
 PATCHES = loading.load()
 
 
-def test_the_files_are_what_the_wheels_and_the_evidence_say(everywhere: None) -> None:
+def test_the_files_agree_with_wheels_and_evidence(everywhere: None) -> None:
     assert json.loads(evidence.FINGERPRINTS.read_text()) == evidence.fingerprints()
     assert json.loads(evidence.PROVEN.read_text()) == evidence.proven(fingerprints.bodies())
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
-def test_a_release_is_in_range_if_and_only_if_its_body_is_known_to_be_buggy(patch: Patch) -> None:
-    known = fingerprints.bodies()
+def test_exactly_releases_with_buggy_bodies_are_in_range(patch: catalogue.Patch) -> None:
+    bodies = fingerprint.bodies()
     for release in layout.releases():
         for target in patch.targets:
-            buggy = known.what(patch.id, target.name, known.at(target.name, release)) == "buggy"
+            buggy = bodies.what(patch.id, target.name, bodies.at(target.name, release)) == "buggy"
             assert buggy == (target in gates.targets_for(patch, release)), (release, target.name)
 
 
 def pythons() -> list[str]:
-    """The interpreters that this machine has, one for each minor version."""
+    """Return the interpreters of this machine, one for each minor version."""
     command = [sys.executable, "-m", "uv", "python", "list", "--only-installed", "--output-format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = {(each["version_parts"]["minor"]): each["path"] for each in json.loads(done.stdout)[::-1]}
-    return [path for minor, path in sorted(found.items()) if minor >= 10]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    paths = {
+        (interpreter["version_parts"]["minor"]): interpreter["path"] for interpreter in json.loads(process.stdout)[::-1]
+    }
+    return [path for minor, path in sorted(paths.items()) if minor >= 10]
 
 
 def test_every_python_reads_the_same_bodies(everywhere: None, tmp_path: Path) -> None:
@@ -53,12 +55,12 @@ def test_every_python_reads_the_same_bodies(everywhere: None, tmp_path: Path) ->
             sys.path.insert(0, sys.argv[1])
             from trl_hotfix.matching.digests import digest
             from pathlib import Path
-            found = {}
+            digests = {}
             for file in sorted(Path(sys.argv[2], "trl").rglob("*.py")):
                 for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                        found[f"{file}:{node.lineno}"] = digest(node)
-            print(json.dumps(found))
+                        digests[f"{file}:{node.lineno}"] = digest(node)
+            print(json.dumps(digests))
             """
         )
     )
@@ -78,7 +80,7 @@ def test_every_python_reads_the_same_bodies(everywhere: None, tmp_path: Path) ->
         assert len(set(read)) == 1, interpreters
 
 
-def test_comments_docstrings_and_layout_are_not_part_of_a_body() -> None:
+def test_comments_and_layout_are_not_part_of_a_body() -> None:
     import ast
 
     def body(text: str) -> str:
@@ -100,7 +102,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def altered(release: str, tmp_path: Path, version: str, old: str, new: str) -> Path:
-    """A copy of a release under another version, with one change in the DPO trainer."""
+    """Return a copy of a release with another version and one change in the DPO trainer."""
     import shutil
 
     copy = tmp_path / "altered"
@@ -113,20 +115,20 @@ def altered(release: str, tmp_path: Path, version: str, old: str, new: str) -> P
     return copy
 
 
-def test_the_command_says_of_a_new_wheel_what_still_matches(everywhere: None, tmp_path: Path) -> None:
-    same = run("--wheel", str(layout.BENCH / "overlay" / "0.11.4"))
-    assert same.returncode == 0, same.stderr
-    assert "matches" in same.stdout
+def test_the_command_compares_a_new_wheel(everywhere: None, tmp_path: Path) -> None:
+    unchanged = run("--wheel", str(layout.BENCH / "overlay" / "0.11.4"))
+    assert unchanged.returncode == 0, unchanged.stderr
+    assert "matches" in unchanged.stdout
 
     changed = altered("0.11.4", tmp_path, "0.11.5", "router_aux_loss_coef", "router_aux_loss_coefficient")
-    done = run("--wheel", str(changed))
-    assert done.returncode == 1, done.stderr
-    assert "unknown body" in done.stdout
+    process = run("--wheel", str(changed))
+    assert process.returncode == 1, process.stderr
+    assert "unknown body" in process.stdout
 
     newest = run("--wheel", str(layout.BENCH / "overlay" / layout.releases()[-1]), "--json")
-    named = {each["target"]: each for each in json.loads(newest.stdout)["targets"]}
-    gone = named["trl.trainer.dpo_trainer:DPOTrainer.get_batch_loss_metrics"]
-    assert (gone["says"], gone["body"], gone["in_range"]) == ("gone", None, False)
+    targets = {target["target"]: target for target in json.loads(newest.stdout)["targets"]}
+    removed = targets["trl.trainer.dpo_trainer:DPOTrainer.get_batch_loss_metrics"]
+    assert (removed["says"], removed["body"], removed["in_range"]) == ("gone", None, False)
 
 
 def test_the_command_reads_a_wheel_file(everywhere: None, tmp_path: Path) -> None:
@@ -143,14 +145,14 @@ def test_the_command_reads_a_wheel_file(everywhere: None, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip"])
-def test_something_that_is_no_trl_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
+def test_a_path_without_trl_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "trl-9.whl"
     file.write_bytes(content)
     for path in (file, tmp_path / "nowhere.whl", tmp_path):
-        done = run("--wheel", str(path))
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
-        assert str(path) in done.stderr
+        process = run("--wheel", str(path))
+        assert process.returncode == 2
+        assert "Traceback" not in process.stderr
+        assert str(path) in process.stderr
 
 
 def test_inherited_and_imported_functions_are_followed(everywhere: None) -> None:

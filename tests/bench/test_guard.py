@@ -1,4 +1,4 @@
-"""Guard the guard: break a patch on purpose, and the bench must go red."""
+"""A patch that is broken on purpose must fail on the bench."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def change(file: Path, old: str, new: str) -> None:
 
 
 def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, Any]:
-    """The verdict of the broken package on a release."""
+    """Return the cell of the broken package on a release."""
     (place,) = layout.places([release])
     environment = place.environment()
     folders = [str(package.parent), *([str(overlay)] if overlay else []), environment["PYTHONPATH"]]
@@ -38,8 +38,8 @@ def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, 
         capture_output=True,
         check=True,
     )
-    (found,) = json.loads(out.read_text())["cells"]
-    result: dict[str, Any] = found
+    (answer,) = json.loads(out.read_text())["cells"]
+    result: dict[str, Any] = answer
     return result
 
 
@@ -55,16 +55,16 @@ def test_unbroken_it_is_proven(package: Path) -> None:
     assert cell(package, "0.11.4")["verdict"] == "proven"
 
 
-def test_a_wrapper_that_returns_the_original_result_is_unrepaired(package: Path, patch: Path) -> None:
+def test_a_wrapper_without_effect_is_unrepaired(package: Path, patch: Path) -> None:
     change(patch, "    args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)\n", "")
     assert cell(package, "0.11.4")["verdict"] == "unrepaired"
 
 
 def test_a_wrapper_that_raises_is_unrepaired(package: Path, patch: Path) -> None:
     change(patch, CALL, CALL.replace("return wrapped(*args, **kwargs)", "raise RuntimeError('broken')"))
-    found = cell(package, "0.11.4")
-    assert found["verdict"] == "unrepaired"
-    assert "broken" in found["why"]
+    answer = cell(package, "0.11.4")
+    assert answer["verdict"] == "unrepaired"
+    assert "broken" in answer["why"]
 
 
 def test_a_wrapper_on_the_wrong_method_is_unrepaired(package: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_range_one_release_too_narrow_is_uncovered(package: Path) -> None:
     assert cell(package, "0.9.6")["verdict"] == "uncovered"
 
 
-def test_an_altered_upstream_body_is_an_error_that_names_both_bodies(package: Path, tmp_path: Path) -> None:
+def test_an_altered_body_is_an_error_that_names_both(package: Path, tmp_path: Path) -> None:
     overlay = tmp_path / "overlay"
     shutil.copytree(layout.BENCH / "overlay" / "0.11.4", overlay)
     change(
@@ -91,9 +91,9 @@ def test_an_altered_upstream_body_is_an_error_that_names_both_bodies(package: Pa
         "        metrics = {}\n\n        forward_output",
         "        metrics = dict()\n\n        forward_output",
     )
-    found = cell(package, "0.11.4", overlay)
-    assert found["verdict"] == "error"
-    assert "on record for TRL 0.11.4 is c1:" in found["why"]
+    answer = cell(package, "0.11.4", overlay)
+    assert answer["verdict"] == "error"
+    assert "on record for TRL 0.11.4 is c1:" in answer["why"]
 
 
 def test_a_self_test_that_cannot_fail_is_not_reproduced(package: Path, patch: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_self_test_that_cannot_fail_is_not_reproduced(package: Path, patch: Pa
     assert cell(package, "0.11.4")["verdict"] == "not-reproduced"
 
 
-def test_a_self_test_that_hangs_is_an_error_after_its_time(package: Path, patch: Path) -> None:
+def test_a_self_test_that_hangs_is_an_error(package: Path, patch: Path) -> None:
     change(patch, "    import torch\n", "    import threading\n\n    threading.Event().wait()\n    import torch\n")
     (place,) = layout.places(["0.11.4"])
     out = package.parent / "out.json"
@@ -113,11 +113,11 @@ def test_a_self_test_that_hangs_is_an_error_after_its_time(package: Path, patch:
         capture_output=True,
         check=True,
     )
-    (found,) = json.loads(out.read_text())["cells"]
-    assert (found["verdict"], found["why"]) == ("error", "no answer within 1 s")
+    (answer,) = json.loads(out.read_text())["cells"]
+    assert (answer["verdict"], answer["why"]) == ("error", "no answer within 1 s")
 
 
-def test_a_process_that_dies_is_an_error_and_counted(package: Path, patch: Path) -> None:
+def test_a_process_that_dies_is_an_error(package: Path, patch: Path) -> None:
     change(patch, "    import torch\n", "    import os\n\n    os._exit(3)\n    import torch\n")
-    found = cell(package, "0.11.4")
-    assert (found["verdict"], found["why"]) == ("error", "the process ended with exit code 3")
+    answer = cell(package, "0.11.4")
+    assert (answer["verdict"], answer["why"]) == ("error", "the process ended with exit code 3")

@@ -1,4 +1,4 @@
-"""What ``hits`` says of trainers and arguments is so in the real releases, whose sources are read, and not imported."""
+"""The trainers and arguments in ``hits`` exist in the real releases, whose sources are parsed, not imported."""
 
 from __future__ import annotations
 
@@ -27,60 +27,75 @@ HITS = [
 NOTHING = object()
 
 Defaults = Mapping[str, Any]
-"""Each argument with its default, or NOTHING where that is no literal."""
+"""Each argument with its default, or NOTHING if that is not a literal."""
 
 
 class Class(NamedTuple):
-    """What is read of a class. Not the syntax trees: those of all releases are gigabytes."""
+    """The parts of a class that the tests need, without its syntax tree: the trees of all releases are gigabytes."""
 
     name: str
     bases: tuple[str, ...]
     fields: Defaults
     positional: tuple[str, ...]
-    """What ``__init__`` takes by position, without ``self``; empty if it has none of its own."""
+    """Positional parameters of ``__init__``, without ``self``; empty if the class has no ``__init__`` of its own."""
     parameters: frozenset[str]
 
 
 def parsed(file: Path) -> Iterator[Class]:
-    for each in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(each, ast.ClassDef):
-            made = next((its for its in each.body if isinstance(its, ast.FunctionDef) and its.name == "__init__"), None)
-            positional = tuple(part.arg for part in made.args.args[1:]) if made is not None else ()
-            keywords = {part.arg for part in made.args.kwonlyargs} if made is not None else set()
-            bases = tuple(base.id for base in each.bases if isinstance(base, ast.Name))
-            yield Class(each.name, bases, fields(each), positional, frozenset({*positional, *keywords}))
+    for definition in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(definition, ast.ClassDef):
+            constructor = next(
+                (
+                    statement
+                    for statement in definition.body
+                    if isinstance(statement, ast.FunctionDef) and statement.name == "__init__"
+                ),
+                None,
+            )
+            positional = tuple(part.arg for part in constructor.args.args[1:]) if constructor is not None else ()
+            keywords = {part.arg for part in constructor.args.kwonlyargs} if constructor is not None else set()
+            bases = tuple(base.id for base in definition.bases if isinstance(base, ast.Name))
+            yield Class(definition.name, bases, fields(definition), positional, frozenset({*positional, *keywords}))
 
 
 @functools.cache
 def classes(release: str) -> dict[str, list[Class]]:
-    """The trainers and configs of a release, by name: there may be one in ``trl.trainer`` and one in experimental."""
+    """Return the trainers and configs of a release by name: ``trl.trainer`` and experimental may each have one."""
     folder = layout.BENCH / "overlay" / release / "trl"
-    found: dict[str, list[Class]] = {}
+    by_name: dict[str, list[Class]] = {}
     for file in [*folder.glob("trainer/*.py"), *folder.glob("experimental/**/*.py")]:
         if file.stem.endswith(("_trainer", "_config", "__init__")):
-            for each in parsed(file):
-                found.setdefault(each.name, []).append(each)
-    return found
+            for definition in parsed(file):
+                by_name.setdefault(definition.name, []).append(definition)
+    return by_name
 
 
 @functools.cache
 def of_transformers() -> frozenset[str]:
-    """The fields of TrainingArguments in any of the stacks."""
+    """Return the fields of TrainingArguments in any of the stacks."""
     files = [*layout.BENCH.glob("stacks/*/lib/python3*/site-packages/transformers/training_args.py")]
     assert files
-    each = [part for file in files for part in parsed(file) if part.name == "TrainingArguments"]
-    return frozenset(name for definition in each for name in definition.fields)
+    definitions = [part for file in files for part in parsed(file) if part.name == "TrainingArguments"]
+    return frozenset(name for definition in definitions for name in definition.fields)
 
 
 def fields(definition: ast.ClassDef) -> Defaults:
-    own = [each for each in definition.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
-    return {each.target.id: default(each.value) for each in own if isinstance(each.target, ast.Name)}
+    annotated = [
+        statement
+        for statement in definition.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    ]
+    return {
+        statement.target.id: default(statement.value)
+        for statement in annotated
+        if isinstance(statement.target, ast.Name)
+    }
 
 
 def default(node: ast.expr | None) -> Any:
     if isinstance(node, ast.Call):
-        given = {each.arg: each.value for each in node.keywords}
-        node = given.get("default") or given.get("default_factory")
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        node = keywords.get("default") or keywords.get("default_factory")
     if isinstance(node, ast.Lambda):
         node = node.body
     try:
@@ -91,82 +106,87 @@ def default(node: ast.expr | None) -> Any:
 
 @functools.cache
 def config(release: str, name: str) -> Defaults:
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for definition in classes(release).get(name, []):
         for base in definition.bases:
             if base != name:
-                found |= config(release, base)
-        found |= definition.fields
-    return found
+                defaults |= config(release, base)
+        defaults |= definition.fields
+    return defaults
 
 
 def trainer(release: str, name: str) -> set[str]:
-    return {each for definition in classes(release).get(name, []) for each in definition.parameters}
+    return {parameter for definition in classes(release).get(name, []) for parameter in definition.parameters}
 
 
 def releases(*ranges: str | None) -> list[str]:
-    wanted = [each for each in ranges if each is not None]
-    return [release for release in layout.releases() if all(versions.in_range(release, each) for each in wanted)]
+    specifiers = [specifier for specifier in ranges if specifier is not None]
+    return [
+        release for release in layout.releases() if all(gates.in_range(release, specifier) for specifier in specifiers)
+    ]
 
 
 def trainers(hit: Hit) -> tuple[str, ...]:
     return hit.trainers if hit.trainers != ("*",) else ("SFT", "DPO", "GRPO")
 
 
-def test_every_patch_says_what_its_bug_needs() -> None:
-    assert [patch.id for patch in loading.load() if not patch.hits] == []
+def test_every_patch_declares_what_its_bug_needs() -> None:
+    assert [patch.id for patch in catalogue.load() if not patch.hits] == []
 
 
 @pytest.mark.parametrize(("trl", "hit"), HITS)
-def test_the_trainers_and_the_arguments_are_in_a_release_of_the_range(everywhere: None, trl: str, hit: Hit) -> None:
-    here = releases(trl, hit.trl)
+def test_trainers_and_arguments_exist_in_the_range(everywhere: None, trl: str, hit: Hit) -> None:
+    in_range = releases(trl, hit.trl)
     for name in trainers(hit):
-        assert any(f"{name}Trainer" in classes(each) for each in here), name
-        for argument in {each.partition(".")[0] for each in hit.when}:
+        assert any(f"{name}Trainer" in classes(release) for release in in_range), name
+        for argument in {key.partition(".")[0] for key in hit.when}:
             assert argument in of_transformers() or any(
-                argument in trainer(each, f"{name}Trainer") or argument in config(each, f"{name}Config")
-                for each in here
+                argument in trainer(release, f"{name}Trainer") or argument in config(release, f"{name}Config")
+                for release in in_range
             ), (name, argument)
 
 
 @pytest.mark.parametrize(("trl", "hit"), HITS)
-def test_an_argument_that_is_not_given_is_what_its_default_is(everywhere: None, trl: str, hit: Hit) -> None:
-    """Where a literal would do, and the default is one, both have the same answer."""
+def test_a_missing_argument_has_its_default(everywhere: None, trl: str, hit: Hit) -> None:
+    """If the default is a literal, passing it and omitting the argument evaluate the same."""
     unset = Argument(Kind.UNSET)
     for release in releases(trl, hit.trl):
         for name in trainers(hit):
-            for argument, wanted in hit.when.items():
+            for argument, condition in hit.when.items():
                 value = config(release, f"{name}Config").get(argument, NOTHING)
-                if value is NOTHING or value is None or wanted in ("set", "unset"):
+                if value is NOTHING or value is None or condition in ("set", "unset"):
                     continue
-                given = Argument(Kind.LITERAL, value)
-                here = (release, name, argument, value)
-                answers = [conditions.evaluate(wanted, each, lambda _: unset) for each in (given, unset)]
-                assert answers[0] == answers[1], here
+                literal = Argument(Kind.LITERAL, value)
+                place = (release, name, argument, value)
+                answers = [
+                    conditions.evaluate(condition, argument_value, lambda _: unset)
+                    for argument_value in (literal, unset)
+                ]
+                assert answers[0] == answers[1], place
 
 
-def test_what_only_a_trainer_takes_is_in_no_config(everywhere: None) -> None:
+def test_arguments_of_trainers_only_are_in_no_config(everywhere: None) -> None:
     for release in layout.releases():
         for name in ("SFT", "DPO", "GRPO", "KTO", "RLOO", "OnlineDPO", "GKD", "ORPO", "CPO", "BCO", "Reward", "PRM"):
             assert not TRAINER_ONLY_ARGUMENTS & set(config(release, f"{name}Config")), (release, name)
 
 
-def test_what_is_given_by_position_is_there_in_every_release(everywhere: None) -> None:
+def test_positional_arguments_are_in_every_release(everywhere: None) -> None:
     for release in layout.releases():
         for name, order in POSITIONAL_ARGUMENTS.items():
             for definition in classes(release).get(f"{name}Trainer", []):
-                first = definition.positional
-                # RLOO was another trainer up to 0.21, of which the catalogue knows no bug.
-                assert first[: len(order)] == order or "policy" in first or not first, (release, name)
+                positional = definition.positional
+                # RLOO was another trainer up to 0.21, for which the catalogue has no patch.
+                assert positional[: len(order)] == order or "policy" in positional or not positional, (release, name)
 
 
-@pytest.mark.parametrize("name", DISTINCTIVE_KEYS)
-def test_the_keys_that_tell_a_trainer_are_of_no_other(everywhere: None, name: str) -> None:
-    for sign in DISTINCTIVE_KEYS[name]:
-        having = {
-            each
+@pytest.mark.parametrize("name", scripts.DISTINCTIVE_KEYS)
+def test_a_distinctive_key_belongs_to_one_trainer(everywhere: None, name: str) -> None:
+    for key in scripts.DISTINCTIVE_KEYS[name]:
+        names = {
+            other_name
             for release in layout.releases()
-            for each in DISTINCTIVE_KEYS
-            if sign in config(release, f"{each}Config") and classes(release).get(f"{each}Config")
+            for other_name in scripts.DISTINCTIVE_KEYS
+            if key in config(release, f"{other_name}Config") and classes(release).get(f"{other_name}Config")
         }
-        assert having == {name}, (sign, having)
+        assert names == {name}, (key, names)

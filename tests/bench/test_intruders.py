@@ -1,4 +1,4 @@
-"""Never a silent no-op: what other packages do to a trainer, whenever they do it, is seen and said."""
+"""Never a silent no-op: changes of a trainer by other packages are reported, whenever they happen."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DISPLACED, GONE, UNREACHED, APPLIED = (
     "applied (proven)",
 )
 
-# What the intruder does; where the patch stands if it came before; where it stands if it came after.
+# The intruder; the state of the patch if the intruder came before it; the state if the intruder came after.
 TABLE = [
     ("regenerated in a cache", FOREIGN, DISPLACED),
-    # It looks like the class of a reload, which would be patched, and is found out by its code.
+    # It looks like the class of a reload, which would be patched; its code tells them apart.
     ("regenerated in its module", REPLACED, REPLACED),
     ("deleted", DELETED, GONE),
     ("deleted and put anew", FOREIGN, DISPLACED),
@@ -44,18 +44,18 @@ EXPECTED = {
     "on the instance, after the trainer was made": UNREACHED,
 }
 
-# ms-swift deletes a constructor of GRPO and has a concatenated_forward of its own for DPO.
+# ms-swift deletes a constructor of GRPO and overrides concatenated_forward of DPO.
 RUNS = {
     "1.16.0": ("trl.trainer.grpo_trainer", "GRPOTrainer", "__init__", "grpo-zero-loss-diagnosis"),
     "0.28.0": ("trl.trainer.dpo_trainer", "DPOTrainer", "concatenated_forward", "dpo-padding-free-wrong-terms"),
 }
-Found = Mapping[str, Mapping[str, Any]]
+Answers = Mapping[str, Mapping[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def found(everywhere: None) -> Found:
+def answers(everywhere: None) -> Answers:
     def run(release: str) -> Any:
-        place = next(each for each in layout.places([release]) if each.stack == "tf4.57")
+        place = next(place for place in layout.places([release]) if place.stack == "tf4.57")
         return Bench(1, True, Console(quiet=True)).process(
             place, [str(HERE / "intruders.py"), "{out}", *RUNS[release]], 600
         )
@@ -66,9 +66,9 @@ def found(everywhere: None) -> Found:
 
 @pytest.mark.parametrize("release", RUNS)
 @pytest.mark.parametrize("case", EXPECTED)
-def test_an_intruder_is_reported_by_apply_by_status_and_at_train_begin(found: Found, release: str, case: str) -> None:
-    assert not isinstance(found[release], str), found[release]
-    answer = found[release][case]
+def test_an_intruder_is_reported_everywhere(answers: Answers, release: str, case: str) -> None:
+    assert not isinstance(answers[release], str), answers[release]
+    answer = answers[release][case]
     assert not isinstance(answer, str), answer
     expected, patch = EXPECTED[case], RUNS[release][-1]
     assert (answer["apply"], answer["status"]) == (expected, expected), answer
@@ -77,5 +77,5 @@ def test_an_intruder_is_reported_by_apply_by_status_and_at_train_begin(found: Fo
 
 
 @pytest.mark.parametrize("release", RUNS)
-def test_every_case_is_expected(found: Found, release: str) -> None:
-    assert found[release].keys() == EXPECTED.keys()
+def test_every_case_is_expected(answers: Answers, release: str) -> None:
+    assert answers[release].keys() == EXPECTED.keys()

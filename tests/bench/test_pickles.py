@@ -1,4 +1,4 @@
-"""Every patched thing copied, pickled and sent to workers, and the cache of ``datasets``, on real releases."""
+"""References to patched functions in copies, pickles and workers, and the ``datasets`` cache, on real releases."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ Answer = Mapping[str, Any]
 
 
 def covering() -> list[layout.Place]:
-    """A few releases on which every patch applies at least once, and 0.16.1, where pickles.py adds made-up patches."""
-    of = {place: {patch.id for patch in loading.load() if place.targets_of(patch)} for place in layout.places()}
-    found = [place for place in of if place.release == "0.16.1"]
-    left = {patch.id for patch in loading.load()}.difference(*(of[place] for place in found))
-    while left:
-        best = max(of, key=lambda place: len(of[place] & left))
-        found.append(best)
-        left -= of[best]
-    return found
+    """Return a few releases on which every patch applies, and 0.16.1, where pickles.py adds made-up patches."""
+    ids_by_place = {
+        place: {patch.id for patch in catalogue.load() if place.targets_of(patch)} for place in layout.places()
+    }
+    covering_places = [place for place in ids_by_place if place.release == "0.16.1"]
+    missing = {patch.id for patch in catalogue.load()}.difference(*(ids_by_place[place] for place in covering_places))
+    while missing:
+        best = max(ids_by_place, key=lambda place: len(ids_by_place[place] & missing))
+        covering_places.append(best)
+        missing -= ids_by_place[best]
+    return covering_places
 
 
 def run(place: layout.Place, script: str, *arguments: str, overlay: Path | None = None) -> Answer:
@@ -42,17 +44,17 @@ def run(place: layout.Place, script: str, *arguments: str, overlay: Path | None 
 
 @pytest.fixture(scope="session")
 def pickled(everywhere: None, tmp_path_factory: pytest.TempPathFactory) -> Mapping[layout.Place, tuple[Answer, Answer]]:
-    """For each release, what was written with all patches on, and what a fresh process made of it."""
+    """Return per release the answers of a process with all patches on, and of a fresh one that loads its pickles."""
     overlay = tmp_path_factory.mktemp("overlay")
     (overlay / "cloudpickle").symlink_to(Path(cloudpickle.__file__).parent)
 
-    def both(place: layout.Place) -> tuple[Answer, Answer]:
+    def write_and_read(place: layout.Place) -> tuple[Answer, Answer]:
         folder = str(tmp_path_factory.mktemp("pickles"))
         written = run(place, "pickles.py", "write", folder, overlay=overlay)
         return written, run(place, "pickles.py", "read", folder, overlay=overlay)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(PLACES, pool.map(both, PLACES), strict=True))
+        return dict(zip(PLACES, pool.map(write_and_read, PLACES), strict=True))
 
 
 PLACES = covering()
@@ -62,48 +64,49 @@ every_place = pytest.mark.parametrize("place", PLACES, ids=str)
 
 
 @every_place
-def test_what_is_copied_pickled_or_mapped_by_workers_has_its_patches(pickled: Any, place: layout.Place) -> None:
+def test_copies_pickles_and_workers_keep_the_patches(pickled: Any, place: layout.Place) -> None:
     written, _ = pickled[place]
-    patches = {patch.id for patch in loading.load() if place.targets_of(patch)}
-    assert patches <= {each[0] for its in written.values() for each in its["expected"]}
-    for target, its in written.items():
-        assert len(its["came out"]) >= 24, target
-        others = {how: what for how, what in its["came out"].items() if what != its["expected"]}
-        assert not others, (target, its["expected"])
+    patches = {patch.id for patch in catalogue.load() if place.targets_of(patch)}
+    assert patches <= {expected[0] for answer in written.values() for expected in answer["expected"]}
+    for target, answer in written.items():
+        assert len(answer["came out"]) >= 24, target
+        differing = {
+            case: patches_found
+            for case, patches_found in answer["came out"].items()
+            if patches_found != answer["expected"]
+        }
+        assert not differing, (target, answer["expected"])
 
 
-def by_name_only(target: str, how: str) -> bool:
-    """Python itself pickles these as a class or an instance and a name: what that gives is what the process has."""
-    if how == "dill: lambda of instance":
+def by_name_only(target: str, case: str) -> bool:
+    """Python pickles these as a class or instance and a name, so loading them returns what the process has there."""
+    if case == "dill: lambda of instance":
         return True
     made_up_class, made_up_traced = target == MADE_UP_CLASS, target == MADE_UP_TRACED
-    return (made_up_class and how.startswith("pickle: ")) or (made_up_traced and how == "pickle: bound")
+    return (made_up_class and case.startswith("pickle: ")) or (made_up_traced and case == "pickle: bound")
 
 
 @every_place
-def test_a_process_without_patches_puts_on_what_a_pickle_names_with_its_options(
-    pickled: Any, place: layout.Place
-) -> None:
+def test_an_unpatched_process_applies_what_a_pickle_names(pickled: Any, place: layout.Place) -> None:
     written, read = pickled[place]
     assert read.keys() == written.keys()
-    for target, its in read.items():
+    for target, answer in read.items():
         expected = written[target]["expected"]
-        for how, what in its["came out"].items():
-            if by_name_only(target, how):
-                assert (what, its["on"][how]) == (None, []), (target, how)
+        for case, patches in answer["came out"].items():
+            if by_name_only(target, case):
+                assert (patches, answer["on"][case]) == (None, []), (target, case)
             else:
-                assert (what, its["on"][how]) == (expected, sorted(each[0] for each in expected)), (target, how)
+                ids = sorted(patch[0] for patch in expected)
+                assert (patches, answer["on"][case]) == (expected, ids), (target, case)
 
 
 @every_place
-def test_the_hash_of_a_patched_thing_is_the_same_in_both_processes_and_not_that_of_the_unpatched_one(
-    pickled: Any, place: layout.Place
-) -> None:
+def test_patched_hashes_agree_and_differ_from_unpatched(pickled: Any, place: layout.Place) -> None:
     written, read = pickled[place]
-    for target, its in read.items():
-        assert its["hashes"], target
-        for kind, (restored, unpatched) in its["hashes"].items():
-            if its["came out"][f"pickle: {kind}"] is not None:
+    for target, answer in read.items():
+        assert answer["hashes"], target
+        for kind, (restored, unpatched) in answer["hashes"].items():
+            if answer["came out"][f"pickle: {kind}"] is not None:
                 assert restored == written[target]["hashes"][kind], (target, kind)
             assert unpatched != written[target]["hashes"][kind], (target, kind)
 
@@ -118,7 +121,7 @@ CACHED = {
 
 @pytest.fixture(scope="session")
 def cached(everywhere: None, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Answer, Answer]]:
-    """For each release, two processes one after the other over the same dataset on disk."""
+    """Return for each release the answers of two successive processes on the same dataset on disk."""
 
     def twice(release: str) -> tuple[Answer, Answer]:
         folder = str(tmp_path_factory.mktemp("cache"))
@@ -131,9 +134,7 @@ def cached(everywhere: None, tmp_path_factory: pytest.TempPathFactory) -> Mappin
 
 
 @pytest.mark.parametrize("release", CACHED)
-def test_the_cache_from_before_a_data_patch_is_not_reused_and_that_of_an_unaffected_step_is(
-    cached: Any, release: str
-) -> None:
+def test_a_data_patch_reuses_only_unaffected_cache_files(cached: Any, release: str) -> None:
     first, _ = cached[release]
     unpatched, patched = first["unpatched"], first["data patch"]
     assert unpatched["made"]
@@ -147,19 +148,19 @@ def test_the_cache_from_before_a_data_patch_is_not_reused_and_that_of_an_unaffec
 
 
 @pytest.mark.parametrize("release", CACHED)
-def test_the_patches_that_change_no_data_leave_the_cache_as_it_is(cached: Any, release: str) -> None:
+def test_patches_that_change_no_data_reuse_the_cache(cached: Any, release: str) -> None:
     first, _ = cached[release]
     assert first["all others of the catalogue"]["made"] == []
 
 
 @pytest.mark.parametrize("release", CACHED)
-def test_another_process_takes_all_of_it_from_the_cache(cached: Any, release: str) -> None:
+def test_a_second_process_reuses_the_whole_cache(cached: Any, release: str) -> None:
     _, second = cached[release]
-    assert not [made for case in second.values() for made in case["made"]]
+    assert not [file for case in second.values() for file in case["made"]]
     assert second["data patch"]["marked"] == second["data patch"]["rows"]
 
 
-def test_a_function_that_a_mapped_function_of_a_module_calls_is_not_in_its_hash(cached: Any) -> None:
-    # Not promised: such a function is hashed by its name, patched or not, and the cache from before is taken.
+def test_a_called_function_is_not_in_the_hash_of_its_caller(cached: Any) -> None:
+    # Not promised: such a function is hashed by its name, patched or not, and the old cache is reused.
     first, _ = cached["0.16.1"]
     assert first["a function that it calls"]["made"] == []

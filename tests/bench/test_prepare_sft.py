@@ -1,4 +1,4 @@
-"""Three patches wrap ``SFTTrainer._prepare_dataset``, and none of them is in the way of another."""
+"""Three patches wrap ``SFTTrainer._prepare_dataset`` without disturbing each other."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import layout  # noqa: E402
 
 
 @pytest.mark.parametrize("release", ["0.17.0", "1.14.1"])
-def test_in_every_order_the_data_are_the_same(release: str, tmp_path: Path) -> None:
+def test_the_data_are_the_same_in_every_order(release: str, tmp_path: Path) -> None:
     place, *_ = layout.places([release])
     layout.build([place])
     command = [str(place.python), "-W", "ignore", str(HERE / "prepare_sft.py"), str(tmp_path / "out.json")]
     subprocess.run(command, env=place.environment(), check=True, capture_output=True, text=True)
-    # Ids: 1 is the end of sequence, 3 + n is the word n. Behind them, how many of them are trained.
+    # Token ids, then the number of them that are trained. 1 is the end of sequence, 3 + n is the word n.
     assert json.loads((tmp_path / "out.json").read_text()) == [
         {
             "messages, formatted": [[[5, 4, 1], 3]],

@@ -1,4 +1,4 @@
-"""Self-tests in the middle of a job: they answer the same, and leave no trace."""
+"""Self-tests in the surroundings of a job return the same verdicts, and leave no trace."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bench import HERE, Bench
 
 
 def cover() -> dict[layout.Place, set[str]]:
-    """A few releases that together have every patch, the one with the most first, and the newest."""
+    """Return the newest release and a few others that together have every patch, with the patches of each."""
     places = layout.places()
-    has = {place: {each.id for each in loading.load() if place.targets_of(each)} for place in places}
-    chosen = {places[-1]: has[places[-1]]}
-    while left := set().union(*has.values()) - set().union(*chosen.values()):
-        most = max(places, key=lambda place: len(has[place] & left))
-        chosen[most] = has[most]
+    ids_by_place = {place: {patch.id for patch in catalogue.load() if place.targets_of(patch)} for place in places}
+    chosen = {places[-1]: ids_by_place[places[-1]]}
+    while missing := set().union(*ids_by_place.values()) - set().union(*chosen.values()):
+        best = max(places, key=lambda place: len(ids_by_place[place] & missing))
+        chosen[best] = ids_by_place[best]
     return chosen
 
 
@@ -32,7 +32,7 @@ PLACES = cover()
 
 
 @pytest.fixture(scope="session")
-def found(everywhere: None) -> Mapping[layout.Place, Any]:
+def answers(everywhere: None) -> Mapping[layout.Place, Any]:
     bench = Bench(1, True, Console(quiet=True))
 
     def run(place: layout.Place) -> Any:
@@ -45,9 +45,9 @@ def found(everywhere: None) -> Mapping[layout.Place, Any]:
 @pytest.mark.parametrize("surrounding", surroundings.SURROUNDINGS)
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_every_self_test_is_right_and_leaves_no_trace(
-    found: Mapping[layout.Place, Any], place: layout.Place, surrounding: str
+    answers: Mapping[layout.Place, Any], place: layout.Place, surrounding: str
 ) -> None:
-    answer = found[place]
+    answer = answers[place]
     assert not isinstance(answer, str), answer
     assert not isinstance(answer[surrounding], str), answer[surrounding]
     assert answer[surrounding] == {patch_id: [] for patch_id in PLACES[place]}

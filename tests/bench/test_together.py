@@ -1,4 +1,4 @@
-"""Patches on the same method in every order, and all patches of a release off again without a trace."""
+"""Patches on the same method in every order, and all patches of a release, which revert without a trace."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Run = tuple[str, ...]
 
 
 def groups() -> dict[frozenset[str], layout.Place]:
-    """Two or three patches that have a target in common, and the first release where they do.
+    """Return groups of two or three patches with a common target, and the first release where they have it.
 
-    Every two of one target are together in one of the groups, in as few groups as three at a time take: three go on one
-    by one, in every order, and so do each two of them.
+    Any two patches of one target are together in some group, and the groups are as few as groups of three allow: three
+    patches are applied one by one, in every order, and so is each pair of them.
     """
-    found: dict[frozenset[str], layout.Place] = {}
+    places: dict[frozenset[str], layout.Place] = {}
     covered: set[frozenset[str]] = set()
     for size in (3, 2):
         for place in layout.places():
@@ -39,19 +39,19 @@ def groups() -> dict[frozenset[str], layout.Place]:
                 for target in place.targets_of(patch):
                     by_target.setdefault(target.name, []).append(patch.id)
             for ids in by_target.values():
-                every = [frozenset(each) for each in itertools.combinations(ids, size)]
-                # Those that have the most in them that is new come first.
-                for _ in every:
-                    best = max(every, key=lambda group: len(pairs(group) - covered))
+                subsets = [frozenset(subset) for subset in itertools.combinations(ids, size)]
+                # Groups with the most uncovered pairs come first.
+                for _ in subsets:
+                    best = max(subsets, key=lambda group: len(pairs(group) - covered))
                     if not pairs(best) - covered:
                         break
                     covered |= pairs(best)
-                    found[best] = place
-    return found
+                    places[best] = place
+    return places
 
 
 def pairs(group: frozenset[str]) -> set[frozenset[str]]:
-    return {frozenset(each) for each in itertools.combinations(sorted(group), 2)}
+    return {frozenset(pair) for pair in itertools.combinations(sorted(group), 2)}
 
 
 GROUPS = {tuple(sorted(ids)): place for ids, place in groups().items()}
@@ -59,50 +59,50 @@ PLACES = [place for place in layout.places(RELEASES) if place.stack != "tf5.23" 
 
 
 @pytest.fixture(scope="session")
-def found(everywhere: None) -> Mapping[tuple[layout.Place, Run], Any]:
+def answers(everywhere: None) -> Mapping[tuple[layout.Place, Run], Any]:
     runs: list[tuple[layout.Place, Run]] = [(place, ("orders", *ids)) for ids, place in GROUPS.items()]
-    runs += [(place, (what,)) for place in PLACES for what in ("all", "trainers")]
+    runs += [(place, (mode,)) for place in PLACES for mode in ("all", "trainers")]
     bench = Bench(1, True, Console(quiet=True))
 
     def run(place: layout.Place, arguments: Run) -> Any:
         return bench.process(place, [str(HERE / "together.py"), "{out}", *arguments], 300)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(runs, pool.map(lambda each: run(*each), runs), strict=True))
+        return dict(zip(runs, pool.map(lambda task: run(*task), runs), strict=True))
 
 
 @pytest.mark.parametrize("ids", GROUPS, ids="+".join)
-def test_patches_on_one_method_go_on_and_off_in_every_order(found: Mapping[Any, Any], ids: Run) -> None:
-    answer = found[GROUPS[ids], ("orders", *ids)]
+def test_patches_on_one_method_work_in_every_order(answers: Mapping[Any, Any], ids: Run) -> None:
+    answer = answers[GROUPS[ids], ("orders", *ids)]
     assert not isinstance(answer, str), answer
     assert answer["orders"] == (4 if len(ids) == 2 else 18)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_all_patches_of_a_release_come_off_without_a_trace(found: Mapping[Any, Any], place: layout.Place) -> None:
-    answer = found[place, ("all",)]
+def test_all_patches_revert_without_a_trace(answers: Mapping[Any, Any], place: layout.Place) -> None:
+    answer = answers[place, ("all",)]
     assert not isinstance(answer, str), answer
     assert answer["patches"] == sum(bool(place.targets_of(patch)) for patch in PATCHES)
     assert answer["compared"] > 30
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_every_trainer_trains_with_all_patches_of_its_release(found: Mapping[Any, Any], place: layout.Place) -> None:
-    answer = found[place, ("trainers",)]
+def test_every_trainer_trains_with_all_patches(answers: Mapping[Any, Any], place: layout.Place) -> None:
+    answer = answers[place, ("trainers",)]
     assert not isinstance(answer, str), answer
     for patch in PATCHES:
-        here = place.targets_of(patch)
-        elsewhere = {
+        applies = place.targets_of(patch)
+        not_applied = {
             "skipped (requirement)",
             "skipped (trl-version)",
             "retired (fixed-upstream)",
             "disabled (not-selected)",
         }
-        assert answer["on"][patch.id] in ({"applied (proven)"} if here else elsewhere), patch.id
+        assert answer["on"][patch.id] in ({"applied (proven)"} if applies else not_applied), patch.id
     expected = TRAINERS - ({"GRPO"} if Version(place.release) < Version("0.14") else set())
     expected -= {"OnlineDPO", "RLOO", "GKD"} if Version(place.release) < Version("0.11") else set()
     assert answer["trainers"].keys() >= expected
-    for name, its in answer["trainers"].items():
-        assert not isinstance(its, str), (name, its)
-        assert its["losses"], name
-        assert all(math.isfinite(loss) for loss in its["losses"]), (name, its)
+    for name, run in answer["trainers"].items():
+        assert not isinstance(run, str), (name, run)
+        assert run["losses"], name
+        assert all(math.isfinite(loss) for loss in run["losses"]), (name, run)

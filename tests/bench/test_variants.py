@@ -1,4 +1,4 @@
-"""Every proof again as others train: compiled, and with an adapter where the proof trains all of the model."""
+"""Every proof again in the variants of other users: compiled, and with an adapter or without."""
 
 from __future__ import annotations
 
@@ -23,53 +23,52 @@ Answer = Mapping[str, Any]
 
 
 def first_place(patch: Patch) -> layout.Place:
-    """The first release that has the bug."""
+    """Return the first release that has the bug."""
     return next(place for place in layout.places() if place.targets_of(patch))
 
 
 def run(place: layout.Place, patches: Sequence[Patch], backend: str) -> Mapping[str, Answer | str]:
     arguments = [str(HERE / "variants.py"), "{out}", str(SECONDS_A_PATCH), backend, *(patch.id for patch in patches)]
-    overlays = dict.fromkeys(each for patch in patches for each in proof_of(patch).get("OVERLAYS", ()))
+    overlays = dict.fromkeys(overlay for patch in patches for overlay in proof_of(patch).get("OVERLAYS", ()))
     limit = 120 + SECONDS_A_PATCH * len(patches)
-    done = Bench(1, True, Console(quiet=True)).process(place, arguments, limit, *overlays)
-    return {patch.id: done for patch in patches} if isinstance(done, str) else done
+    answers = Bench(1, True, Console(quiet=True)).process(place, arguments, limit, *overlays)
+    return {patch.id: answers for patch in patches} if isinstance(answers, str) else answers
 
 
 @pytest.fixture(scope="session")
-def found(everywhere: None) -> Mapping[str, Answer | str]:
-    """The answer for each patch: one process a release."""
+def answers(everywhere: None) -> Mapping[str, Answer | str]:
+    """Return the answer for each patch, with one process per release."""
     by_place: dict[layout.Place, list[Patch]] = {}
     for patch in PATCHES:
         by_place.setdefault(first_place(patch), []).append(patch)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         answers = pool.map(lambda place: run(place, by_place[place], "aot_eager"), sorted(by_place))
-    return {patch_id: answer for its in answers for patch_id, answer in its.items()}
+    return {patch_id: answer for of_place in answers for patch_id, answer in of_place.items()}
 
 
 def check(answer: Answer | str) -> None:
-    """The verdicts are those of the proof by itself, except where the proof says why one is not; what was compiled
-    computes the same."""
+    """Check that every variant is proven, unless the proof states why not, and that compiled code computes the same."""
     assert not isinstance(answer, str), answer
     if answer.get("why not"):
         return
     assert answer.keys() >= {"eager", "compiled"}
-    for variant, its in answer.items():
+    for variant, run in answer.items():
         if variant == "eager":
             continue
-        if its["why not"] is not None:
-            # Or the reason is none any more.
-            assert its["verdict"] in ("absent", "error"), (variant, its)
+        if run["why not"] is not None:
+            # Otherwise the reason is out of date.
+            assert run["verdict"] in ("absent", "error"), (variant, run)
             continue
-        assert its["verdict"] == "proven", (variant, its)
-        assert its.get("difference", 0.0) <= 1e-5, (variant, its)
+        assert run["verdict"] == "proven", (variant, run)
+        assert run.get("difference", 0.0) <= 1e-5, (variant, run)
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
-def test_compiled_and_with_an_adapter_the_proof_says_the_same(found: Mapping[str, Answer], patch: Patch) -> None:
-    check(found[patch.id])
+def test_the_proof_holds_compiled_and_with_an_adapter(answers: Mapping[str, Answer], patch: Patch) -> None:
+    check(answers[patch.id])
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
-def test_compiled_by_inductor_the_proof_says_the_same(everywhere: None) -> None:
-    (patch,) = (each for each in PATCHES if each.id == "dpo-aux-loss-dropped")
+def test_the_proof_holds_when_inductor_compiles(everywhere: None) -> None:
+    (patch,) = (patch for patch in PATCHES if patch.id == "dpo-aux-loss-dropped")
     check(run(first_place(patch), [patch], "inductor")[patch.id])

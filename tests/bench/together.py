@@ -1,10 +1,10 @@
-"""Run inside one release: patches on top of each other.
+"""Run inside one release: several patches on the same methods.
 
-    python together.py OUT.json orders ID...    # these, which share a method: on in every order and off in some
-    python together.py OUT.json all             # all that belong here: before TRL is imported and after
-    python together.py OUT.json trainers        # all that belong here, under each trainer of the release
+    python together.py OUT.json orders ID...    # these, which share a method: applied in every order, removed in some
+    python together.py OUT.json all             # all patches of the release: before TRL is imported and after
+    python together.py OUT.json trainers        # all patches of the release, under each of its trainers
 
-What does not hold ends the process with what it was.
+A failed assertion ends the process and names the difference.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ import trainers
 TRL = versions.installed("trl") or ""
 OURS = str(Path(trl_hotfix.__file__).parent)
 LOSSES = ("loss", "train_loss", "objective/kl", "loss/policy_avg")
-"""PPO, and RLOO of old, log no plain loss."""
+"""PPO and older RLOO log no plain loss."""
 
 Vars = Mapping[str, Mapping[str, Any]]
 
 
 def every_order(patches: Sequence[Patch]) -> dict[str, int]:
-    imported(patches)
-    # Once for what the self-tests themselves import.
+    import_targets(patches)
+    # The first round makes the self-tests import all that they need.
     on_one_by_one(patches)
     off_one_by_one(patches)
     before = vars_of_trl()
     orders = 0
-    for there in itertools.permutations(patches):
-        # From the outermost in, from the innermost out and, of three, the one between the others first.
-        backs = (there, there[::-1], (*there[1:], there[0]))
-        for back in {tuple(patch.id for patch in each): each for each in backs}.values():
-            on_one_by_one(there)
-            off_one_by_one(back, there)
-            same(before, vars_of_trl())
+    for applied in itertools.permutations(patches):
+        # Remove from the innermost out, from the outermost in and, of three, the middle one first.
+        removal_orders = (applied, applied[::-1], (*applied[1:], applied[0]))
+        for removed in {tuple(patch.id for patch in order): order for order in removal_orders}.values():
+            on_one_by_one(applied)
+            off_one_by_one(removed, applied)
+            assert_same(before, vars_of_trl())
             orders += 1
     return {"orders": orders, "compared": len(before)}
 
@@ -58,59 +58,60 @@ def every_order(patches: Sequence[Patch]) -> dict[str, int]:
 def all_of_them(patches: Sequence[Patch]) -> dict[str, int]:
     ids = [patch.id for patch in patches]
     trl_hotfix.apply(only=ids, strict=True, unknown_body="try")
-    imported(patches)
-    expect(patches, "fixed")
-    states = {each.id: each.state for each in trl_hotfix.status() if each.id in ids}
+    import_targets(patches)
+    assert_verdicts(patches, "fixed")
+    states = {entry.id: entry.state for entry in trl_hotfix.status() if entry.id in ids}
     assert set(states.values()) <= {State.APPLIED}, states
     trl_hotfix.revert()
-    expect(patches, "reproduced")
-    assert not [each for each in sys.meta_path if type(each).__module__.startswith("trl_hotfix")], sys.meta_path
+    assert_verdicts(patches, "reproduced")
+    assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("trl_hotfix")], sys.meta_path
     before = vars_of_trl()
-    nothing_of_ours(before)
+    assert_unpatched(before)
     on_one_by_one(patches[::-1])
     off_one_by_one(patches)
-    same(before, vars_of_trl())
+    assert_same(before, vars_of_trl())
     return {"patches": len(patches), "compared": len(before)}
 
 
 def under_every_trainer(patches: Sequence[Patch]) -> dict[str, Any]:
-    """For each trainer: its losses and what was said, in a run with all patches on; taken off, they leave no trace."""
+    """Return each trainer's losses and messages in a run with all patches on; check that reverting leaves no trace."""
     import torch
 
-    # A fork of a process that has used more hangs in the first product of matrices.
+    # A fork of a process that has used more threads hangs in the first matrix product.
     torch.set_num_threads(1)
-    imported(patches)
-    there = {name: make for name, make in trainers.TRAINERS.items() if trainers.there(name)}
+    import_targets(patches)
+    makers = {name: make for name, make in trainers.TRAINERS.items() if trainers.is_available(name)}
     before = vars_of_trl()
-    nothing_of_ours(before)
+    assert_unpatched(before)
     report = trl_hotfix.apply(only=[patch.id for patch in patches], unknown_body="try")
-    on = {each.id: f"{each.state.value} ({each.reason.value})" for each in report}
+    on = {entry.id: f"{entry.state.value} ({entry.reason.value})" for entry in report}
 
     def as_before() -> None:
         after = vars_of_trl()
-        nothing_of_ours(after)
-        # A trainer may have had TRL load more of itself, and a warning is noted in the module that it is of.
-        same(before, {name: {key: after[name][key] for key in its} for name, its in before.items()})
+        assert_unpatched(after)
+        # A trainer may make TRL load more of its modules, and a warning adds a registry to its module.
+        known = {name: {key: after[name][key] for key in attributes} for name, attributes in before.items()}
+        assert_same(before, known)
 
     def trained(make: Callable[..., Any]) -> dict[str, Any]:
-        said = trainers.Said()
+        recorder = trainers.MessageRecorder()
         trainer = make(max_steps=2, gradient_accumulation_steps=2)
         trainer.train()
-        after = {each.id: f"{each.state.value} ({each.reason.value})" for each in trl_hotfix.status()}
-        assert after == on, {each: (on[each], after[each]) for each in on if on[each] != after[each]}
+        after = {entry.id: f"{entry.state.value} ({entry.reason.value})" for entry in trl_hotfix.status()}
+        assert after == on, {name: (on[name], after[name]) for name in on if on[name] != after[name]}
         trl_hotfix.revert()
         as_before()
         history = trainer.state.log_history
-        losses = [value for each in history for key, value in each.items() if key in LOSSES]
-        return {"losses": losses, "said": said.lines}
+        losses = [value for entry in history for key, value in entry.items() if key in LOSSES]
+        return {"losses": losses, "said": recorder.lines}
 
-    found = {name: release.alone(functools.partial(trained, make), 120) for name, make in there.items()}
+    answers = {name: release.alone(functools.partial(trained, make), 120) for name, make in makers.items()}
     trl_hotfix.revert()
     as_before()
-    return {"on": on, "trainers": found}
+    return {"on": on, "trainers": answers}
 
 
-def imported(patches: Sequence[Patch]) -> None:
+def import_targets(patches: Sequence[Patch]) -> None:
     for patch in patches:
         for target in gates.targets_here(patch):
             assert cells.imported(target.module) is not None, target.name
@@ -122,51 +123,51 @@ def on_one_by_one(patches: Sequence[Patch]) -> None:
         report = trl_hotfix.apply(only=[patch.id for patch in on], strict=True, unknown_body="try")
         states = {patch.id: report[patch.id].state for patch in on}
         assert set(states.values()) == {State.APPLIED}, states
-        stacked(on)
-    expect(patches, "fixed")
+        assert_stacked(on)
+    assert_verdicts(patches, "fixed")
 
 
 def off_one_by_one(patches: Sequence[Patch], on: Sequence[Patch] = ()) -> None:
-    """Take ``patches`` off; ``on`` is the order in which they went on, if what is left is to be looked at."""
+    """Revert ``patches`` one by one. ``on`` is the order in which they were applied; if given, the rest is checked."""
     for count, patch in enumerate(patches, 1):
         state = trl_hotfix.revert(patch.id)[patch.id].state
         assert state is State.REVERTED, (patch.id, state)
-        left = [each for each in on if each not in patches[:count]]
-        stacked(left)
-        expect(left, "fixed")
-    expect(patches, "reproduced")
+        remaining = [patch for patch in on if patch not in patches[:count]]
+        assert_stacked(remaining)
+        assert_verdicts(remaining, "fixed")
+    assert_verdicts(patches, "reproduced")
 
 
-def stacked(patches: Sequence[Patch]) -> None:
-    """On every target stand the wrappers of ``patches``, the last one outermost, and TRL's own function beneath."""
+def assert_stacked(patches: Sequence[Patch]) -> None:
+    """Check that each target has the wrappers of ``patches``, the last one outermost, around TRL's own function."""
     on: dict[str, tuple[Target, list[Any]]] = {}
     for patch in patches:
         for target in gates.targets_here(patch):
             wrappers = on.setdefault(target.name, (target, []))[1]
-            wrappers.append(bare(modules.function_of(patch, target.wrapper, {})))
+            wrappers.append(unwrapped(catalogue.function_of(patch, target.wrapper, {})))
     for target, wrappers in on.values():
-        found, beneath = chain(target)
-        assert found == wrappers[::-1], (target.name, found)
+        wrappers_found, beneath = wrappers_on(target)
+        assert wrappers_found == wrappers[::-1], (target.name, wrappers_found)
         assert not beneath.__code__.co_filename.startswith(OURS), (target.name, beneath)
 
 
-def chain(target: Target) -> tuple[list[Any], Any]:
-    """The wrappers on ``target``, outermost first, and the function beneath them."""
+def wrappers_on(target: Target) -> tuple[list[Any], Any]:
+    """Return the wrappers on ``target``, outermost first, and the function beneath them."""
     owner: Any = sys.modules[target.module]
     *steps, name = target.attribute.split(".")
     for step in steps:
         owner = getattr(owner, step)
     installed = vars(owner)[name]
-    found: list[Any] = []
+    wrappers: list[Any] = []
     function = installed.__func__ if isinstance(installed, (staticmethod, classmethod)) else installed
     while (wrapper := wrapper_of(function)) is not None:
-        found.append(bare(wrapper))
+        wrappers.append(unwrapped(wrapper))
         function = function.__wrapped__
-    return found, function
+    return wrappers, function
 
 
-def bare(wrapper: Any) -> Any:
-    """The wrapper as its patch defines it: without the guard around it, and without the user's options."""
+def unwrapped(wrapper: Any) -> Any:
+    """Return the wrapper as its patch defines it: without the guard around it, and without the user's options."""
     wrapper = getattr(wrapper, "wrapper", wrapper)
     return getattr(wrapper, "func", wrapper)
 
@@ -177,37 +178,37 @@ def wrapper_of(function: Any) -> Any:
     return function._self_wrapper
 
 
-def expect(patches: Sequence[Patch], verdict: str) -> None:
+def assert_verdicts(patches: Sequence[Patch], verdict: str) -> None:
     for patch in patches:
-        for leaf in dict.fromkeys(target.module for target in gates.targets_here(patch)):
-            outcome = self_test.self_test(patch, sys.modules[leaf], {})
-            assert isinstance(outcome, Outcome), (patch.id, leaf, outcome)
-            assert outcome.verdict.value == verdict, (patch.id, leaf, outcome)
+        for module_name in dict.fromkeys(target.module for target in gates.targets_here(patch)):
+            outcome = engine.self_test(patch, sys.modules[module_name], {})
+            assert isinstance(outcome, Outcome), (patch.id, module_name, outcome)
+            assert outcome.verdict.value == verdict, (patch.id, module_name, outcome)
 
 
 def vars_of_trl() -> Vars:
-    """What every module of TRL has, and every class of TRL that can be seen in one."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """Return the attributes of every module of TRL, and of every class of TRL in one of them."""
+    by_name: dict[str, Mapping[str, Any]] = {}
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and f"{name}.".startswith("trl."):
-            found[name] = dict(vars(module))
-            for each in found[name].values():
-                if isinstance(each, type) and each.__module__.startswith("trl."):
-                    found[f"{each.__module__}.{each.__qualname__}"] = dict(vars(each))
-    return found
+            by_name[name] = dict(vars(module))
+            for value in by_name[name].values():
+                if isinstance(value, type) and value.__module__.startswith("trl."):
+                    by_name[f"{value.__module__}.{value.__qualname__}"] = dict(vars(value))
+    return by_name
 
 
-def same(before: Vars, after: Vars) -> None:
+def assert_same(before: Vars, after: Vars) -> None:
     assert after.keys() == before.keys(), after.keys() ^ before.keys()
-    for name, its in before.items():
-        assert list(after[name]) == list(its), (name, after[name].keys() ^ its.keys())
-        for key, value in its.items():
+    for name, attributes in before.items():
+        assert list(after[name]) == list(attributes), (name, after[name].keys() ^ attributes.keys())
+        for key, value in attributes.items():
             assert after[name][key] is value, (name, key, after[name][key])
 
 
-def nothing_of_ours(found: Vars) -> None:
-    for name, its in found.items():
-        for key, value in its.items():
+def assert_unpatched(attributes_by_name: Vars) -> None:
+    for name, attributes in attributes_by_name.items():
+        for key, value in attributes.items():
             assert not is_ours(getattr(value, "__func__", value)), (name, key, value)
 
 
@@ -217,9 +218,9 @@ def is_ours(function: Any) -> bool:
     return type(function) is not FunctionType or function.__code__.co_filename.startswith(OURS)
 
 
-def main(out: str, what: str, *ids: str) -> None:
-    fitting = [patch for patch in loading.load() if gates.targets_here(patch)]
-    work = {"orders": every_order, "all": all_of_them, "trainers": under_every_trainer}[what]
+def main(out: str, mode: str, *ids: str) -> None:
+    fitting = [patch for patch in catalogue.load() if gates.targets_here(patch)]
+    work = {"orders": every_order, "all": all_of_them, "trainers": under_every_trainer}[mode]
     answer = work([patch for patch in fitting if patch.id in ids or not ids])
     Path(out).write_text(json.dumps(answer), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Run inside one release: each of its trainers, on a tiny model.
+"""Make each trainer of a release, on a tiny model. For scripts that run inside one release.
 
 Models are written to the folder ``models`` of the working directory. ``settings`` are fields of the trainer's config.
 """
@@ -31,7 +31,7 @@ def cpo(**settings: Any) -> Any:
 
 def _preference(name: str, data: Any, ref_model: Any = None, **settings: Any) -> Any:
     words = tiny.tokenizer()
-    # 0.9.6 needs one, and puts it before every prompt.
+    # 0.9.6 needs a bos_token, and puts it before every prompt.
     words.bos_token = words.eos_token
     trainer_class, config_class = classes(name)
     return tiny.trainer(
@@ -63,21 +63,21 @@ def gkd(**settings: Any) -> Any:
     from datasets import Dataset
 
     words = tiny.tokenizer()
-    words.chat_template = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
-    said = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
+    words.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    messages = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
     trainer_class, config_class = classes("GKD")
     return tiny.trainer(
         trainer_class,
         model=tiny.llama("models", seed=0),
         teacher_model=tiny.llama("models", seed=1),
         args=tiny.config(config_class, **{"max_new_tokens": 4, "max_length": 16, **settings}),
-        train_dataset=Dataset.from_list([{"messages": said}] * 8),
+        train_dataset=Dataset.from_list([{"messages": messages}] * 8),
         tokenizer=words,
     )
 
 
 def scoring(seed: int) -> Any:
-    """A classifier with one output."""
+    """Return a classifier with one output."""
     from transformers import AutoModelForSequenceClassification
 
     tiny.llama("models", seed=seed)
@@ -90,14 +90,16 @@ def reward(config_class: type | None = None, **settings: Any) -> Any:
     words = tiny.tokenizer()
     rows = tiny.preferences()
     if "tokenizer" in release_parameters("Reward"):
-        # Up to 0.11 it takes what is tokenized.
+        # Up to 0.11 the trainer takes tokenized data.
         ids = {side: words([row["prompt"] + row[side] for row in rows]) for side in ("chosen", "rejected")}
-        rows = Dataset.from_dict({f"{key}_{side}": its[key] for side, its in ids.items() for key in its})
-    trainer_class, its_config = classes("Reward")
+        rows = Dataset.from_dict({f"{key}_{side}": columns[key] for side, columns in ids.items() for key in columns})
+    trainer_class, default_config_class = classes("Reward")
     return tiny.trainer(
         trainer_class,
         model=scoring(2),
-        args=tiny.config(config_class or its_config, **{"max_length": 16, "remove_unused_columns": False, **settings}),
+        args=tiny.config(
+            config_class or default_config_class, **{"max_length": 16, "remove_unused_columns": False, **settings}
+        ),
         train_dataset=rows,
         tokenizer=words,
     )
@@ -132,7 +134,7 @@ def ppo(**settings: Any) -> Any:
 
 
 def of_own_loop(name: str, **settings: Any) -> Any:
-    """PPO, and RLOO up to 0.21, which have a training loop of their own."""
+    """Return a trainer with a training loop of its own: PPO, and RLOO up to 0.21."""
     from datasets import Dataset
 
     trainer_class, config_class = classes(name)
@@ -174,9 +176,9 @@ def online_dpo(**settings: Any) -> Any:
     words.padding_side = "left"
     known = release_parameters("OnlineDPO")
     trainer_class, config_class = classes("OnlineDPO")
-    wanted: dict[str, Any] = {"reward_model": scoring(2), "reward_processing_class": words}
+    reward: dict[str, Any] = {"reward_model": scoring(2), "reward_processing_class": words}
     if "reward_funcs" in known:
-        wanted = {"reward_funcs": lambda completions, **kwargs: [float(len(each)) for each in completions]}
+        reward = {"reward_funcs": lambda completions, **kwargs: [float(len(completion)) for completion in completions]}
     return tiny.trainer(
         trainer_class,
         model=tiny.llama("models", seed=0),
@@ -186,7 +188,7 @@ def online_dpo(**settings: Any) -> Any:
         ),
         train_dataset=Dataset.from_list([{"prompt": "w1 w2 w3"}] * 8),
         tokenizer=words,
-        **{key: value for key, value in wanted.items() if key in known},
+        **{key: value for key, value in reward.items() if key in known},
     )
 
 
@@ -206,13 +208,13 @@ TRAINERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def there(name: str) -> bool:
-    """Has this release such a trainer?"""
+def is_available(name: str) -> bool:
+    """Return whether this release has this trainer."""
     import trl
 
     if name == "PPO" and hasattr(trl, "PPOv2Trainer"):
         return True
-    # Later releases take them too, and fail at the first step.
+    # Later releases accept TrainingArguments too, and fail at the first step.
     if name.endswith("TrainingArguments") and trl.__version__ != "0.9.6":
         return False
     trainer_class, _ = classes(name.partition(" ")[0])
@@ -221,8 +223,8 @@ def there(name: str) -> bool:
     return trainer_class is not None and issubclass(trainer_class, Trainer)
 
 
-class Said(logging.Handler):
-    """What trl_hotfix says."""
+class MessageRecorder(logging.Handler):
+    """Record the messages that trl_hotfix logs."""
 
     def __init__(self) -> None:
         super().__init__()

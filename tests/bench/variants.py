@@ -1,12 +1,12 @@
-"""Run inside one release: the proofs of patches again, as other users train.
+"""Run inside one release: the proofs of patches again, in the variants of other users.
 
     python variants.py OUT.json SECONDS BACKEND ID...
 
 Each proof is run red, green and red with ``torch_compile=True`` and this backend; with a LoRA adapter, if it trains the
-whole model; and the whole model, if it trains adapters only. Proofs are not written for it: ``tiny.py`` makes models
-and trainers of all of them. One whose bug does not show so, or that cannot be run so, says why:
-``VARIANTS = {"lora": "..."}``; it is run all the same, and must not come out proven. A proof for which none of them
-means anything says so once, ``VARIANTS = "..."``, and is not run.
+whole model; and with the whole model, if it trains adapters only. Proofs need no code for this, since ``tiny`` makes
+their models and trainers. If a bug does not show in a variant, or the variant cannot run, the proof states why:
+``VARIANTS = {"lora": "..."}``. The variant is run all the same, and must not be proven. A proof to which no variant
+applies states that once, ``VARIANTS = "..."``, and is not run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import release
 
 
 def run(patch: Patch) -> dict[str, Any]:
-    """The verdict of each variant, with the losses; ``eager`` is what the proof trains by itself, patched."""
+    """Return the verdict and the losses of each variant; ``eager`` is the patched run of the plain proof."""
     proof = prove.proof_of(patch.id)
     if isinstance(getattr(proof, "VARIANTS", {}), str):
         return {"why not": proof.VARIANTS}
@@ -49,12 +49,12 @@ def run(patch: Patch) -> dict[str, Any]:
 
 def _variant(patch: Patch, proof: Any, variant: str, eager: Any) -> dict[str, Any]:
     def train() -> Any:
-        seen, trained, graphs = _train(proof, variant)
+        result, trained, graphs = _train(proof, variant)
         if variant in ("lora", "full") and trained != {variant}:
-            raise AssertionError(f"trained {sorted(trained)}: make models and trainers by tiny.py, or say why not")
+            raise AssertionError(f"trained {sorted(trained)}: make models and trainers with tiny, or say why not")
         if (variant == "compiled") != (graphs > 0):
             raise AssertionError(f"{graphs} graphs were compiled")
-        return seen
+        return result
 
     verdict, runs = prove.red_green_red(patch, train, data=getattr(proof, "DATA", False))
     if verdict is CellVerdict.NOT_REPRODUCED:
@@ -68,34 +68,36 @@ def _variant(patch: Patch, proof: Any, variant: str, eager: Any) -> dict[str, An
     return answer
 
 
-def _difference(one: Any, other: Any) -> float:
-    """The largest difference of the losses and of any gradient."""
-    if one.gradients.keys() != other.gradients.keys() or (one.loss is None) != (other.loss is None):
+def _difference(result: Any, expected: Any) -> float:
+    """Return the largest difference of the losses and of any gradient."""
+    if result.gradients.keys() != expected.gradients.keys() or (result.loss is None) != (expected.loss is None):
         return math.inf
-    of_gradients = [float((each - other.gradients[name]).abs().max()) for name, each in one.gradients.items()]
-    return max([abs((one.loss or 0.0) - (other.loss or 0.0)), *of_gradients])
+    of_gradients = [
+        float((gradient - expected.gradients[name]).abs().max()) for name, gradient in result.gradients.items()
+    ]
+    return max([abs((result.loss or 0.0) - (expected.loss or 0.0)), *of_gradients])
 
 
 def _train(proof: Any, variant: str) -> tuple[Any, set[str], int]:
-    """One run of the proof, what kinds of models it trained, and how many graphs were compiled."""
+    """Return the result of one run of the proof, the kinds of models it trained, and the number of compiled graphs."""
     import torch
 
     import tiny
 
-    before = dict(os.environ)
+    environment = dict(os.environ)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    tiny.trained.clear()
-    tiny.variant = variant
+    tiny.state.trained.clear()
+    tiny.state.variant = variant
     try:
-        seen = proof.train()
-        return seen, set(tiny.trained), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        result = proof.train()
+        return result, set(tiny.state.trained), torch._dynamo.utils.counters["stats"]["unique_graphs"]
     finally:
-        tiny.variant = ""
-        # What is compiled when a patch goes on may hold the method as it was.
+        tiny.state.variant = ""
+        # A compiled graph may hold a method from before a patch was applied or reverted.
         torch._dynamo.reset()
-        # accelerate is told by the environment to compile, and would go on doing so.
-        for name in set(os.environ) - set(before):
+        # The trainer tells accelerate by the environment to compile, which would also affect later runs.
+        for name in set(os.environ) - set(environment):
             if name.startswith("ACCELERATE_"):
                 del os.environ[name]
 
@@ -104,13 +106,13 @@ def main(out: str, seconds: str, backend: str, *ids: str) -> None:
 
     import tiny
 
-    tiny.compiler = backend
-    patches = [patch for patch in loading.load() if patch.id in ids]
+    tiny.state.compiler = backend
+    patches = [patch for patch in catalogue.load() if patch.id in ids]
     release.warm(patches)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        found = {patch.id: release.in_a_fork(run, patch, float(seconds)) for patch in patches}
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+        answers = {patch.id: release.in_a_fork(run, patch, float(seconds)) for patch in patches}
+    Path(out).write_text(json.dumps(answers), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Environments of their own for everything about start-up and packaging."""
+"""Virtual environments for the tests of start-up and packaging."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment that sees the packages of the one that the tests run in, but not its trl_hotfix."""
+    """A virtual environment that sees the packages of the one that runs the tests, but not its trl_hotfix."""
 
     folder: Path
 
@@ -30,8 +30,8 @@ class Environment:
     def packages(self) -> Path:
         return self.folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 
-    def install(self, *what: str, installer: str = "uv") -> None:
-        self._installer(installer, "install", "--no-deps", *what)
+    def install(self, *requirements: str, installer: str = "uv") -> None:
+        self._installer(installer, "install", "--no-deps", *requirements)
 
     def uninstall(self, installer: str = "uv") -> None:
         self._installer(installer, "uninstall", *([] if installer == "uv" else ["-y"]), "trl-hotfix")
@@ -44,11 +44,11 @@ class Environment:
         subprocess.run([sys.executable, *command], check=True, env={**os.environ, "UV_LINK_MODE": "copy"})
 
     def run(self, *arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run this environment's Python; only the variables given here name trl_hotfix or add to its path."""
+        """Run this environment's Python. Only ``variables`` configure trl_hotfix or extend the import path."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("TRL_HOTFIX", "PYTHONPATH"))}
         return subprocess.run(
             [self.python, *arguments],
-            # DeepSpeed says on standard output which accelerator it found, unless it is told.
+            # DeepSpeed prints the accelerator that it found to standard output, unless the variable names one.
             env={**kept, "DS_ACCELERATOR": "cpu", **variables},
             cwd=cwd or self.folder,
             capture_output=True,
@@ -63,14 +63,14 @@ class Environment:
 def new_environment(folder: Path) -> Environment:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     environment = Environment(folder)
-    # A path line is no site directory: the .pth files over there, an editable trl_hotfix among them, do not run.
+    # A path line adds no site directory: the .pth files in it, an editable trl_hotfix among them, do not run.
     (environment.packages / "stack.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return environment
 
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel and the sdist, built from a copy of the checkout; the wheel goes through the sdist."""
+    """Build the sdist from the checkout, and the wheel from the sdist."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "build", "--installer", "uv", "--outdir", str(folder), str(CHECKOUT)],
@@ -85,7 +85,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def make_environment(
     distributions: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[], Environment]:
-    """For a module that shares an environment of its own, with the wheel, which it may change."""
+    """Return a factory of environments with the wheel, for a module that shares one and changes it."""
 
     def make() -> Environment:
         environment = new_environment(tmp_path_factory.mktemp("made") / "venv")
@@ -97,7 +97,7 @@ def make_environment(
 
 @pytest.fixture(scope="session")
 def installed(distributions: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the wheel. Shared: a test that changes it takes ``own`` instead."""
+    """Return the shared environment with the wheel. A test that changes it takes ``own`` instead."""
     environment = new_environment(tmp_path_factory.mktemp("installed") / "venv")
     environment.install(str(distributions["wheel"]))
     return environment
@@ -105,20 +105,20 @@ def installed(distributions: dict[str, Path], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Environment:
-    """An environment without trl_hotfix."""
+    """Return an environment without trl_hotfix."""
     return new_environment(tmp_path / "venv")
 
 
 @pytest.fixture
 def own(bare: Environment, distributions: dict[str, Path]) -> Environment:
-    """An environment with the wheel that the test may break."""
+    """Return an environment with the wheel that the test may break."""
     bare.install(str(distributions["wheel"]))
     return bare
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the checkout, for editable installs and broken catalogues."""
+    """Return a copy of the checkout, for editable installs and broken catalogues."""
     copy = tmp_path / "checkout"
     parts = (
         "trl_hotfix",

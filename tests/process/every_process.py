@@ -1,7 +1,7 @@
-"""What is on in this process, and in those that it starts in every way that Python and torch have.
+"""Report the patches in this process, and in processes started in every way that Python and torch have.
 
 python every_process.py here               # one line of JSON; what launchers run
-python every_process.py all [apply]        # {way: [what is on in each]}; with apply() in here only
+python every_process.py all [apply]        # {way: [one report for each process]}; with apply() in this process only
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 
-def here(_: Any = None) -> dict[str, Any]:
+def report(_: Any = None) -> dict[str, Any]:
     from trl import DPOTrainer
 
     import trl_hotfix
@@ -33,17 +33,17 @@ class Rows(Dataset):  # type: ignore[misc, type-arg]
         return 2
 
     def __getitem__(self, index: int) -> Any:
-        return here()
+        return report()
 
 
 def pool(method: str) -> list[Any]:
     with multiprocessing.get_context(method).Pool(1) as workers:
-        return workers.map(here, [0])
+        return workers.map(report, [0])
 
 
 def executor(method: str) -> list[Any]:
     with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as workers:
-        return list(workers.map(here, [0]))
+        return list(workers.map(report, [0]))
 
 
 def loader(method: str) -> list[Any]:
@@ -54,36 +54,36 @@ def torch_spawn() -> list[Any]:
     import torch.multiprocessing as torch_multiprocessing
 
     answers = multiprocessing.get_context("spawn").SimpleQueue()
-    torch_multiprocessing.spawn(into, (answers,), nprocs=1)
+    torch_multiprocessing.spawn(send_report, (answers,), nprocs=1)
     return [answers.get()]
 
 
-def into(rank: int, answers: Any) -> None:
-    answers.put(here())
+def send_report(rank: int, answers: Any) -> None:
+    answers.put(report())
 
 
 def loky() -> list[Any]:
     from joblib import Parallel, delayed
 
-    return list(Parallel(n_jobs=2)(delayed(here)(index) for index in range(2)))
+    return list(Parallel(n_jobs=2)(delayed(report)(index) for index in range(2)))
 
 
 def ray_task_and_actor() -> list[Any]:
     import ray
 
     ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100_000_000)
-    task, actor = ray.remote(here), ray.remote(type("Actor", (), {"look": here}))
+    task, actor = ray.remote(report), ray.remote(type("Actor", (), {"look": report}))
     return [ray.get(task.remote()), ray.get(actor.remote().look.remote())]
 
 
 def command(**environment: str) -> list[Any]:
-    done = subprocess.run([sys.executable, __file__, "here"], env=environment, capture_output=True, check=True)
-    # DeepSpeed says before it which accelerator it found, unless the environment tells it.
-    return [json.loads(done.stdout.splitlines()[-1])]
+    process = subprocess.run([sys.executable, __file__, "here"], env=environment, capture_output=True, check=True)
+    # DeepSpeed first prints which accelerator it found, unless the environment names one.
+    return [json.loads(process.stdout.splitlines()[-1])]
 
 
 WAYS: dict[str, Callable[[], list[Any]]] = {
-    "here": lambda: [here()],
+    "here": lambda: [report()],
     "fork": lambda: pool("fork"),
     "spawn": lambda: pool("spawn"),
     "forkserver": lambda: pool("forkserver"),
@@ -99,21 +99,21 @@ WAYS: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-def given(method: Any) -> dict[str, Any]:
-    return here()
+def report_in_worker(method: Any) -> dict[str, Any]:
+    return report()
 
 
 def spawned_with_a_patched_method() -> list[Any]:
     from trl import DPOTrainer
 
     with multiprocessing.get_context("spawn").Pool(1) as workers:
-        return workers.map(given, [object.__new__(DPOTrainer).get_batch_loss_metrics])
+        return workers.map(report_in_worker, [object.__new__(DPOTrainer).get_batch_loss_metrics])
 
 
-def main(what: str, apply: str = "") -> None:
-    if what == "here":
-        # In one write: two ranks have one standard output.
-        os.write(1, f"{json.dumps(here())}\n".encode())
+def main(mode: str, apply: str = "") -> None:
+    if mode == "here":
+        # One write, since two ranks share one standard output.
+        os.write(1, f"{json.dumps(report())}\n".encode())
         return
     ways = WAYS
     if apply:

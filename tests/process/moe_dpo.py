@@ -20,18 +20,18 @@ def free_port() -> str:
 
 
 def train(out: Path, *arguments: str, hotfix: str) -> dict[str, Any]:
-    """What the run wrote down; its standard error is in ``["stderr"]``. ``hotfix`` is the value of ``TRL_HOTFIX``."""
+    """Return the result of the run with its standard error as ``["stderr"]``. ``hotfix`` is the value of TRL_HOTFIX."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(SCRIPT), str(out), *arguments],
         env={**environment, "TRL_HOTFIX": hotfix, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"{SCRIPT.name} {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
-    for line in done.stderr.splitlines():
+    if process.returncode != 0:
+        raise RuntimeError(f"{SCRIPT.name} {' '.join(arguments)} ended with {process.returncode}:\n{process.stderr}")
+    for line in process.stderr.splitlines():
         if line.startswith("trl_hotfix"):
             print(line, file=sys.stderr)
-    return {**json.loads(out.read_text()), "stderr": done.stderr}
+    return {**json.loads(out.read_text()), "stderr": process.stderr}

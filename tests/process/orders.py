@@ -1,8 +1,8 @@
-"""Runs orders of events, each in a process of its own, and says what is to be seen after each event.
+"""Run orders of events, each in its own process, and record the patches that are on after each event.
 
 ``python orders.py CASES ANSWERS forked`` imports whatever TRL imports, but not TRL, and forks for every case: a process
-that imports TRL from nothing takes four seconds. With ``fresh`` the one case runs in this very process, from nothing. A
-case is a list of events; an event is one word, or two, ``where:selection``; what each does stands in ``Process``.
+that imports TRL from nothing takes four seconds. With ``fresh`` the one case runs in this process, from nothing. A case
+is a list of events; an event is ``name`` or ``name:selection``, and each name is a method of ``Process``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 LEAF, UTILS, INNER = "trl.trainer.dpo_trainer", "trl.trainer.utils", "trl.trainer.dpo_config"
-"""The leaf; a module with a function that the leaf holds by value; one that only the leaf imports."""
+"""The patched module (leaf); a module with a function that the leaf holds by value; one that only the leaf imports."""
 
 METHODS = {
     "order-methods": ("dpo_loss", "get_batch_logps", "training_step"),
@@ -51,13 +51,13 @@ VARIABLES: dict[str, dict[str, str]] = {
 
 
 class Process:
-    """One case. Every event is a method; ``seen`` is what stands after it."""
+    """One case. Every event is a method; ``seen`` returns the patches that are on after it."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.digests: list[str] = []
 
-    # How the trainer comes into the process.
+    # Imports of the trainer.
 
     def leaf(self) -> None:
         importlib.import_module(LEAF)
@@ -77,7 +77,7 @@ class Process:
     def reload_utils(self) -> None:
         importlib.reload(sys.modules[UTILS])
 
-    # What a user does with it.
+    # Objects that a user makes of it.
 
     def subclass(self) -> None:
         trainer = sys.modules[LEAF].DPOTrainer
@@ -87,20 +87,20 @@ class Process:
         trainer = sys.modules[LEAF].DPOTrainer
         self._keep("instance", object.__new__(trainer))
         self._keep(
-            "bound", {name: getattr(object.__new__(trainer), name) for each in METHODS.values() for name in each}
+            "bound", {name: getattr(object.__new__(trainer), name) for names in METHODS.values() for name in names}
         )
 
     def by_value(self) -> None:
         self._keep("value", sys.modules[UTILS].pad_to_length)
 
-    def _keep(self, kind: str, thing: Any) -> None:
-        self.objects[f"{kind}{sum(key.startswith(kind) for key in self.objects)}"] = thing
+    def _keep(self, kind: str, subject: Any) -> None:
+        self.objects[f"{kind}{sum(key.startswith(kind) for key in self.objects)}"] = subject
 
-    # What is done with the patches.
+    # Calls of trl_hotfix.
 
     def env(self, selection: str) -> None:
-        """What the line in the .pth does at interpreter start."""
-        from trl_hotfix import autostart
+        """Do what the line in the .pth does at interpreter start."""
+        from trl_hotfix import startup
 
         os.environ |= {"TRL_HOTFIX": "1", **VARIABLES[selection]}
         autostart.start()
@@ -126,42 +126,48 @@ class Process:
         trl_hotfix.status()
 
     def cli(self) -> None:
-        """``--list`` in this very process: it must not move anything. Keeps what digest it speaks of."""
-        from trl_hotfix.commands.main import main
+        """Run ``--list`` in this process, where it must change nothing, and keep the digest that it prints."""
+        from trl_hotfix.cli import main
 
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
             main(["list", "--json"])
         self.digests.append(json.loads(out.getvalue())["digest"])
 
-    # In the middle of an import.
+    # Calls in the middle of an import.
 
     def half(self, selection: str) -> None:
-        """Applied by what the leaf imports, so that the leaf is in sys.modules and half made."""
-        _when_imported(INNER, lambda: self.apply(selection), self.leaf)
+        """Apply from a module that the leaf imports: the leaf is then in sys.modules and half executed."""
+        _during_import_of(INNER, lambda: self.apply(selection), self.leaf)
 
     def half_thread(self, selection: str) -> None:
-        _when_imported(INNER, lambda: _in_a_thread(lambda: self.apply(selection)), self.leaf)
+        _during_import_of(INNER, lambda: _in_a_thread(lambda: self.apply(selection)), self.leaf)
 
     def half_reload(self, selection: str) -> None:
-        """Applied to the old class while the new one is made: that it has come, is seen when somebody looks."""
-        _when_imported(INNER, lambda: self.apply(selection), self.reload)
+        """Apply while a reload makes the new class: it is found at the next call of ``status``."""
+        _during_import_of(INNER, lambda: self.apply(selection), self.reload)
         self.status()
 
     def half_revert(self) -> None:
-        _when_imported(INNER, self.revert, self.leaf)
+        _during_import_of(INNER, self.revert, self.leaf)
 
     def finder(self, selection: str) -> None:
-        """Applied by a finder of somebody else that is asked for the leaf: ours is too late, until somebody looks."""
-        _when_imported(LEAF, lambda: self.apply(selection), self.leaf)
+        """Apply from a foreign finder that is asked for the leaf: ours is too late, until ``status`` is called."""
+        _during_import_of(LEAF, lambda: self.apply(selection), self.leaf)
         self.status()
 
     def threads(self, seed: str) -> None:
-        """Imports, selections, reverts and looks, each in a thread, at once and from nothing."""
+        """Import, select, revert and ask for the status, each in a thread, at once and from nothing."""
         # Not `from trl import`: TRL's own lazy module loses names when two threads import it first.
-        other = partial(importlib.import_module, "trl.trainer.cpo_trainer")
-        jobs = [self.leaf, other, self.status, self.revert, *(partial(self.apply, each) for each in SELECTIONS)]
+        import_other = partial(importlib.import_module, "trl.trainer.cpo_trainer")
+        jobs = [
+            self.leaf,
+            import_other,
+            self.status,
+            self.revert,
+            *(partial(self.apply, selection) for selection in SELECTIONS),
+        ]
         random.Random(seed).shuffle(jobs)
-        raised: list[str] = []
+        tracebacks: list[str] = []
         begin = threading.Barrier(len(jobs))
 
         def run(job: Callable[[], None]) -> None:
@@ -169,9 +175,9 @@ class Process:
                 begin.wait()
                 job()
             except BaseException:  # noqa: BLE001
-                raised.append(traceback.format_exc())
+                tracebacks.append(traceback.format_exc())
 
-        # Ends the process and says where every thread stands.
+        # End the process on a deadlock, and print where every thread is.
         faulthandler.dump_traceback_later(120, exit=True)
         sys.setswitchinterval(1e-5)
         threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
@@ -181,29 +187,29 @@ class Process:
             thread.join()
         sys.setswitchinterval(0.005)
         faulthandler.cancel_dump_traceback_later()
-        assert not raised, raised[0]
+        assert not tracebacks, tracebacks[0]
 
-    # What is to be seen.
+    # Results.
 
     def seen(self) -> dict[str, Any]:
         leaf, utils = sys.modules.get(LEAF), sys.modules.get(UTILS)
-        things = dict(self.objects)
+        subjects = dict(self.objects)
         if leaf is not None:
-            things |= {"class": leaf.DPOTrainer, "held": leaf.pad_to_length}
+            subjects |= {"class": leaf.DPOTrainer, "held": leaf.pad_to_length}
         if utils is not None:
-            things["function"] = utils.pad_to_length
-        finders = sum(type(each).__module__.startswith("trl_hotfix.") for each in sys.meta_path)
-        return {"on": {name: _on(thing) for name, thing in things.items()}, "finders": finders}
+            subjects["function"] = utils.pad_to_length
+        finders = sum(type(finder).__module__.startswith("trl_hotfix.") for finder in sys.meta_path)
+        return {"on": {name: _on(subject) for name, subject in subjects.items()}, "finders": finders}
 
     def report(self) -> dict[str, Any]:
         import trl_hotfix
 
         report = trl_hotfix.status()
-        states = {each.id: f"{each.state.value} {each.reason.value}" for each in report}
+        states = {entry.id: f"{entry.state.value} {entry.reason.value}" for entry in report}
         return {"digest": report.digest, "states": states, "self_tests": self.self_tests()}
 
     def self_tests(self) -> dict[str, str]:
-        """What the patches' own self-tests find in the leaf: it is the behaviour that counts."""
+        """Return the verdicts of the patches' own self-tests on the leaf, since behaviour is what counts."""
         if LEAF not in sys.modules:
             return {}
         from trl_hotfix.catalogue import loading
@@ -218,132 +224,134 @@ class Process:
             name, _, selection = event.partition(":")
             getattr(self, name)(*filter(None, [selection]))
             after.append(self.seen())
-        said = {"after": after, "report": self.report(), "end": self.seen(), "cli": self.digests}
+        answer = {"after": after, "report": self.report(), "end": self.seen(), "cli": self.digests}
         self.revert()
-        return {**said, "reverted": self.seen(), "vars": the_vars()}
+        return {**answer, "reverted": self.seen(), "vars": described_vars()}
 
 
 def _calls_super(self: Any, *args: Any) -> Any:
     return super(type(self), self).dpo_loss(*args)
 
 
-def _on(thing: Any) -> Any:
-    """Which patches are on this class, instance or collection of bound methods; what a function answers to a mark."""
-    if inspect.isroutine(thing):
-        return _answer(thing)
-    if isinstance(thing, type):
-        thing = object.__new__(thing)
-    methods = thing if isinstance(thing, dict) else {n: getattr(thing, n) for each in METHODS.values() for n in each}
-    found = {}
+def _on(subject: Any) -> Any:
+    """Return the patches on a class, an instance or bound methods; of a function, its answer to a mark."""
+    if inspect.isroutine(subject):
+        return _answer(subject)
+    if isinstance(subject, type):
+        subject = object.__new__(subject)
+    methods = (
+        subject if isinstance(subject, dict) else {n: getattr(subject, n) for names in METHODS.values() for n in names}
+    )
+    on = {}
     for patch, names in METHODS.items():
         answers = {_answer(methods[name]) if patch == "order-methods" else _is_ours(methods[name]) for name in names}
-        # On whole or not at all.
-        found[patch] = answers.pop() if len(answers) == 1 else "half"
-    return sorted(patch for patch, answer in found.items() if answer) if "half" not in found.values() else found
+        # All methods of a patch are on, or none.
+        on[patch] = answers.pop() if len(answers) == 1 else "half"
+    return sorted(patch for patch, answer in on.items() if answer) if "half" not in on.values() else on
 
 
 def _answer(function: Callable[..., Any]) -> str | None:
-    """What a patched function says to a mark; TRL's own fails on it."""
+    """Return the answer of a patched function to a mark; TRL's own function fails on it."""
     try:
-        said = function("?")
+        answer = function("?")
     except (TypeError, AttributeError):
         return None
-    return said if isinstance(said, str) else f"rubbish: {said!r}"
+    return answer if isinstance(answer, str) else f"rubbish: {answer!r}"
 
 
 def _is_ours(method: Any) -> bool:
     return type(method).__module__ == "trl_hotfix.patching.wrappers"
 
 
-def the_vars() -> dict[str, list[str]]:
-    """Every name of the modules of trainers that are there and of their classes, in order, and what stands there.
+def described_vars() -> dict[str, list[str]]:
+    """Return the names in all imported trainer modules and in their classes, in order, with their values.
 
-    Of a function, whether it is the one that its file has: by the place of its code.
+    A function is described by the place of its code, which tells whether it is the one in its file.
     """
-    found = {}
+    names = {}
     for name, module in sorted(sys.modules.items()):
         if name.startswith("trl.trainer.") and hasattr(module, "__file__"):
-            found[name] = [_described(key, value) for key, value in vars(module).items()]
-            for key, value in list(vars(module).items()):
+            names[name] = [_described(attribute, value) for attribute, value in vars(module).items()]
+            for attribute, value in list(vars(module).items()):
                 if isinstance(value, type) and value.__module__ == name:
-                    found[f"{name}.{key}"] = [_described(inner, each) for inner, each in vars(value).items()]
-    return found
+                    names[f"{name}.{attribute}"] = [_described(inner, member) for inner, member in vars(value).items()]
+    return names
 
 
 def _described(key: str, value: Any) -> str:
     code = getattr(getattr(value, "__func__", value), "__code__", None)
-    where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
-    return f"{key} {type(value).__module__}.{type(value).__qualname__} {where}"
+    place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+    return f"{key} {type(value).__module__}.{type(value).__qualname__} {place}"
 
 
-class _Asked:
-    """A finder of somebody else: does something once, when it is asked for the leaf, or while what it found runs."""
+class CallingFinder:
+    """A foreign finder that calls a function once: when it is asked for the leaf, or while the found module runs."""
 
-    def __init__(self, name: str, do: Callable[[], None]) -> None:
-        self.name, self.do, self.done = name, do, False
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self.name, self.action, self.called = name, action, False
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self.name or self.done:
+        if name != self.name or self.called:
             return None
-        self.done = True
+        self.called = True
         if name == LEAF:
-            self.do()
+            self.action()
             return None
         spec = PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            # Not above: the import system holds its one global lock while it asks finders, and not while a module runs.
-            self.do()
+            # Not above: the import system holds its global lock while it asks finders, but not while a module runs.
+            self.action()
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def _when_imported(name: str, do: Callable[[], None], then: Callable[[], None]) -> None:
+def _during_import_of(name: str, action: Callable[[], None], start: Callable[[], None]) -> None:
     if name == INNER:
-        sys.modules.pop(name, None)  # what has been imported before must be asked for again
-    asked = _Asked(name, do)
-    sys.meta_path.insert(0, asked)
+        sys.modules.pop(name, None)  # The finder is not asked for a module that is already imported.
+    finder = CallingFinder(name, action)
+    sys.meta_path.insert(0, finder)
     try:
-        then()
+        start()
     finally:
-        sys.meta_path.remove(asked)
-    assert asked.done, f"{name} was not asked for"
+        sys.meta_path.remove(finder)
+    assert finder.called, f"{name} was not asked for"
 
 
-def _in_a_thread(do: Callable[[], None]) -> None:
-    thread = threading.Thread(target=do, daemon=True)
+def _in_a_thread(action: Callable[[], None]) -> None:
+    thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(60)
     if thread.is_alive():
-        faulthandler.dump_traceback()  # of all threads: what each waits for
+        faulthandler.dump_traceback()  # The stacks show what each thread waits for.
     assert not thread.is_alive(), "a deadlock: apply() waits for an import that waits for it"
 
 
 def in_a_fork(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, or ``{"error": traceback}``, from a child of this process."""
-    reads, writes = os.pipe()
+    """Return what ``work`` returns in a child of this process, or ``{"error": traceback}``."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reads)
+        os.close(read_end)
         try:
             answer = work()
         except BaseException:  # noqa: BLE001
             answer = {"error": traceback.format_exc()}
-        with os.fdopen(writes, "w") as pipe:
+        with os.fdopen(write_end, "w") as pipe:
             json.dump(answer, pipe)
         os._exit(0)
-    os.close(writes)
-    with os.fdopen(reads) as pipe:
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
         text = pipe.read()
-    _, ended = os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": f"the process ended with {ended}"}
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": f"the process ended with {status}"}
 
 
-def _everything_of_trl() -> list[str]:
-    """The modules that a process has when it has imported and tested what is patched; not those of TRL, nor ours."""
+def _imports_of_trl() -> list[str]:
+    """Return the modules that a process has after it imported and tested the patched ones, without TRL's and ours."""
     import trl_hotfix
 
     for name in (LEAF, "trl.trainer.cpo_trainer"):
@@ -353,9 +361,9 @@ def _everything_of_trl() -> list[str]:
 
 
 def serve(cases: list[list[str]]) -> list[Any]:
-    """Each case in a fork of this process, which has everything imported but TRL."""
-    for name in in_a_fork(_everything_of_trl):
-        # A module that failed for whoever imported it, or that somebody has put there under a name of its own.
+    """Run each case in a fork of this process, which has imported everything but TRL."""
+    for name in in_a_fork(_imports_of_trl):
+        # Some modules fail to import, or exist in sys.modules only, under a name of their own.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     from trl_hotfix.catalogue import loading
@@ -363,21 +371,21 @@ def serve(cases: list[list[str]]) -> list[Any]:
     from trl_hotfix.matching import fingerprints
     from trl_hotfix.patching import engine, sites  # noqa: F401
 
-    loading.load()
-    fingerprints.bodies()
-    # What each child would look up anew: the metadata of TRL, dozens of times, and where every module's source is.
+    catalogue.load()
+    fingerprint.bodies()
+    # Each child would look up the metadata of TRL dozens of times, and where every module's source is.
     metadata.distribution = functools.cache(metadata.distribution)
     inspect.getmodule(compile("", "nowhere", "exec"))
     assert "trl" not in sys.modules
     gc.collect()
-    gc.freeze()  # or the first collection in each child copies the memory of this process
+    gc.freeze()  # Otherwise the first collection in each child copies the memory of this process.
     return [in_a_fork(lambda case=case: Process().run(case)) for case in cases]
 
 
-def main(cases: str, answers: str, how: str) -> None:
-    given = json.loads(Path(cases).read_text(encoding="utf-8"))
-    found = serve(given) if how == "forked" else [Process().run(case) for case in given]
-    Path(answers).write_text(json.dumps(found), encoding="utf-8")
+def main(cases: str, answers: str, mode: str) -> None:
+    orders = json.loads(Path(cases).read_text(encoding="utf-8"))
+    results = serve(orders) if mode == "forked" else [Process().run(case) for case in orders]
+    Path(answers).write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

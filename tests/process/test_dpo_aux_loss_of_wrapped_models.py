@@ -1,7 +1,7 @@
 """TRL 1.7.1 under real wrappers: DDP on two processes, and DeepSpeed's ZeRO 2.
 
-The bug is there with a wrapped model and without, so what is right is the patched step of the plain model, whose loss
-is that of the unpatched one and the auxiliary term.
+The bug hits wrapped and plain models, so the expected step is the patched one of the plain model. Its loss is that of
+the unpatched model plus the auxiliary term.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ SCRIPT = Path(__file__).with_name("train_moe.py")
 
 @cache
 def run(*, accumulate: int = 2, deepspeed: str = "", ranks: int = 1, hotfix: str = "0") -> dict[str, Any]:
-    place = next(each for each in layout.places(["1.7.1"]) if each.stack == "tf4.57")
+    place = next(place for place in layout.places(["1.7.1"]) if place.stack == "tf4.57")
     layout.build([place])
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     stage = ["--deepspeed", deepspeed] if deepspeed else []
     with TemporaryDirectory() as folder:
         out = Path(folder, "out.pt")
-        # What the .pth file of an installed trl_hotfix does.
-        Path(folder, "sitecustomize.py").write_text("import trl_hotfix.autostart\ntrl_hotfix.autostart.start()\n")
+        # Do what the .pth file of an installed trl_hotfix does.
+        Path(folder, "sitecustomize.py").write_text("import trl_hotfix.startup\ntrl_hotfix.startup.start()\n")
         environment = place.environment("deepspeed")
         environment["PYTHONPATH"] = os.pathsep.join([folder, environment["PYTHONPATH"]])
-        asked = ["--trainer", "DPO", "--model", "mixtral", "--accumulate", str(accumulate), *stage]
-        done = subprocess.run(
-            [str(place.python), *torchrun, str(SCRIPT), str(out), *asked],
+        options = ["--trainer", "DPO", "--model", "mixtral", "--accumulate", str(accumulate), *stage]
+        process = subprocess.run(
+            [str(place.python), *torchrun, str(SCRIPT), str(out), *options],
             env={**environment, "TRL_HOTFIX": hotfix},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return {**torch.load(out, weights_only=False), "stderr": done.stderr}
+        assert process.returncode == 0, process.stderr
+        return {**torch.load(out, weights_only=False), "stderr": process.stderr}
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,7 @@ def run(*, accumulate: int = 2, deepspeed: str = "", ranks: int = 1, hotfix: str
     [({"ranks": 2}, 4, "DistributedDataParallel"), ({"deepspeed": "2"}, 2, "DeepSpeedEngine")],
     ids=["ddp", "zero2"],
 )
-def test_a_wrapped_model_takes_the_step_of_the_plain_one_with_its_auxiliary_loss(
-    wrapper: dict[str, Any], as_many: int, wrapped_as: str
-) -> None:
+def test_a_wrapped_model_takes_the_plain_models_step(wrapper: dict[str, Any], as_many: int, wrapped_as: str) -> None:
     plain = run(accumulate=as_many, hotfix="1")
     unpatched, patched = run(**wrapper), run(**wrapper, hotfix="1")
     assert {step["wrapped_as"] for step in patched["steps"]} == {wrapped_as}

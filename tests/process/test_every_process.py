@@ -47,8 +47,8 @@ Answers = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def found(installed: Environment) -> Mapping[str, Mapping[str, Answers]]:
-    """For the variable, the call and neither: each way to start a process, and what is on in those it started."""
+def answers(installed: Environment) -> Mapping[str, Mapping[str, Answers]]:
+    """For the variable, the call and neither: the ways to start processes, and the reports of the started ones."""
     runs = {
         "variable": ((SCRIPT, "all"), {"TRL_HOTFIX": "1"}),
         "call": ((SCRIPT, "all", "apply"), {}),
@@ -58,9 +58,9 @@ def found(installed: Environment) -> Mapping[str, Mapping[str, Answers]]:
 
     def run(name: str) -> Any:
         arguments, variables = runs[name]
-        done = installed.run(*arguments, cwd=None, **variables, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        assert done.returncode == 0, done.stderr
+        process = installed.run(*arguments, cwd=None, **variables, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+        lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
+        assert process.returncode == 0, process.stderr
         return [json.loads(line) for line in lines]
 
     with ThreadPoolExecutor(2) as threads:
@@ -70,40 +70,40 @@ def found(installed: Environment) -> Mapping[str, Mapping[str, Answers]]:
 
 
 @pytest.mark.parametrize("way", [*WAYS, *LAUNCHERS])
-def test_with_the_variable_every_process_has_the_same_digest_and_is_patched(found: Any, way: str) -> None:
-    (own,), answers = found["variable"]["here"], found["variable"][way]
-    assert {(each["digest"], each["on"]) for each in answers} == {(own["digest"], True)}
-    assert own["digest"] != found["neither"]["here"][0]["digest"]
-    assert way == "here" or own["process"] not in {each["process"] for each in answers}
-    # accelerate makes one process of ours on a CPU, whatever it is asked for, unless there is an MPI.
+def test_the_variable_gives_every_process_one_digest(answers: Any, way: str) -> None:
+    (own,), reports = answers["variable"]["here"], answers["variable"][way]
+    assert {(answer["digest"], answer["on"]) for answer in reports} == {(own["digest"], True)}
+    assert own["digest"] != answers["neither"]["here"][0]["digest"]
+    assert way == "here" or own["process"] not in {answer["process"] for answer in reports}
+    # On a CPU accelerate starts one process, whatever number it is asked for, unless there is an MPI.
     if way in ("torchrun", "deepspeed"):
-        assert len({each["process"] for each in answers}) == 2
+        assert len({answer["process"] for answer in reports}) == 2
 
 
-def test_a_command_with_a_clean_environment_is_not_patched_and_its_digest_says_so(found: Any) -> None:
-    ((clean,), (neither,)) = found["variable"][CLEAN], found["neither"]["here"]
+def test_the_digest_tells_that_a_clean_environment_is_off(answers: Any) -> None:
+    ((clean,), (neither,)) = answers["variable"][CLEAN], answers["neither"]["here"]
     assert (clean["digest"], clean["on"]) == (neither["digest"], False)
 
 
 @pytest.mark.parametrize("way", ["fork", "DataLoader by fork"])
-def test_a_call_in_the_parent_reaches_what_is_forked_from_it(found: Any, way: str) -> None:
-    (own,), (forked,) = found["call"]["here"], found["call"][way][:1]
+def test_a_call_in_the_parent_reaches_its_forks(answers: Any, way: str) -> None:
+    (own,), (forked,) = answers["call"]["here"], answers["call"][way][:1]
     assert (forked["digest"], forked["on"]) == (own["digest"], True)
-    assert own["digest"] == found["variable"]["here"][0]["digest"]
+    assert own["digest"] == answers["variable"]["here"][0]["digest"]
 
 
 @pytest.mark.parametrize("way", ["spawn", "forkserver", "a command"])
-def test_a_call_in_the_parent_alone_does_not_reach_a_new_python_and_its_digest_says_so(found: Any, way: str) -> None:
-    ((new,), (neither,)) = found["call"][way], found["neither"]["here"]
+def test_a_call_in_the_parent_does_not_reach_a_new_python(answers: Any, way: str) -> None:
+    ((new,), (neither,)) = answers["call"][way], answers["neither"]["here"]
     assert (new["digest"], new["on"]) == (neither["digest"], False)
 
 
-def test_a_worker_that_is_given_a_patched_method_has_its_patches(found: Any) -> None:
+def test_a_worker_has_the_patches_of_a_method_passed_to_it(answers: Any) -> None:
     (own,), (worker,), (neither,) = (
-        found["call"]["here"],
-        found["call"]["spawn, given a patched method"],
-        found["neither"]["here"],
+        answers["call"]["here"],
+        answers["call"]["spawn, given a patched method"],
+        answers["neither"]["here"],
     )
     assert worker["on"]
-    # Those of the method, and not the others that are on in the parent.
+    # The worker has the patches of the method, and not the other patches of the parent.
     assert len({worker["digest"], own["digest"], neither["digest"]}) == 3

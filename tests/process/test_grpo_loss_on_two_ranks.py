@@ -1,4 +1,4 @@
-"""Gradients on two ranks with completions of unequal length: of one process, where the formula says that they are."""
+"""Gradients on two ranks with completions of unequal length equal those of one process if the formula says so."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def run(normalisation: str, ranks: int) -> dict[str, Any]:
     layout.build([place])
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     with TemporaryDirectory() as folder:
-        out = Path(folder, "seen.pt")
+        out = Path(folder, "result.pt")
         command = [str(place.python), *launcher, str(SCRIPT), str(out), normalisation]
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=place.environment(), cwd=folder, capture_output=True, text=True, timeout=300, check=False
         )
-        assert done.returncode == 0, done.stderr
-        seen: dict[str, Any] = torch.load(out)
-    assert seen["wrapped_as"] == ("DistributedDataParallel" if ranks > 1 else "LlamaForCausalLM")
-    return seen
+        assert process.returncode == 0, process.stderr
+        result: dict[str, Any] = torch.load(out)
+    assert result["wrapped_as"] == ("DistributedDataParallel" if ranks > 1 else "LlamaForCausalLM")
+    return result
 
 
-def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    ours, theirs = one["gradients"], other["gradients"]
-    assert ours.keys() == theirs.keys()
-    assert ours
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+def difference(result: dict[str, Any], expected: dict[str, Any]) -> float:
+    gradients, expected_gradients = result["gradients"], expected["gradients"]
+    assert gradients.keys() == expected_gradients.keys()
+    assert gradients
+    return max(float((gradients[name] - expected_gradients[name]).abs().max()) for name in gradients)
 
 
-def test_global_gives_two_ranks_the_gradients_of_one_process_that_has_all_tokens() -> None:
-    # One process that divides by all tokens is what 0.16.1 does itself.
+def test_global_gives_two_ranks_the_mean_over_all_tokens() -> None:
+    # Unpatched, 0.16.1 in one process divides by all tokens.
     right, unpatched, patched = run("off", 1), run("off", 2), run("global", 2)
     assert difference(unpatched, right) > 1e-2
     assert difference(patched, right) < 1e-6
@@ -56,6 +56,6 @@ def test_global_changes_nothing_in_one_process() -> None:
     assert run("global", 1)["kl"] == run("off", 1)["kl"]
 
 
-def test_sequence_gives_two_ranks_the_gradients_of_one_process_that_has_all_sequences() -> None:
+def test_sequence_gives_two_ranks_the_mean_over_sequences() -> None:
     assert difference(run("sequence", 2), run("sequence", 1)) < 1e-6
     assert difference(run("sequence", 1), run("off", 1)) > 1e-2

@@ -1,8 +1,8 @@
-"""Every order of imports, selections and whatever a user does in between ends where the one oracle says.
+"""Every order of imports, selections and actions of a user ends in the state that one oracle predicts.
 
-The orders are generated; each runs in a process of its own (``orders.py``), on the real TRL, with the real patches of
-the release and two made-up ones: of a function that other modules hold by value, with an option, and of a plain, a
-static and an inherited method. More of them: ``ORDERS=3000 ORDERS_THREADED=200 pytest`` with this file.
+The orders are generated. Each runs in its own process (``orders.py``), on the real TRL, with the real patches of the
+release and two made-up ones: of a function that other modules hold by value, with an option, and of a plain, a static
+and an inherited method. For more orders: ``ORDERS=3000 ORDERS_THREADED=200 pytest`` with this file.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ THREADED = int(os.environ.get("ORDERS_THREADED", "60"))
 MOE = "moe-aux-loss-lost-under-deepspeed"
 FUNCTION, METHODS = "order-function", "order-methods"
 LEAF, OTHER = "trl.trainer.dpo_trainer", "trl.trainer.cpo_trainer"
-"""The two that the orders import."""
+"""The two patched modules that the orders import."""
 
 LEAVES = {
     patch.id: {target.module for target in gates.targets_for(patch, "0.11.4")}
     for patch in loading.load()
     if patch.default and gates.targets_for(patch, "0.11.4")
 }
-HERE = (*LEAVES, FUNCTION, METHODS)
-"""The patches that this release has the bugs of."""
+PATCHES_OF_RELEASE = (*LEAVES, FUNCTION, METHODS)
+"""The patches whose bugs this release has."""
 
-ON_THE_CLASS = {METHODS, *(each for each in LEAVES if LEAF in LEAVES[each])}
+ON_THE_CLASS = {METHODS, *(patch_id for patch_id, modules in LEAVES.items() if LEAF in modules)}
 VARIABLES: dict[str, dict[str, str]] = {
     "all": {},
     "only": {"TRL_HOTFIX_ONLY": f"{MOE},{FUNCTION}"},
@@ -114,11 +114,11 @@ def it_answers(leaf):
 
 @dataclass
 class Oracle:
-    """What must be true after any order of events.
+    """The state that any order of events must lead to.
 
-    A patch is on in every place that TRL has for it and that is there, if and only if the last selection has it and it
-    has not been reverted since. What is reached through a class goes with that class; what Python has bound by value (a
-    bound method, a function that the user's module imported) stays what it was when it was taken.
+    A patch is on in each of its targets that is imported, if and only if the last selection has it and it has not been
+    reverted since. Subclasses and instances follow their class. An object that Python bound by value (a bound method, a
+    function that the user's module imported) stays as it was when it was bound.
     """
 
     leaf: int = 0
@@ -138,11 +138,11 @@ class Oracle:
     def live(self) -> set[str]:
         if self.selection is None:
             return set()
-        return self.selection.get("only", set(HERE)) - self.selection.get("skip", set()) - self.reverted
+        return self.selection.get("only", set(PATCHES_OF_RELEASE)) - self.selection.get("skip", set()) - self.reverted
 
     @property
     def voice(self) -> str | None:
-        """What the patched function answers."""
+        """The answer of the patched function, None if it is unpatched."""
         if FUNCTION not in self.live or self.selection is None:
             return None
         return str(self.selection.get("voice", "quiet"))
@@ -151,16 +151,16 @@ class Oracle:
         return lambda: sorted(self.on[generation])
 
     def _select(self, selection: str) -> None:
-        # Each argument that is not given is its variable's.
+        # An argument that is not passed has the value of its variable.
         self.selection, self.reverted = {**ASKED[self.start or "all"], **ASKED[selection]}, set()
-        # A class that a reload has thrown away is not looked for any more: it can only lose what it has.
+        # A class that a reload has replaced is not patched any more: it can only lose patches.
         for patches in self.on.values():
             patches &= self.live
         if self.leaf:
             self.on[self.leaf] = self.live & ON_THE_CLASS
 
     def _started(self) -> None:
-        """TRL_HOTFIX=1 comes first, whenever it comes to it: at the look-up of TRL or the first call of ours."""
+        """TRL_HOTFIX=1 takes effect first: at the look-up of TRL or at the first call of trl_hotfix."""
         if self.starting:
             self._select(self.starting)
             self.starting = None
@@ -172,12 +172,12 @@ class Oracle:
             self._execute()
 
     def _execute(self) -> None:
-        """The leaf runs: another class, and the function taken anew."""
+        """Execute the leaf: it makes a new class, and takes the function from utils again."""
         self.leaf, self.held = self.leaf + 1, self.utils
         self.on[self.leaf] = self.live & ON_THE_CLASS
 
-    def _keep(self, kind: str, what: Callable[[], Any]) -> None:
-        self.objects[f"{kind}{sum(key.startswith(kind) for key in self.objects)}"] = what
+    def _keep(self, kind: str, value: Callable[[], Any]) -> None:
+        self.objects[f"{kind}{sum(key.startswith(kind) for key in self.objects)}"] = value
 
     def happens(self, event: str) -> None:
         name, _, selection = event.partition(":")
@@ -190,7 +190,7 @@ class Oracle:
         elif name in ("trl", "status"):
             self._started()
         elif name == "threads":
-            # Whatever they left, the next selection or revert decides.
+            # Whatever state the threads left, the next selection or revert decides.
             self.other = True
             self._import()
         elif name == "other":
@@ -201,7 +201,7 @@ class Oracle:
                 self._select(selection)
             self._execute()
         elif name == "reload_utils":
-            # Whoever holds the patched function by value goes on with the new one; who holds TRL's own, keeps that.
+            # A module that holds the patched function by value gets the new one; one that holds TRL's own keeps that.
             self.held = self.utils + 1 if self.held == self.utils and self.voice else self.held
             self.utils += 1
         elif name == "apply":
@@ -213,61 +213,62 @@ class Oracle:
             self._import()
         elif name in ("revert", "revert_one", "half_revert"):
             self._started()
-            gone = self.live if name != "revert_one" else self.live & {METHODS}
-            self.reverted |= gone
+            reverted = self.live if name != "revert_one" else self.live & {METHODS}
+            self.reverted |= reverted
             for patches in self.on.values():
-                patches -= gone
+                patches -= reverted
             if name == "half_revert":
                 self._import()
         elif name == "subclass":
             self._keep("subclass", self.of_class(self.leaf))
         elif name == "instance":
-            taken = sorted(self.on[self.leaf])
+            patches_now = sorted(self.on[self.leaf])
             self._keep("instance", self.of_class(self.leaf))
-            self._keep("bound", lambda: taken)
+            self._keep("bound", lambda: patches_now)
         elif name == "by_value":
             voice = self.voice
             self._keep("value", lambda: voice)
 
     def seen(self) -> dict[str, Any]:
-        on = {name: what() for name, what in self.objects.items()}
+        on = {name: value() for name, value in self.objects.items()}
         if self.leaf:
             on |= {"class": sorted(self.on[self.leaf]), "held": self.voice if self.held == self.utils else None}
         if self.utils:
             on["function"] = self.voice
-        # One while something waits: a leaf that may come, or come again; TRL; the trainer that is given a callback.
+        # One finder while something waits: a leaf that may be imported (again); TRL; the trainer that gets a callback.
         return {"on": on, "finders": int(bool(self.live or self.start))}
 
     @property
     def past(self) -> set[str]:
-        """``trl`` goes on to hand out the class from before a reload; what is on the new one only, is past that."""
+        """The patches that only the reloaded class has, while ``trl`` still exports the class from before."""
         stale = self.handed not in (0, self.leaf)
         return (self.live & ON_THE_CLASS) - self.on[self.handed] if stale else set()
 
     def states(self) -> dict[str, str]:
-        """Of the patches of this release."""
-        there = {FUNCTION: self.utils, METHODS: self.leaf}
-        there |= {
-            each: (LEAF in its and self.leaf > 0) or (OTHER in its and self.other) for each, its in LEAVES.items()
+        """Return the state and the reason of each patch of this release."""
+        imported = {FUNCTION: self.utils, METHODS: self.leaf}
+        imported |= {
+            patch_id: (LEAF in modules and self.leaf > 0) or (OTHER in modules and self.other)
+            for patch_id, modules in LEAVES.items()
         }
-        found = {}
-        for patch in HERE:
+        states = {}
+        for patch in PATCHES_OF_RELEASE:
             if self.selection is None:
-                found[patch] = "disabled switched-off"
+                states[patch] = "disabled switched-off"
             elif patch in self.selection.get("skip", ()):
-                found[patch] = "disabled excluded"
-            elif patch not in self.selection.get("only", HERE):
-                found[patch] = "disabled not-selected"
+                states[patch] = "disabled excluded"
+            elif patch not in self.selection.get("only", PATCHES_OF_RELEASE):
+                states[patch] = "disabled not-selected"
             elif patch in self.reverted:
-                found[patch] = "reverted by-request"
+                states[patch] = "reverted by-request"
             elif patch in self.past:
-                found[patch] = "displaced replaced"
+                states[patch] = "displaced replaced"
             else:
-                found[patch] = "applied proven" if there[patch] else "pending not-imported"
-        return found
+                states[patch] = "applied proven" if imported[patch] else "pending not-imported"
+        return states
 
     def digest(self) -> tuple[str, ...]:
-        """Whatever has this has the same digest, and nothing else has."""
+        """Return a key that two states share if and only if their digests are equal."""
         return (*sorted(self.live - self.past), *filter(None, [self.voice]))
 
     def allows(self, event: str) -> bool:
@@ -308,8 +309,8 @@ def possible(case: Case) -> bool:
 
 
 def by_plan() -> Iterator[Case]:
-    """Every way in which the trainer comes in, times every pattern of applying, times who starts."""
-    ways = [
+    """Yield every import of the trainer, times every pattern of applying, with and without the variable."""
+    imports = [
         *(("leaf",), ("trl", "leaf"), ("from_trl",), ("other", "leaf"), ("leaf", "reload")),
         *(("half:all",), ("half_thread:all",), ("leaf", "half_reload:all"), ("finder:all",)),
     ]
@@ -321,16 +322,16 @@ def by_plan() -> Iterator[Case]:
         (("apply:options",), ("apply:skip", "apply:options")),
         ((), ("apply:all", "revert", "apply:all")),
     ]
-    for start, way, (before, after) in product(STARTS[:2], ways, patterns):
-        yield (*start, *before, *way, *USER, *after, *USER)
+    for start, trainer_import, (before, after) in product(STARTS[:2], imports, patterns):
+        yield (*start, *before, *trainer_import, *USER, *after, *USER)
 
 
-def by_pairs(draw: random.Random, covered: set[tuple[str, str]]) -> Iterator[Case]:
-    """Orders of five in which every event comes somewhere before every other, as far as that is possible."""
+def by_pairs(generator: random.Random, covered: set[tuple[str, str]]) -> Iterator[Case]:
+    """Yield orders of five in which every event comes before every other somewhere, where that is possible."""
     missing = [pair for pair in product(EVENTS, repeat=2) if pair not in covered]
     while missing:
         first = missing[0]
-        cases = [case for case in (drawn(draw, must=first) for _ in range(200)) if case is not None]
+        cases = [case for case in (drawn(generator, required=first) for _ in range(200)) if case is not None]
         missing.remove(first)
         if cases:
             best = max(cases, key=lambda case: len(pairs(case) & set(missing)))
@@ -342,23 +343,23 @@ def pairs(case: Case) -> set[tuple[str, str]]:
     return {(first, second) for index, first in enumerate(case) for second in case[index + 1 :]}
 
 
-def drawn(draw: random.Random, must: Case = (), length: int = 5) -> Case | None:
-    """Some order that is possible and has these events in it, one after the other."""
-    events = [*must, *draw.choices(EVENTS, k=length - len(must))]
+def drawn(generator: random.Random, required: Case = (), length: int = 5) -> Case | None:
+    """Return a random possible order with the required events in this sequence, or None."""
+    events = [*required, *generator.choices(EVENTS, k=length - len(required))]
     for _ in range(20):
-        draw.shuffle(events)
-        case = (*draw.choice(STARTS), *events)
-        if possible(case) and (not must or must in pairs(case)):
+        generator.shuffle(events)
+        case = (*generator.choice(STARTS), *events)
+        if possible(case) and (not required or required in pairs(case)):
             return case
     return None
 
 
 def orders() -> list[Case]:
-    draw = random.Random(20241107)
+    generator = random.Random(20241107)
     cases = list(dict.fromkeys(by_plan()))
-    cases += by_pairs(draw, set().union(*map(pairs, cases)))
+    cases += by_pairs(generator, set().union(*map(pairs, cases)))
     while len(cases) < 108 + DRAWN:
-        case = drawn(draw)
+        case = drawn(generator)
         cases += [case] if case is not None else []
     return cases
 
@@ -367,8 +368,8 @@ def orders() -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def knows_more(make_environment: Callable[[], Environment]) -> Environment:
-    """An environment with a trl_hotfix that knows the two made-up patches too."""
+def with_made_up(make_environment: Callable[[], Environment]) -> Environment:
+    """Return an environment with a trl_hotfix that has the two made-up patches too."""
     environment = make_environment()
     package = environment.packages / "trl_hotfix"
     with (package / "patches.yaml").open("a", encoding="utf-8") as manifest:
@@ -378,73 +379,77 @@ def knows_more(make_environment: Callable[[], Environment]) -> Environment:
     return environment
 
 
-def run(environment: Environment, cases: list[Case], how: str, folder: Path, **variables: str) -> list[dict[str, Any]]:
-    """What was seen in each case."""
-    given, answers = folder / "cases.json", folder / "answers.json"
-    given.write_text(json.dumps(cases), encoding="utf-8")
+def run(environment: Environment, cases: list[Case], mode: str, folder: Path, **variables: str) -> list[dict[str, Any]]:
+    """Return the recorded answer of each case."""
+    cases_file, answers = folder / "cases.json", folder / "answers.json"
+    cases_file.write_text(json.dumps(cases), encoding="utf-8")
     script = str(Path(__file__).with_name("orders.py"))
-    # No release has the bodies that the made-up patches are for; and forks have no use for threads of torch.
+    # The bodies of the made-up patches' targets are not on record, and forks have no use for threads of torch.
     variables = {"TRL_HOTFIX_UNKNOWN_BODY": "try", "OMP_NUM_THREADS": "1", **variables}
-    done = environment.run(script, str(given), str(answers), how, cwd=None, **variables)
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(answers.read_text(encoding="utf-8"))
-    return found
+    process = environment.run(script, str(cases_file), str(answers), mode, cwd=None, **variables)
+    assert process.returncode == 0, process.stderr
+    results: list[dict[str, Any]] = json.loads(answers.read_text(encoding="utf-8"))
+    return results
 
 
 @pytest.fixture(scope="module")
-def answers(knows_more: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Any]]:
+def answers(with_made_up: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Any]]:
     cases = [UNTOUCHED, *orders()]
-    return dict(zip(cases, run(knows_more, cases, "forked", tmp_path_factory.mktemp("orders")), strict=True))
+    return dict(zip(cases, run(with_made_up, cases, "forked", tmp_path_factory.mktemp("orders")), strict=True))
 
 
 def complaints(case: Case, answer: dict[str, Any]) -> Iterator[str]:
-    """Where what was seen is not what the oracle says."""
+    """Yield a text for each difference between the answer and the oracle."""
     if "error" in answer:
         yield f"{case}: {answer['error']}"
         return
     oracle = Oracle()
-    for event, seen in zip(case, answer["after"], strict=True):
+    for event, seen_after in zip(case, answer["after"], strict=True):
         oracle.happens(event)
-        yield from differences(f"{case} after {event}", seen, oracle.seen())
+        yield from differences(f"{case} after {event}", seen_after, oracle.seen())
     oracle.happens("status")
     report = answer["report"]
     yield from differences(f"{case} at the end", answer["end"], oracle.seen())
-    yield from differences(f"{case} states", {each: report["states"][each] for each in HERE}, oracle.states())
-    here = oracle.live & ON_THE_CLASS
-    verdicts = {each: "fixed" if each in here else "reproduced" for each in ON_THE_CLASS} if oracle.leaf else {}
+    states = {patch: report["states"][patch] for patch in PATCHES_OF_RELEASE}
+    yield from differences(f"{case} states", states, oracle.states())
+    verdicts = dict.fromkeys(ON_THE_CLASS, "reproduced") | dict.fromkeys(oracle.live & ON_THE_CLASS, "fixed")
+    if not oracle.leaf:
+        verdicts = {}
     yield from differences(f"{case} self-tests", report["self_tests"], verdicts)
     oracle.happens("revert")
     yield from differences(f"{case} reverted", answer["reverted"], oracle.seen())
 
 
-def differences(where: str, seen: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
-    if seen != expected:
-        yield f"{where}:\n  seen     {seen}\n  expected {expected}"
+def differences(place: str, actual: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
+    if actual != expected:
+        yield f"{place}:\n  seen     {actual}\n  expected {expected}"
 
 
 def test_every_order_ends_where_the_oracle_says(answers: dict[Case, dict[str, Any]]) -> None:
     assert len(answers) > 108
-    wrong = [said for case, answer in answers.items() for said in complaints(case, answer)]
-    assert not wrong, f"{len(wrong)} complaints in {len(answers)} orders\n" + "\n".join(wrong[:10])
+    all_complaints = [complaint for case, answer in answers.items() for complaint in complaints(case, answer)]
+    assert not all_complaints, f"{len(all_complaints)} complaints in {len(answers)} orders\n" + "\n".join(
+        all_complaints[:10]
+    )
 
 
-def test_every_event_comes_before_every_other_where_that_is_possible(answers: dict[Case, dict[str, Any]]) -> None:
-    seen = set().union(*map(pairs, answers))
-    ever = {pair for pair in product(EVENTS, repeat=2) if possible(("leaf", *pair)) or possible(pair)}
-    assert ever <= seen
+def test_every_possible_pair_of_events_occurs(answers: dict[Case, dict[str, Any]]) -> None:
+    covered = set().union(*map(pairs, answers))
+    possible_pairs = {pair for pair in product(EVENTS, repeat=2) if possible(("leaf", *pair)) or possible(pair)}
+    assert possible_pairs <= covered
 
 
-def test_one_set_of_repairs_has_one_digest_in_every_order(answers: dict[Case, dict[str, Any]]) -> None:
+def test_one_set_of_patches_has_one_digest(answers: dict[Case, dict[str, Any]]) -> None:
     digests: dict[tuple[str, ...], set[str]] = {}
     for case, answer in answers.items():
         digests.setdefault(at_the_end(case).digest(), set()).add(answer["report"]["digest"])
-        for named in answer["cli"]:
-            # --list speaks of what the environment selects, whatever the script has done.
+        for digest in answer["cli"]:
+            # --list prints the digest of the environment's selection, whatever the script has done.
             oracle = Oracle()
             oracle.happens(case[0] if case[0].startswith("env:") else "env:all")
             oracle.happens("status")
-            digests.setdefault(oracle.digest(), set()).add(named)
-    assert all(len(each) == 1 for each in digests.values()), digests
+            digests.setdefault(oracle.digest(), set()).add(digest)
+    assert all(len(digests_of_set) == 1 for digests_of_set in digests.values()), digests
     assert len(set().union(*digests.values())) == len(digests) > 5
 
 
@@ -455,39 +460,37 @@ def at_the_end(case: Case) -> Oracle:
     return oracle
 
 
-def test_after_revert_every_module_and_class_is_as_in_a_process_without_patches(
+def test_revert_restores_every_module_and_class(
     answers: dict[Case, dict[str, Any]],
 ) -> None:
     untouched = answers[UNTOUCHED]["vars"]
     for case, answer in answers.items():
-        for name, found in answer["vars"].items():
-            assert found == untouched[name], f"{name} in {case}"
+        for name, members in answer["vars"].items():
+            assert members == untouched[name], f"{name} in {case}"
 
 
 def seen_by(case: Case) -> list[dict[str, Any]]:
-    oracle, seen = Oracle(), []
+    oracle, states = Oracle(), []
     for event in case:
         oracle.happens(event)
-        seen.append(oracle.seen())
-    return seen
+        states.append(oracle.seen())
+    return states
 
 
-def test_threads_that_import_select_and_revert_at_once_leave_what_the_next_call_says(
-    knows_more: Environment, tmp_path: Path
-) -> None:
-    """Without a deadlock: a process that is not through after two minutes ends, and says where its threads stand."""
+def test_after_concurrent_calls_the_next_call_decides(with_made_up: Environment, tmp_path: Path) -> None:
+    """There is no deadlock: after two minutes a process ends, and prints where its threads are."""
     starts = ("env:all",), ()
     ends = ("apply:skip",), ("apply:all",), ("revert",)
     cases = [(*starts[n % 2], f"threads:{n}", *ends[n % 3]) for n in range(THREADED)]
-    wrong = []
-    for case, answer in zip(cases, run(knows_more, cases, "forked", tmp_path), strict=True):
+    all_complaints = []
+    for case, answer in zip(cases, run(with_made_up, cases, "forked", tmp_path), strict=True):
         if "error" not in answer:
-            # What is on while they run depends on who comes last; so does whether a patch that is off is `reverted`.
+            # The last thread decides which patches are on, and whether one that is off is `reverted`.
             answer["after"][:-1] = seen_by(case[:-1])
             if case[-1] == "revert":
                 answer["report"]["states"] = at_the_end(case).states()
-        wrong += complaints(case, answer)
-    assert not wrong, f"{len(wrong)} complaints\n" + "\n".join(wrong[:5])
+        all_complaints += complaints(case, answer)
+    assert not all_complaints, f"{len(all_complaints)} complaints\n" + "\n".join(all_complaints[:5])
 
 
 FRESH: list[Case] = [
@@ -499,34 +502,36 @@ FRESH: list[Case] = [
 
 
 @pytest.mark.parametrize("case", FRESH, ids=" ".join)
-def test_processes_that_start_from_nothing_end_there_too(knows_more: Environment, case: Case, tmp_path: Path) -> None:
-    """With the variable, it is the real .pth that starts it."""
+def test_fresh_processes_end_where_the_oracle_says(with_made_up: Environment, case: Case, tmp_path: Path) -> None:
+    """With the variable, the real .pth starts trl_hotfix."""
     start = case[0].partition(":")[2]
     variables = {"TRL_HOTFIX": "1", **VARIABLES[start]} if case[0].startswith("env:") else {}
-    (answer,) = run(knows_more, [case], "fresh", tmp_path, **variables)
+    (answer,) = run(with_made_up, [case], "fresh", tmp_path, **variables)
     assert list(complaints(case, answer)) == []
 
 
 @pytest.mark.parametrize("selection", ASKED)
-def test_the_list_says_what_apply_then_does(
-    knows_more: Environment, answers: dict[Case, dict[str, Any]], selection: str
+def test_the_list_predicts_what_apply_does(
+    with_made_up: Environment, answers: dict[Case, dict[str, Any]], selection: str
 ) -> None:
-    done = knows_more.run("-m", "trl_hotfix", "--list", "--json", cwd=None, **VARIABLES[selection])
-    said = json.loads(done.stdout)
+    process = with_made_up.run("-m", "trl_hotfix", "--list", "--json", cwd=None, **VARIABLES[selection])
+    listing = json.loads(process.stdout)
     oracle = at_the_end((f"env:{selection}",))
     case = next(case for case in answers if at_the_end(case).digest() == oracle.digest())
-    assert said["digest"] == answers[case]["report"]["digest"]
-    listed = {each["id"]: f"{each['state']} {each['reason']}" for each in said["patches"]}
-    pending = {each for each, state in listed.items() if state.startswith("pending")}
+    assert listing["digest"] == answers[case]["report"]["digest"]
+    listed = {patch["id"]: f"{patch['state']} {patch['reason']}" for patch in listing["patches"]}
+    pending = {patch_id for patch_id, state in listed.items() if state.startswith("pending")}
     assert pending == oracle.live
-    # The others have the reason that the report of a process gives.
-    others = answers[case]["report"]["states"]
-    assert {each: state for each, state in listed.items() if each not in HERE} == {
-        each: state for each, state in others.items() if each not in HERE
+    # The other patches have the reason that the report of a process has.
+    reported = answers[case]["report"]["states"]
+    assert {patch_id: state for patch_id, state in listed.items() if patch_id not in PATCHES_OF_RELEASE} == {
+        patch_id: state for patch_id, state in reported.items() if patch_id not in PATCHES_OF_RELEASE
     }
 
 
-def test_what_verify_proves_is_what_apply_puts_on(knows_more: Environment) -> None:
-    done = knows_more.run("-m", "trl_hotfix", "--verify", "--json")
-    cells = json.loads(done.stdout)["cells"]
-    assert {cell["patch"]: cell["verdict"] for cell in cells} == dict.fromkeys(HERE, "proven"), done.stderr
+def test_what_verify_proves_is_what_apply_puts_on(with_made_up: Environment) -> None:
+    process = with_made_up.run("-m", "trl_hotfix", "--verify", "--json")
+    cells = json.loads(process.stdout)["cells"]
+    assert {cell["patch"]: cell["verdict"] for cell in cells} == dict.fromkeys(PATCHES_OF_RELEASE, "proven"), (
+        process.stderr
+    )

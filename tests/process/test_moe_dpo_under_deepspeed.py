@@ -31,7 +31,7 @@ def run(*arguments: str, hotfix: str = "0") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stage", ["0", "2"])
-def test_under_deepspeed_the_patch_puts_back_the_coefficient_times_the_aux_loss(stage: str) -> None:
+def test_the_patch_restores_the_auxiliary_term(stage: str) -> None:
     unpatched = run("--deepspeed", stage)
     patched = run("--deepspeed", stage, hotfix="1")
     before, after = unpatched["steps"][0], patched["steps"][0]
@@ -43,43 +43,43 @@ def test_under_deepspeed_the_patch_puts_back_the_coefficient_times_the_aux_loss(
 
 
 @pytest.mark.parametrize("stage", ["0", "2"])
-def test_patched_deepspeed_trains_as_one_process_without_deepspeed_does(stage: str) -> None:
-    right, patched, unpatched = run(), run("--deepspeed", stage, hotfix="1"), run("--deepspeed", stage)
-    for ours, theirs in zip(patched["steps"], right["steps"], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
-        assert ours["router_gradient"] == pytest.approx(theirs["router_gradient"], abs=1e-6)
-        assert ours["router_gradient"] > 0
-    assert unpatched["steps"][0]["router_gradient"] < 0.01 * right["steps"][0]["router_gradient"]
+def test_patched_deepspeed_trains_as_one_process_does(stage: str) -> None:
+    plain, patched, unpatched = run(), run("--deepspeed", stage, hotfix="1"), run("--deepspeed", stage)
+    for step, expected in zip(patched["steps"], plain["steps"], strict=True):
+        assert step["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+        assert step["router_gradient"] == pytest.approx(expected["router_gradient"], abs=1e-6)
+        assert step["router_gradient"] > 0
+    assert unpatched["steps"][0]["router_gradient"] < 0.01 * plain["steps"][0]["router_gradient"]
 
 
-def test_evaluation_is_unchanged_and_has_the_term_with_and_without_the_patch() -> None:
-    still = ("--learning-rate", "0", "--steps", "1")
-    plain = run(*still)
-    unpatched, patched = run(*still, "--deepspeed", "0"), run(*still, "--deepspeed", "0", hotfix="1")
+def test_the_evaluation_always_has_the_term() -> None:
+    fixed_weights = ("--learning-rate", "0", "--steps", "1")
+    plain = run(*fixed_weights)
+    unpatched, patched = run(*fixed_weights, "--deepspeed", "0"), run(*fixed_weights, "--deepspeed", "0", hotfix="1")
     assert unpatched["eval_loss_after"] == patched["eval_loss_after"] == plain["eval_loss_before"]
 
 
-def test_a_model_that_the_bug_does_not_hit_trains_to_the_same_bits() -> None:
+def test_an_unaffected_model_trains_to_the_same_bits() -> None:
     unpatched, patched = run(), run(hotfix="1")
     assert {**patched, "stderr": ""} == {**unpatched, "stderr": ""}
 
 
-def test_red_green_red_in_one_process_and_vars_are_as_before() -> None:
-    import trl.trainer.dpo_trainer as leaf
+def test_red_green_red_in_one_process_restores_vars() -> None:
+    from trl.trainer import dpo_trainer
 
-    before = dict(vars(leaf.DPOTrainer))
-    assert patch.aux_loss_is_in_the_loss_of_a_wrapped_model(leaf).verdict is Verdict.REPRODUCED
+    before = dict(vars(dpo_trainer.DPOTrainer))
+    assert patch.aux_loss_is_in_the_loss_of_a_wrapped_model(dpo_trainer).verdict is Verdict.REPRODUCED
     with trl_hotfix.patched(ID) as report:
         assert report[ID].state.value == "applied"
-        assert patch.aux_loss_is_in_the_loss_of_a_wrapped_model(leaf).verdict is Verdict.FIXED
-        assert vars(leaf.DPOTrainer)["get_batch_loss_metrics"] is not before["get_batch_loss_metrics"]
-    assert patch.aux_loss_is_in_the_loss_of_a_wrapped_model(leaf).verdict is Verdict.REPRODUCED
-    after = dict(vars(leaf.DPOTrainer))
+        assert patch.aux_loss_is_in_the_loss_of_a_wrapped_model(dpo_trainer).verdict is Verdict.FIXED
+        assert vars(dpo_trainer.DPOTrainer)["get_batch_loss_metrics"] is not before["get_batch_loss_metrics"]
+    assert patch.aux_loss_is_in_the_loss_of_a_wrapped_model(dpo_trainer).verdict is Verdict.REPRODUCED
+    after = dict(vars(dpo_trainer.DPOTrainer))
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
 
 
-def test_distributed_data_parallel_does_not_crash_any_more() -> None:
+def test_distributed_data_parallel_no_longer_crashes() -> None:
     one_process = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {**one_process, "MASTER_PORT": moe_dpo.free_port()}.items():

@@ -1,4 +1,4 @@
-"""The wheel owns the start-up hook: it works in every kind of install, and uninstalling takes it away."""
+"""The wheel owns the start-up hook: it works in every kind of install, and uninstalling removes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FIRES = "import sys; print('trl_hotfix.autostart' in sys.modules)"
 
 
-def test_the_wheel_has_the_hook_at_its_root_and_the_catalogue_inside(distributions: dict[str, Path]) -> None:
+def test_the_wheel_has_the_hook_at_its_root(distributions: dict[str, Path]) -> None:
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         names = wheel.namelist()
         record = wheel.read(next(name for name in names if name.endswith("/RECORD"))).decode()
@@ -27,7 +27,7 @@ def test_the_wheel_has_the_hook_at_its_root_and_the_catalogue_inside(distributio
     assert "trl_hotfix_autoapply.pth,sha256=" in record
 
 
-def test_the_sdist_can_build_the_wheel_and_has_the_tests(distributions: dict[str, Path]) -> None:
+def test_the_sdist_builds_the_wheel_and_has_the_tests(distributions: dict[str, Path]) -> None:
     with tarfile.open(distributions["sdist"]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {
@@ -52,12 +52,12 @@ def test_pth_import_lines_still_run_in_this_python() -> None:
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 @pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
-def test_every_install_fires_and_leaves_nothing_behind(
+def test_every_install_fires_and_uninstalls_cleanly(
     kind: str, installer: str, bare: Environment, distributions: dict[str, Path], checkout: Path
 ) -> None:
     before = sorted(bare.packages.iterdir())
-    what = ["-e", str(checkout)] if kind == "editable" else [str(distributions[kind])]
-    bare.install(*what, installer=installer)
+    requirements = ["-e", str(checkout)] if kind == "editable" else [str(distributions[kind])]
+    bare.install(*requirements, installer=installer)
     assert bare.code(FIRES, TRL_HOTFIX="1").stdout == "True\n"
     assert bare.code(FIRES).stdout == "False\n"
     listed = bare.run("-m", "trl_hotfix", "--list")
@@ -68,7 +68,7 @@ def test_every_install_fires_and_leaves_nothing_behind(
     assert sorted(path for path in bare.packages.iterdir() if path.name != "__pycache__") == before
 
 
-def test_pip_target_cannot_work_and_the_list_says_so(
+def test_the_list_reports_that_pip_target_cannot_work(
     bare: Environment, distributions: dict[str, Path], tmp_path: Path
 ) -> None:
     target = tmp_path / "target"

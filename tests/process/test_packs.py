@@ -1,4 +1,4 @@
-"""A pack as its author makes it: built as a wheel, installed beside trl_hotfix, and used on the real TRL."""
+"""A pack is built as a wheel, installed beside trl_hotfix, and used on the real TRL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def work(data):
     from trl import DPOTrainer
     loss = pickle.loads(data) if data else vars(DPOTrainer)["dpo_loss"]
     report = trl_hotfix.status()
-    on = [each.id for each in report if each.state.value == "applied"]
+    on = [entry.id for entry in report if entry.state.value == "applied"]
     return report.digest, "acme/marks-loss" in on, "acme_fixes" in sys.modules
 
 if __name__ == "__main__":
@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 
 def wheel(folder: Path, fingerprints: str | None = None) -> Path:
-    """What ``python -m build`` makes of the project; hatchling alone needs no network."""
+    """Build the wheel of the project as ``python -m build`` does; hatchling alone needs no network."""
     files = {"pyproject.toml": PROJECT, "acme_fixes/patches.yaml": PATCHES, "acme_fixes/patches/marks_loss.py": MODULE}
     files |= {"acme_fixes/__init__.py": "", "acme_fixes/patches/__init__.py": ""}
     if fingerprints is not None:
@@ -70,7 +70,7 @@ def wheel(folder: Path, fingerprints: str | None = None) -> Path:
 
 @pytest.fixture
 def with_pack(own: Environment, tmp_path: Path) -> Environment:
-    """An environment with trl_hotfix and the pack, whose fingerprints are made as docs/packs.md says."""
+    """Return an environment with trl_hotfix and the pack, whose fingerprints are made as docs/packs.md describes."""
     own.install(str(wheel(tmp_path / "first")))
     verified = own.run("-m", "trl_hotfix", "verify", "--packs", "acme", "--json", ID)
     (cell,) = json.loads(verified.stdout)["cells"]
@@ -84,7 +84,7 @@ def with_pack(own: Environment, tmp_path: Path) -> Environment:
     return own
 
 
-def test_a_pack_from_a_wheel_is_used_where_it_is_named_and_nowhere_else(with_pack: Environment, tmp_path: Path) -> None:
+def test_an_installed_pack_is_used_only_where_it_is_named(with_pack: Environment, tmp_path: Path) -> None:
     code = (
         "import sys; from trl import DPOTrainer; import trl_hotfix; print(type(vars(DPOTrainer)['dpo_loss']).__name__,"
         "'acme_fixes' in sys.modules)"
@@ -107,14 +107,14 @@ def test_a_pack_from_a_wheel_is_used_where_it_is_named_and_nowhere_else(with_pac
     wrong = with_pack.run("-m", "trl_hotfix", "--packs", "amce", "--list")
     assert (wrong.returncode, wrong.stdout) == (2, "")
 
-    # The variable reaches a worker; a name given in the script alone does not, and the worker says so.
+    # The variable reaches a worker; a name in the script alone does not, and the worker logs that.
     script = tmp_path / "script.py"
     script.write_text(WORKERS)
-    done = with_pack.run(str(script), TRL_HOTFIX="1", TRL_HOTFIX_PACKS="acme")
-    here, there = json.loads(done.stdout)
-    assert here == there == [here[0], True, True], done.stderr
-    done = with_pack.run(str(script), "acme")
-    here, there = json.loads(done.stdout)
-    assert (here[1:], there[1:]) == ([True, True], [False, False]), done.stderr
-    assert f"a pickle asks for {ID}, revision 3; here it is not known" in done.stderr
-    assert "name its pack in TRL_HOTFIX_PACKS if you trust it: acme" in done.stderr
+    process = with_pack.run(str(script), TRL_HOTFIX="1", TRL_HOTFIX_PACKS="acme")
+    parent, worker = json.loads(process.stdout)
+    assert parent == worker == [parent[0], True, True], process.stderr
+    process = with_pack.run(str(script), "acme")
+    parent, worker = json.loads(process.stdout)
+    assert (parent[1:], worker[1:]) == ([True, True], [False, False]), process.stderr
+    assert f"a pickle asks for {ID}, revision 3; here it is not known" in process.stderr
+    assert "name its pack in TRL_HOTFIX_PACKS if you trust it: acme" in process.stderr

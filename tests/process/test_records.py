@@ -1,4 +1,4 @@
-"""What ran is on record, and is the same in every rank."""
+"""The patches of a run are on record, and are the same on every rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
 }
 ON = ["moe-aux-loss-lost-under-deepspeed", "dpo-eval-reference-from-trained-policy"]
-"""What is on for a DPO run with TRL 0.11.4, of the patches that have been there from the start."""
+"""The two oldest patches that are on in a DPO run with TRL 0.11.4."""
 
 
 def train(
@@ -36,100 +36,97 @@ def train(
 
 def recorded(folder: Path) -> list[Any]:
     history = json.loads((folder / "out.json").read_text())
-    return [each["trl_hotfix"] for each in history if "trl_hotfix" in each]
+    return [entry["trl_hotfix"] for entry in history if "trl_hotfix" in entry]
 
 
-def test_a_run_has_its_repairs_in_the_log_in_its_history_and_beside_every_checkpoint(
-    installed: Environment, tmp_path: Path
-) -> None:
-    done = train(installed, tmp_path, TRL_HOTFIX="1")
-    assert done.returncode == 0, done.stderr
+def test_a_run_records_its_patches_everywhere(installed: Environment, tmp_path: Path) -> None:
+    process = train(installed, tmp_path, TRL_HOTFIX="1")
+    assert process.returncode == 0, process.stderr
     (record,) = recorded(tmp_path)
-    assert set(ON) <= {each["id"] for each in record["patches"]}
-    assert f"training with TRL 0.11.4, digest {record['digest']}: " in done.stderr
+    assert set(ON) <= {entry["id"] for entry in record["patches"]}
+    assert f"training with TRL 0.11.4, digest {record['digest']}: " in process.stderr
     for folder in (tmp_path / "out", tmp_path / "out" / "checkpoint-1", tmp_path / "out" / "checkpoint-2"):
         assert json.loads((folder / "trl_hotfix.json").read_text()) == record
     state = json.loads((tmp_path / "out" / "checkpoint-1" / "trainer_state.json").read_text())
-    assert sum("trl_hotfix" in each for each in state["log_history"]) == 1
+    assert sum("trl_hotfix" in entry for entry in state["log_history"]) == 1
 
     frozen = f"@{tmp_path / 'out' / 'checkpoint-1' / 'trl_hotfix.json'}"
-    again = train(installed, tmp_path, TRL_HOTFIX="1", TRL_HOTFIX_ONLY=frozen)
-    assert again.returncode == 0, again.stderr
+    second = train(installed, tmp_path, TRL_HOTFIX="1", TRL_HOTFIX_ONLY=frozen)
+    assert second.returncode == 0, second.stderr
     assert recorded(tmp_path) == [record]
 
     resumed = train(installed, tmp_path, "resume", TRL_HOTFIX="1")
     assert "goes on from a checkpoint" not in resumed.stderr
     assert recorded(tmp_path) == [record]
-    other = train(installed, tmp_path, "resume", TRL_HOTFIX="1", TRL_HOTFIX_SKIP=ON[1])
-    assert other.returncode == 0, other.stderr
-    assert f"other repairs: {ON[1]} is r1 in the checkpoint, not on now" in other.stderr
-    assert [len(each["patches"]) for each in recorded(tmp_path)] == [len(record["patches"]), len(record["patches"]) - 1]
+    skipping = train(installed, tmp_path, "resume", TRL_HOTFIX="1", TRL_HOTFIX_SKIP=ON[1])
+    assert skipping.returncode == 0, skipping.stderr
+    assert f"other repairs: {ON[1]} is r1 in the checkpoint, not on now" in skipping.stderr
+    assert [len(entry["patches"]) for entry in recorded(tmp_path)] == [
+        len(record["patches"]),
+        len(record["patches"]) - 1,
+    ]
 
 
-def test_the_record_lies_in_the_first_entry_of_the_history_and_is_none_of_its_own(
-    installed: Environment, tmp_path: Path
-) -> None:
-    """A script that reads ``log_history[0]["loss"]`` goes on; those of TRL's own tests do."""
-    done = train(installed, tmp_path, TRL_HOTFIX="1", SETTINGS='{"logging_steps": 1}')
-    assert done.returncode == 0, done.stderr
+def test_the_record_is_in_the_first_log_entry(installed: Environment, tmp_path: Path) -> None:
+    """Scripts that read ``log_history[0]["loss"]`` still work; TRL's own tests do so."""
+    process = train(installed, tmp_path, TRL_HOTFIX="1", SETTINGS='{"logging_steps": 1}')
+    assert process.returncode == 0, process.stderr
     history = json.loads((tmp_path / "out.json").read_text())
-    assert ["trl_hotfix" in each for each in history] == [True, False, False]
-    assert ["loss" in each for each in history] == [True, True, False]
+    assert ["trl_hotfix" in entry for entry in history] == [True, False, False]
+    assert ["loss" in entry for entry in history] == [True, True, False]
 
 
-def test_a_checkpoint_from_before_the_first_entry_has_the_record_too(installed: Environment, tmp_path: Path) -> None:
-    done = train(installed, tmp_path, TRL_HOTFIX="1", SETTINGS='{"logging_steps": 2}')
-    assert done.returncode == 0, done.stderr
+def test_a_checkpoint_before_the_first_log_has_the_record(installed: Environment, tmp_path: Path) -> None:
+    process = train(installed, tmp_path, TRL_HOTFIX="1", SETTINGS='{"logging_steps": 2}')
+    assert process.returncode == 0, process.stderr
     state = json.loads((tmp_path / "out" / "checkpoint-1" / "trainer_state.json").read_text())
-    assert ["trl_hotfix" in each for each in state["log_history"]] == [True]
+    assert ["trl_hotfix" in entry for entry in state["log_history"]] == [True]
     assert len(recorded(tmp_path)) == 1
 
 
-def test_the_callback_by_hand_does_the_same_and_twice_is_once(installed: Environment, tmp_path: Path) -> None:
+def test_a_second_callback_by_hand_adds_no_record(installed: Environment, tmp_path: Path) -> None:
     by_hand = train(installed, tmp_path, "by-hand", TRL_HOTFIX="1", TRL_HOTFIX_CALLBACK="0")
     assert by_hand.returncode == 0, by_hand.stderr
     assert by_hand.stderr.count("training with TRL 0.11.4") == 1
     assert len(recorded(tmp_path)) == 1
-    both = train(installed, tmp_path, "by-hand", TRL_HOTFIX="1")
-    assert both.stderr.count("training with TRL 0.11.4") == 1
+    twice = train(installed, tmp_path, "by-hand", TRL_HOTFIX="1")
+    assert twice.stderr.count("training with TRL 0.11.4") == 1
     assert len(recorded(tmp_path)) == 1
 
 
 def test_the_callback_can_be_left_out(installed: Environment, tmp_path: Path) -> None:
-    done = train(installed, tmp_path, TRL_HOTFIX="1", TRL_HOTFIX_CALLBACK="0")
-    assert done.returncode == 0, done.stderr
+    process = train(installed, tmp_path, TRL_HOTFIX="1", TRL_HOTFIX_CALLBACK="0")
+    assert process.returncode == 0, process.stderr
     assert recorded(tmp_path) == []
     assert not list(tmp_path.rglob("trl_hotfix.json"))
-    assert f"applied {ON[0]}" in done.stderr
+    assert f"applied {ON[0]}" in process.stderr
 
 
-def test_ranks_with_the_same_repairs_train_without_a_word(installed: Environment, tmp_path: Path) -> None:
-    done = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict")
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in "".join(line for line in done.stderr.splitlines() if "trl_hotfix" in line)
-    assert done.stderr.count("training with TRL 0.11.4") == 1
+def test_ranks_with_the_same_patches_train_silently(installed: Environment, tmp_path: Path) -> None:
+    process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict")
+    assert process.returncode == 0, process.stderr
+    assert "WARNING" not in "".join(line for line in process.stderr.splitlines() if "trl_hotfix" in line)
+    assert process.stderr.count("training with TRL 0.11.4") == 1
     assert len(recorded(tmp_path)) == 1
 
 
-def test_a_rank_with_other_patches_is_named_with_the_patch(installed: Environment, tmp_path: Path) -> None:
-    done = train(installed, tmp_path, ranks=2, TRL_HOTFIX="1", ONLY_RANK_1=f"TRL_HOTFIX_SKIP={ON[1]}")
-    assert done.returncode == 0, done.stderr
-    said = f"rank 1: {ON[1]} is r1 on rank 0, not on there"
-    assert [f"trl_hotfix [rank {rank}]: WARNING: {said}" in done.stderr for rank in (0, 1)] == [True, True]
+def test_a_rank_with_other_patches_is_named(installed: Environment, tmp_path: Path) -> None:
+    process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="1", ONLY_RANK_1=f"TRL_HOTFIX_SKIP={ON[1]}")
+    assert process.returncode == 0, process.stderr
+    message = f"rank 1: {ON[1]} is r1 on rank 0, not on there"
+    assert [f"trl_hotfix [rank {rank}]: WARNING: {message}" in process.stderr for rank in (0, 1)] == [True, True]
 
 
-@pytest.mark.parametrize("others", ["TRL_HOTFIX=1", f"TRL_HOTFIX_SKIP={ON[1]}"])
-def test_under_strict_ranks_that_differ_end_before_the_first_step(
-    installed: Environment, tmp_path: Path, others: str
-) -> None:
-    same = others == "TRL_HOTFIX=1"
-    done = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict", ONLY_RANK_1=others)
-    assert (done.returncode == 0) is same, done.stderr
-    assert ("strict mode: training does not begin" in done.stderr) is not same
-    assert (tmp_path / "out" / "checkpoint-1").is_dir() is same
+@pytest.mark.parametrize("rank_1", ["TRL_HOTFIX=1", f"TRL_HOTFIX_SKIP={ON[1]}"])
+def test_strict_ranks_that_differ_do_not_train(installed: Environment, tmp_path: Path, rank_1: str) -> None:
+    trains = rank_1 == "TRL_HOTFIX=1"
+    process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict", ONLY_RANK_1=rank_1)
+    assert (process.returncode == 0) is trains, process.stderr
+    assert ("strict mode: training does not begin" in process.stderr) is not trains
+    assert (tmp_path / "out" / "checkpoint-1").is_dir() is trains
 
 
-def test_a_rank_without_trl_hotfix_is_named_and_nobody_hangs(installed: Environment, tmp_path: Path) -> None:
-    done = train(installed, tmp_path, ranks=2, TRL_HOTFIX="1", TRL_HOTFIX_PATIENCE="2", ONLY_RANK_1="TRL_HOTFIX=0")
-    assert done.returncode == 0, done.stderr
-    assert "rank 1: no trl_hotfix is on there" in done.stderr
+def test_a_rank_without_trl_hotfix_is_named(installed: Environment, tmp_path: Path) -> None:
+    process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="1", TRL_HOTFIX_PATIENCE="2", ONLY_RANK_1="TRL_HOTFIX=0")
+    assert process.returncode == 0, process.stderr
+    assert "rank 1: no trl_hotfix is on there" in process.stderr

@@ -1,4 +1,4 @@
-"""``TRL_HOTFIX=1``: on in every process of the job, next to nothing in any other, and never in the way."""
+"""``TRL_HOTFIX=1`` patches every process of the job, costs other processes next to nothing, and never stops one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ IS_ON = "print(type(vars(DPOTrainer)['get_batch_loss_metrics']).__name__)"
 ON, OFF = "HotfixWrapper\n", "function\n"
 
 
-def test_unset_nothing_of_ours_is_loaded(installed: Environment) -> None:
+def test_unset_nothing_is_loaded(installed: Environment) -> None:
     assert installed.code(LOADED).stdout == "[]\n"
 
 
-def test_set_only_the_standard_library_is_loaded_before_trl_is_looked_up(installed: Environment) -> None:
-    ours = ["trl_hotfix", "trl_hotfix.autostart", "trl_hotfix.import_hooks", "trl_hotfix.settings"]
-    assert installed.code(LOADED, TRL_HOTFIX="1").stdout == f"{ours}\n"
+def test_before_trl_only_the_standard_library_is_loaded(installed: Environment) -> None:
+    modules = ["trl_hotfix", "trl_hotfix.import_hooks", "trl_hotfix.startup"]
+    assert installed.code(LOADED, TRL_HOTFIX="1").stdout == f"{modules}\n"
 
 
-def test_start_puts_one_finder_on_the_path_however_often_the_line_runs(installed: Environment) -> None:
-    again = f"from trl_hotfix import autostart; autostart.start(); autostart.start(); {FINDERS}"
-    assert installed.code(again, TRL_HOTFIX="1").stdout == "1\n"
+def test_repeated_starts_install_one_finder(installed: Environment) -> None:
+    code = f"import trl_hotfix.startup as startup; startup.start(); startup.start(); {FINDERS}"
+    assert installed.code(code, TRL_HOTFIX="1").stdout == "1\n"
 
 
 @pytest.mark.parametrize("value", ["1", "true", "yes", "on", "ON", "strict"])
@@ -41,15 +41,15 @@ def test_on_values(installed: Environment, value: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "0", "off", "false", "no", "No"])
 def test_off_values_are_silent(installed: Environment, value: str) -> None:
-    done = installed.code(FINDERS, TRL_HOTFIX=value)
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    process = installed.code(FINDERS, TRL_HOTFIX=value)
+    assert (process.stdout, process.stderr) == ("0\n", "")
 
 
 def test_another_value_is_one_warning_and_means_off(installed: Environment) -> None:
-    done = installed.code(FINDERS, TRL_HOTFIX="maybe")
-    assert done.stdout == "0\n"
-    assert done.stderr.count("trl_hotfix: WARNING") == 1
-    assert "'maybe'" in done.stderr
+    process = installed.code(FINDERS, TRL_HOTFIX="maybe")
+    assert process.stdout == "0\n"
+    assert process.stderr.count("trl_hotfix: WARNING") == 1
+    assert "'maybe'" in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -63,67 +63,67 @@ def test_another_value_is_one_warning_and_means_off(installed: Environment) -> N
     ],
 )
 def test_every_import_style_gets_the_patched_class(installed: Environment, code: str) -> None:
-    done = installed.code(f"{code}; {IS_ON}", TRL_HOTFIX="1")
-    assert done.stdout == ON, done.stderr
-    assert "applied moe-aux-loss-lost-under-deepspeed" in done.stderr
+    process = installed.code(f"{code}; {IS_ON}", TRL_HOTFIX="1")
+    assert process.stdout == ON, process.stderr
+    assert "applied moe-aux-loss-lost-under-deepspeed" in process.stderr
 
 
-def test_importing_trl_alone_does_not_import_torch_for_us(installed: Environment) -> None:
+def test_importing_trl_alone_does_not_import_torch(installed: Environment) -> None:
     code = "import sys, trl; before = 'torch' in sys.modules; print(before)"
     assert installed.code(code, TRL_HOTFIX="1").stdout == installed.code(code).stdout
 
 
 def test_apply_after_trl_is_as_good(installed: Environment) -> None:
     code = f"from trl import DPOTrainer; import trl_hotfix; print(trl_hotfix.apply()); {IS_ON}"
-    done = installed.code(code)
-    assert "moe-aux-loss-lost-under-deepspeed: applied (proven)\n" in done.stdout
-    assert done.stdout.endswith(ON), done.stdout
+    process = installed.code(code)
+    assert "moe-aux-loss-lost-under-deepspeed: applied (proven)\n" in process.stdout
+    assert process.stdout.endswith(ON), process.stdout
 
 
 def test_only_and_skip_take_ids(installed: Environment) -> None:
     code = f"from trl import DPOTrainer; {IS_ON}"
-    one = "moe-aux-loss-lost-under-deepspeed"
-    assert installed.code(code, TRL_HOTFIX="1", TRL_HOTFIX_ONLY=one).stdout == ON
-    assert installed.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=f" {one} ,").stdout == OFF
+    patch_id = "moe-aux-loss-lost-under-deepspeed"
+    assert installed.code(code, TRL_HOTFIX="1", TRL_HOTFIX_ONLY=patch_id).stdout == ON
+    assert installed.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=f" {patch_id} ,").stdout == OFF
 
 
-def test_an_unknown_id_warns_with_a_suggestion_and_trl_stays_unpatched(installed: Environment) -> None:
+def test_an_unknown_id_warns_and_leaves_trl_unpatched(installed: Environment) -> None:
     code = f"from trl import DPOTrainer; {IS_ON}"
-    done = installed.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP="moe-aux-loss-lost-under-deepsped")
-    assert done.stdout == OFF
-    assert done.stderr.count("trl_hotfix: WARNING") == 1
-    assert "did you mean 'moe-aux-loss-lost-under-deepspeed'?" in done.stderr
+    process = installed.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP="moe-aux-loss-lost-under-deepsped")
+    assert process.stdout == OFF
+    assert process.stderr.count("trl_hotfix: WARNING") == 1
+    assert "did you mean 'moe-aux-loss-lost-under-deepspeed'?" in process.stderr
 
 
-def test_zero_turns_a_scripts_own_apply_off_with_a_warning(installed: Environment) -> None:
+def test_zero_turns_off_a_scripts_own_apply(installed: Environment) -> None:
     code = f"import trl_hotfix; print(trl_hotfix.apply()); from trl import DPOTrainer; {IS_ON}"
-    done = installed.code(code, TRL_HOTFIX="0")
-    assert "disabled (switched-off)" in done.stdout
-    assert done.stdout.endswith(OFF)
-    assert "WARNING: TRL_HOTFIX=0 turns apply() off" in done.stderr
+    process = installed.code(code, TRL_HOTFIX="0")
+    assert "disabled (switched-off)" in process.stdout
+    assert process.stdout.endswith(OFF)
+    assert "WARNING: TRL_HOTFIX=0 turns apply() off" in process.stderr
 
 
 @pytest.mark.parametrize("flag", ["-S", "-E", "-I"])
-def test_the_list_says_where_the_variable_cannot_work(installed: Environment, flag: str) -> None:
+def test_the_list_tells_where_the_variable_cannot_work(installed: Environment, flag: str) -> None:
     packages = str(installed.packages)
     code = f"import site, sys; {flag!r} == '-S' and site.addsitedir({packages!r})\n"
-    code += "from trl_hotfix.commands.main import main; main(['--list'])"
-    done = installed.run(flag, "-c", code, TRL_HOTFIX="1")
-    assert f"TRL_HOTFIX=1 does nothing here: Python runs with {flag}," in done.stdout, done.stderr
+    code += "from trl_hotfix.cli import main; main(['--list'])"
+    process = installed.run(flag, "-c", code, TRL_HOTFIX="1")
+    assert f"TRL_HOTFIX=1 does nothing here: Python runs with {flag}," in process.stdout, process.stderr
 
 
-def test_user_logging_gets_the_lines_instead_of_standard_error(installed: Environment, tmp_path: Path) -> None:
+def test_user_logging_replaces_standard_error(installed: Environment, tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = f"import logging; logging.basicConfig(filename={str(log)!r}, level='INFO'); import trl.trainer.dpo_trainer"
-    done = installed.code(code, TRL_HOTFIX="1")
+    process = installed.code(code, TRL_HOTFIX="1")
     assert "applied moe-aux" in log.read_text()
-    assert "applied moe-aux" not in done.stderr
+    assert "applied moe-aux" not in process.stderr
 
 
 # Damage.
 
 
-def remains(installed: Environment, damage: str) -> subprocess.CompletedProcess[str]:
+def import_after_damage(installed: Environment, damage: str) -> subprocess.CompletedProcess[str]:
     package = installed.packages / "trl_hotfix"
     if damage == "package":
         shutil.rmtree(package)
@@ -147,24 +147,24 @@ def remains(installed: Environment, damage: str) -> subprocess.CompletedProcess[
         "patches.yaml",
     ],
 )
-def test_a_damaged_installation_never_stops_python_and_says_so(own: Environment, damage: str) -> None:
-    done = remains(own, damage)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == OFF
-    assert "trl_hotfix" in done.stderr
+def test_a_damaged_installation_never_stops_python(own: Environment, damage: str) -> None:
+    process = import_after_damage(own, damage)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == OFF
+    assert "trl_hotfix" in process.stderr
 
 
 @pytest.mark.parametrize("damage", ["engine.py", "patches.yaml"])
-def test_a_damaged_installation_under_strict_ends_at_the_import_of_trl(own: Environment, damage: str) -> None:
+def test_a_damaged_strict_installation_stops_at_trl(own: Environment, damage: str) -> None:
     shutil.rmtree(own.packages / "trl_hotfix" / "__pycache__", ignore_errors=True)
     if damage == "patches.yaml":
         (own.packages / "trl_hotfix" / damage).write_text("- id: [")
     else:
         (own.packages / "trl_hotfix" / damage).unlink()
     code = "print('started')\ntry:\n import trl\nexcept Exception: pass\nimport trl"
-    done = own.code(code, TRL_HOTFIX="strict")
-    assert done.stdout == "started\n"
-    assert done.returncode == 1
+    process = own.code(code, TRL_HOTFIX="strict")
+    assert process.stdout == "started\n"
+    assert process.returncode == 1
 
 
 # Other processes.
@@ -191,14 +191,14 @@ def test_spawned_and_forked_workers_are_patched_too(installed: Environment, tmp_
             """
         )
     )
-    done = installed.run(str(script), TRL_HOTFIX="1")
-    assert done.stdout == ON, done.stderr
+    process = installed.run(str(script), TRL_HOTFIX="1")
+    assert process.stdout == ON, process.stderr
 
 
-def test_torchrun_patches_every_rank_and_each_says_so(installed: Environment, tmp_path: Path) -> None:
+def test_torchrun_patches_every_rank(installed: Environment, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import os\nfrom trl import DPOTrainer\n{IS_ON}")
-    done = installed.run("-m", "torch.distributed.run", "--nproc_per_node", "2", str(script), TRL_HOTFIX="1")
-    assert done.stdout.count(ON) == 2, done.stderr
+    process = installed.run("-m", "torch.distributed.run", "--nproc_per_node", "2", str(script), TRL_HOTFIX="1")
+    assert process.stdout.count(ON) == 2, process.stderr
     for rank in (0, 1):
-        assert f"trl_hotfix [rank {rank}]: INFO: applied moe-aux-loss-lost-under-deepspeed" in done.stderr
+        assert f"trl_hotfix [rank {rank}]: INFO: applied moe-aux-loss-lost-under-deepspeed" in process.stderr

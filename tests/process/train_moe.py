@@ -1,11 +1,11 @@
-"""Train one step of a tiny mixture-of-experts model with a real trainer and write down what it did to the weights.
+"""Train one step of a tiny mixture-of-experts model with a real trainer and save the change of the weights.
 
-A user's script: nothing in it knows of trl_hotfix. It runs as one process, under a DeepSpeed engine, or on several
-ranks under torchrun, where every micro-batch is one of those that one process with as many more of them would take.
+A user's script, without trl_hotfix in it. It runs as one process, under a DeepSpeed engine, or on several ranks under
+torchrun, whose micro-batches are those that one process takes if it accumulates as many more of them.
 
     python train_moe.py OUT.pt --trainer DPO --model mixtral --accumulate 2 [--deepspeed STAGE]
 
-The optimizer is SGD with a rate of 1, so that what the weights lose in the step is its gradient, whoever adds it up.
+The optimizer is SGD with a rate of 1, so the weights lose exactly the gradient, whichever engine accumulates it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = {}
     if arguments.deepspeed is not None:
-        # accelerate has DeepSpeed clip the gradient to a norm of 1 unless it is told not to.
+        # By default accelerate has DeepSpeed clip the gradient to a norm of 1.
         settings = {"deepspeed": {**tiny.deepspeed(arguments.deepspeed), "gradient_clipping": 0.0}}
 
     import torch
@@ -43,9 +43,9 @@ def main() -> None:
     steps: list[dict[str, Any]] = []
     aux_losses: list[float] = []
 
-    class Measured(trainer_class):
+    class RecordSteps(trainer_class):
         def create_optimizer(self, *args, **kwargs):
-            # Of one parameter group: see tiny.one_group.
+            # One parameter group: see tiny.one_group.
             if self.optimizer is None:
                 self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.args.learning_rate)
             return self.optimizer
@@ -65,7 +65,7 @@ def main() -> None:
         before = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
         data = tiny.preferences()
         trainer = tiny.trainer(
-            Measured,
+            RecordSteps,
             model=policy,
             args=tiny.config(
                 getattr(trl, f"{arguments.trainer}Config"),
@@ -83,12 +83,15 @@ def main() -> None:
             **({"ref_model": make(folder, seed=1, coefficient=COEFFICIENT)} if arguments.trainer == "DPO" else {}),
         )
         trainer.train()
-        (evaluated,) = (entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+        (eval_loss,) = (entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
         trainer.aux_loss_enabled = False
-        without = trainer.evaluate()["eval_loss"]
-    lost = {name: before[name] - parameter.detach() for name, parameter in policy.named_parameters()}
+        eval_loss_without_aux = trainer.evaluate()["eval_loss"]
+    gradients = {name: before[name] - parameter.detach() for name, parameter in policy.named_parameters()}
     if int(os.environ.get("RANK", "0")) == 0:
-        torch.save({"steps": steps, "eval_loss": evaluated, "without": without, "gradients": lost}, arguments.out)
+        torch.save(
+            {"steps": steps, "eval_loss": eval_loss, "without": eval_loss_without_aux, "gradients": gradients},
+            arguments.out,
+        )
 
 
 if __name__ == "__main__":

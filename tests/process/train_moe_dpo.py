@@ -1,7 +1,7 @@
-"""Train a tiny Mixtral with the real DPOTrainer and write down what the first steps' losses are made of.
+"""Train a tiny Mixtral with the real DPOTrainer and save the terms of the first steps' losses.
 
-A user's script: nothing in it knows of trl_hotfix. It measures from outside, by a forward hook on the model that the
-trainer wraps and by a subclass that looks at what ``compute_loss`` returns.
+A user's script, without trl_hotfix in it. It measures from outside: by a forward hook on the model that the trainer
+wraps, and by a subclass that records what ``compute_loss`` returns.
 
     python train_moe_dpo.py OUT.json [--deepspeed STAGE]
 """
@@ -36,7 +36,7 @@ def main() -> None:
     steps: list[dict[str, object]] = []
     aux_losses: list[float] = []
 
-    class Measured(tiny.one_group(DPOTrainer)):
+    class RecordSteps(tiny.one_group(DPOTrainer)):
         def compute_loss(self, model, *args, **kwargs):
             aux_losses.clear()
             result = super().compute_loss(model, *args, **kwargs)
@@ -51,7 +51,7 @@ def main() -> None:
         router.register_hook(lambda gradient: steps[-1].update(router_gradient=float(gradient.norm())))
         data = tiny.preferences()
         trainer = tiny.trainer(
-            Measured,
+            RecordSteps,
             model=policy,
             ref_model=tiny.mixtral(folder, seed=1, coefficient=COEFFICIENT),
             args=tiny.config(

@@ -1,9 +1,8 @@
-"""Two steps of a tiny DPO run, on as many ranks as the launcher makes: its log history, from rank 0.
+"""Train two steps of a tiny DPO run, on all ranks of the launcher; rank 0 saves the log history.
 
     python train_tiny.py OUT.json FOLDER
 
-``ONLY_RANK_1`` holds ``NAME=VALUE`` pairs, separated by spaces, that the
-second rank has in its environment and the others have not.
+``ONLY_RANK_1`` holds ``NAME=VALUE`` pairs, separated by spaces, for the environment of the second rank only.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 if os.environ.get("RANK") == "1" and "ONLY_RANK_1" in os.environ:
-    # The hook has run at the start of this interpreter: the rank begins again with its own environment.
-    its = dict(pair.split("=", 1) for pair in os.environ.pop("ONLY_RANK_1").split())
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **its})
+    # The hook has run at the start of this interpreter, so the rank starts again with its own environment.
+    variables = dict(pair.split("=", 1) for pair in os.environ.pop("ONLY_RANK_1").split())
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **variables})
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
-def main(out: str, folder: str, *words: str) -> None:
+def main(out: str, folder: str, *options: str) -> None:
     from trl import DPOConfig, DPOTrainer
 
     import tiny
@@ -39,11 +38,11 @@ def main(out: str, folder: str, *words: str) -> None:
         train_dataset=tiny.preferences(),
         tokenizer=tiny.tokenizer(),
     )
-    if "by-hand" in words:
+    if "by-hand" in options:
         import trl_hotfix
 
         trainer.add_callback(trl_hotfix.HotfixCallback())
-    trainer.train(resume_from_checkpoint=f"{folder}/out/checkpoint-1" if "resume" in words else None)
+    trainer.train(resume_from_checkpoint=f"{folder}/out/checkpoint-1" if "resume" in options else None)
     if trainer.state.is_world_process_zero:
         Path(out).write_text(json.dumps(trainer.state.log_history))
 
@@ -51,8 +50,8 @@ def main(out: str, folder: str, *words: str) -> None:
 if __name__ == "__main__":
     main(*sys.argv[1:])
     if "RANK" in os.environ:
-        # A thread of Gloo that still holds a tensor aborts a rank whose Python ends, now and then; to leave the group
-        # first can hang (pytorch, pull request 179291).
+        # A thread of Gloo that still holds a tensor sometimes aborts a rank whose Python ends; leaving the group first
+        # can hang (pytorch, pull request 179291).
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

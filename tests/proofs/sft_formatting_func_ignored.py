@@ -109,7 +109,7 @@ def check_that_assistant_only_loss_excludes_it() -> None:
     """Where ``assistant_only_loss`` is set too, TRL's own choice stands, and is no longer silent."""
     from trl import SFTConfig
 
-    if "assistant_only_loss" not in {field.name for field in dataclasses.fields(SFTConfig)}:
+    if "assistant_only_loss" not in {each.name for each in dataclasses.fields(SFTConfig)}:
         return
     words = tiny.chat_tokenizer(
         "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'w58 ' + message['content'] + ' <eos> ' }}"

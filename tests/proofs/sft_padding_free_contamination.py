@@ -24,14 +24,18 @@ def rows() -> list[dict[str, list[int]]]:
     return [{"input_ids": row, "completion_mask": [0, 0, *[1] * (len(row) - 2)]} for row in ids]
 
 
-def one_step(folder: str, *, prompts: bool = False, packing: bool = False, **settings: Any) -> tuple[Any, Any, Any]:
-    """Return the trainer after one step, the step's ``FirstStep``, and its batch and loss."""
+def one_step(
+    folder: str, *, make_model: Any = tiny.llama, prompts: bool = False, packing: bool = False, **settings: Any
+) -> tuple[Any, Any, Any]:
+    """The trainer after one step, the gradients of it, and the batch and the loss that it saw."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     names = ("input_ids", "completion_mask") if prompts else ("input_ids",)
     dataset = Dataset.from_list([{name: row[name] for name in names} for row in rows()])
-    # 1.16.0 requires that a flattened batch has no maximum length. The rows are shorter anyway.
+    model = make_model(folder, seed=0)
+    step = tiny.FirstStep(model)
+    # 1.16.0 wants to be told that it need not cut the rows of a flattened batch. They are shorter anyway.
     longest = None if settings.get("padding_free") and not packing else 16
     usual = {"per_device_train_batch_size": len(LENGTHS), "max_length": longest, "completion_only_loss": prompts}
     trainer = tiny.trainer(

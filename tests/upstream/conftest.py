@@ -1,4 +1,4 @@
-"""What lies in this folder and in ``tests/bench`` imports its neighbours by name."""
+"""Modules in this folder and in ``tests/bench`` import their neighbours by name."""
 
 from __future__ import annotations
 

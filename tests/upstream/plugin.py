@@ -1,8 +1,8 @@
 """A pytest plugin for the process that runs TRL's own tests: ``-p plugin --upstream-out OUT.json``.
 
-With ``TRL_HOTFIX=1`` every patch goes on as it does in a user's job. The ``.pth`` that starts this is no part of what
-lies on ``PYTHONPATH``, so its line is done here. What each test came to is written to ``OUT.json``, with the state of
-every patch at the end and the tests in which its wrappers were called.
+With ``TRL_HOTFIX=1`` every patch is applied as in a user's job. Python ignores a ``.pth`` on ``PYTHONPATH``, so the
+plugin does what its line does. It writes the outcome of each test to ``OUT.json``, with the state of every patch at the
+end and the tests in which its wrappers were called.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     if PATCHED:
         arm()
-    # From 0.20 on TRL asks for bf16 by itself, and transformers refuses that without a GPU unless it is told to do
-    # without one. The tests have none to tell it: what they do not set is then so.
+    # From 0.20 on TRL asks for bf16 by default, which transformers refuses without a GPU unless `use_cpu` is set. The
+    # tests do not set it, so its default is changed.
     from transformers import TrainingArguments
 
     TrainingArguments.__dataclass_fields__["use_cpu"].default = True
 
 
 def arm() -> None:
-    """Do what the .pth does, and count who calls a wrapper."""
-    from trl_hotfix import autostart
-    from trl_hotfix.catalogue import modules
+    """Do what the .pth does, and record which tests call a wrapper."""
+    from trl_hotfix import catalogue, startup
 
     assert "trl" not in sys.modules, "TRL was imported before the patches could be armed"
     functions = modules.function_of
@@ -53,21 +52,21 @@ def arm() -> None:
 
         @functools.wraps(function)
         def calling(*args: Any, **kwargs: Any) -> Any:
-            # A self-test calls the wrappers too: only what a test of TRL calls is counted.
+            # A self-test calls the wrappers too: only calls during a test of TRL are counted.
             if running is not None:
                 calls.setdefault(patch.id, set()).add(running)
             return function(*args, **kwargs)
 
         return calling
 
-    # Where the engine takes wrappers from. They are called as ever.
-    modules.function_of = counted
-    autostart.start()
+    # The engine takes wrappers from here, and calls them as without the plugin.
+    catalogue.function_of = counted
+    startup.start()
 
 
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
-    """The two runs are to differ in the patches only."""
+    """Seed all generators, so that the two runs differ in the patches only."""
     import numpy
     import torch
 
@@ -90,25 +89,25 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         outcome = "xfailed" if report.skipped else "xpassed"
     elif report.failed and report.when != "call":
         outcome = "error"
-    # Of set-up, call and tear-down: the first that went wrong, else the call.
+    # Of set-up, call and tear-down: the first that failed, else the call.
     if report.when == "call" or outcome != "passed":
-        outcomes.setdefault(report.nodeid, [outcome, why(report)])
+        outcomes.setdefault(report.nodeid, [outcome, failure_text(report)])
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.failed or (report.skipped and report.nodeid):
-        outcomes[report.nodeid] = ["error" if report.failed else "skipped", why(report)]
+        outcomes[report.nodeid] = ["error" if report.failed else "skipped", failure_text(report)]
 
 
-def why(report: Any) -> str:
-    """The last line of what pytest says of a test that did not pass."""
+def failure_text(report: Any) -> str:
+    """Return the first line of the error, or the last line of the report, of a test that did not pass."""
     if report.outcome == "passed":
         return ""
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])[:LONGEST]
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = str(crash.message if crash is not None else report.longrepr)
-    lines = [line for line in said.splitlines() if line.strip()]
+    message = str(crash.message if crash is not None else report.longrepr)
+    lines = [line for line in message.splitlines() if line.strip()]
     return (lines[0] if crash is not None else lines[-1])[:LONGEST] if lines else ""
 
 
@@ -117,8 +116,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if PATCHED:
         import trl_hotfix
 
-        answer["states"] = {each.id: [each.state.value, each.reason.value] for each in trl_hotfix.status()}
-        answer["calls"] = {patch: sorted(its) for patch, its in sorted(calls.items())}
+        answer["states"] = {entry.id: [entry.state.value, entry.reason.value] for entry in trl_hotfix.status()}
+        answer["calls"] = {patch: sorted(tests) for patch, tests in sorted(calls.items())}
     else:
         answer["loaded"] = sorted(name for name in sys.modules if name.partition(".")[0] == "trl_hotfix")
     Path(session.config.getoption("--upstream-out")).write_text(json.dumps(answer), encoding="utf-8")

@@ -1,0 +1,206 @@
+"""DPO: the loss of the paper without TRL's code, and runs of the real DPOTrainer."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from .data import preferences, preferences_of_several_lengths, tokenizer
+from .launching import one_group
+from .measuring import FirstStep, TrainingResult, gradient_differences, measured
+from .models import llama, lora, mixtral, same_adapter
+from .trainers import config, trainer
+from .variants import state
+
+
+def preference_log_probs(model: Any, batch: Any) -> tuple[Any, Any]:
+    """Return summed log-probs of the chosen and the rejected completions, each ``(batch,)``, without TRL's code.
+
+    A batch has whole sequences with labels up to 0.11, prompts and completions up to 0.28, and all sequences with a
+    mask of the completions, the chosen before the rejected, from 0.29 on.
+    """
+    import torch
+
+    def summed(token_ids: Any, attention_mask: Any, completion_mask: Any) -> Any:
+        with torch.no_grad():
+            logits = model(input_ids=token_ids, attention_mask=attention_mask, use_cache=False).logits[:, :-1]
+        log_probs = logits.log_softmax(-1).gather(2, token_ids[:, 1:].unsqueeze(2)).squeeze(2)
+        return (log_probs * completion_mask[:, 1:]).sum(1)
+
+    def of_side(side: str) -> Any:
+        token_ids, attention_mask = batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]
+        if f"{side}_labels" in batch:
+            return summed(token_ids, attention_mask, batch[f"{side}_labels"] != -100)
+        prompt, prompt_mask = batch["prompt_input_ids"], batch["prompt_attention_mask"]
+        completion_mask = torch.cat([torch.zeros_like(prompt_mask), attention_mask], 1)
+        return summed(torch.cat([prompt, token_ids], 1), torch.cat([prompt_mask, attention_mask], 1), completion_mask)
+
+    if "completion_mask" in batch:
+        log_probs = summed(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        return tuple(log_probs.chunk(2))
+    return of_side("chosen"), of_side("rejected")
+
+
+def dpo_loss(beta: float, policy: tuple[Any, Any], reference: tuple[Any, Any]) -> float:
+    """Equation 7 of the paper (arXiv:2305.18290): ``-log sigmoid`` of beta times the difference of the two margins."""
+    import torch
+
+    margins = [chosen - rejected for chosen, rejected in (policy, reference)]
+    return float(-torch.nn.functional.logsigmoid(beta * (margins[0] - margins[1])).mean())
+
+
+def precomputed_dpo(**settings: Any) -> Any:
+    """Return a DPO config that precomputes the reference, with steps so large that a single one shows."""
+    from trl import DPOConfig
+
+    defaults = {"learning_rate": 1.0, "optim": "sgd", "beta": 0.5, "max_length": 16, "max_prompt_length": 8}
+    return config(DPOConfig, precompute_ref_log_probs=True, **{**defaults, **settings})
+
+
+def two_steps_of_precomputed_dpo() -> tuple[Any, TrainingResult]:
+    """Train two steps of the real DPOTrainer without ``ref_model``; return it and the result of the second step.
+
+    In the first step policy and reference are equal. In the second they differ, and the loss tells with which
+    reference it was computed: with the policy itself it is log 2. The dataset is one batch, so that the shuffle, which
+    the precomputing shifts, does not matter. An adapter is switched off for the reference, so the loss of a model with
+    an adapter is right, and the bug costs an additional forward pass.
+    """
+    import torch
+    from trl import DPOTrainer
+
+    from trl_hotfix.authoring import judge
+
+    record: dict[str, Any] = {}
+    reference_forwards: list[int] = []
+
+    class RecordReference(DPOTrainer):  # type: ignore[misc, valid-type]
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # At the end only the gradients of the last step are left.
+            step.gradients.clear()
+            reference = preference_log_probs(untouched, inputs)
+            record["right"] = dpo_loss(0.5, preference_log_probs(model, inputs), reference)
+            record["reference_of_untouched_model"] = float(reference[0].sum())
+            reference_forwards.clear()
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            record["reference_forwards"] = len(reference_forwards)
+            columns = [inputs[name] for name in inputs if name.startswith("ref") and name.endswith("chosen_logps")]
+            record["reference_in_batch"] = float(sum(column.sum() for column in columns)) if columns else None
+            record["measured"] = float(result.detach())
+            return result
+
+    with tempfile.TemporaryDirectory() as folder:
+        policy, untouched = (llama(folder, seed=0) for _ in range(2))
+        step = FirstStep(policy)
+        policy.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else reference_forwards.append(1))
+        prefixing_tokenizer = tokenizer()
+        # 0.9.6 puts this token before every prompt, even if the tokenizer has none.
+        prefixing_tokenizer.bos_token = "<unk>"
+        dpo_trainer = trainer(
+            RecordReference,
+            model=policy,
+            args=precomputed_dpo(max_steps=2),
+            train_dataset=preferences().select(range(2)),
+            tokenizer=prefixing_tokenizer,
+        )
+        dpo_trainer.train()
+    loss = record["measured"]
+    if state.variant == "lora":
+        if not math.isclose(loss, record["right"], rel_tol=1e-5):
+            raise AssertionError(f"the adapter was on in the reference: {record}")
+        outcome = judge(float(record["reference_forwards"]), loss=loss, right=0.0, wrong=1.0)
+    else:
+        outcome = judge(record.pop("measured"), right=record.pop("right"), wrong=math.log(2), **record)
+    if record["reference_forwards"] != (1 if outcome.verdict.value == "reproduced" else 0):
+        raise AssertionError(f"the loss is right and the reference is computed again, or the other way round: {record}")
+    if record["reference_in_batch"] is not None and not math.isclose(
+        record["reference_in_batch"], record["reference_of_untouched_model"], rel_tol=1e-6
+    ):
+        raise AssertionError(f"what was precomputed is not of the untouched model: {record}")
+    return dpo_trainer, TrainingResult(outcome, loss, dict(step.gradients))
+
+
+def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> TrainingResult:
+    """Train one step of a tiny Mixtral with the real DPOTrainer, or of an adapter on it.
+
+    Policy and reference have the same weights, so the DPO loss of the first step is log 2, and the rest of the loss is
+    the auxiliary term. 1.8.0 takes the coefficient from the arguments only, so it is passed there too.
+    """
+    from trl import DPOConfig, DPOTrainer
+
+    from trl_hotfix.authoring import judge
+
+    coefficient = 0.5
+    measured_trainer = measured(one_group(DPOTrainer))
+    prefixing_tokenizer = tokenizer()
+    # 0.9.6 needs this token and puts it at the beginning; later releases do so if it is not there yet.
+    prefixing_tokenizer.bos_token = prefixing_tokenizer.eos_token
+    settings = {"max_length": 16, "max_prompt_length": 8, "router_aux_loss_coef": coefficient, **settings}
+    with tempfile.TemporaryDirectory() as folder:
+        policy, reference = (mixtral(folder, seed=0, coefficient=coefficient) for _ in range(2))
+        dpo_trainer = trainer(
+            measured_trainer,
+            model=policy,
+            args=config(DPOConfig, **settings),
+            train_dataset=preferences().map(lambda row: {"prompt": f"{prefixing_tokenizer.bos_token} {row['prompt']}"}),
+            tokenizer=prefixing_tokenizer,
+            **({"peft_config": lora()} if adapter else {"ref_model": reference}),
+        )
+        if adapter:
+            same_adapter(dpo_trainer.model)
+        dpo_trainer.train()
+    loss, step = measured_trainer.losses[0], measured_trainer.step
+    aux_loss = float(step.outputs.aux_loss.detach())
+    right = math.log(2) + coefficient * aux_loss
+    outcome = judge(loss, right=right, wrong=math.log(2), coefficient=coefficient, aux_loss=aux_loss)
+    return TrainingResult(outcome, loss, step.gradients)
+
+
+@dataclass
+class DpoRun:
+    """One step and an evaluation of a DPO trainer: the loss, gradients, logged metrics and first batch."""
+
+    trainer: Any
+    loss: float
+    gradients: dict[str, Any]
+    metrics: dict[str, float]
+    batch: dict[str, Any]
+
+    def difference(self, other: DpoRun) -> float:
+        """Return the largest difference of the loss, of any gradient and of any metric; infinite if names differ."""
+        if self.gradients.keys() != other.gradients.keys() or self.metrics.keys() != other.metrics.keys():
+            return float("inf")
+        metrics = [abs(value - other.metrics[name]) for name, value in self.metrics.items()]
+        gradients = gradient_differences(self.gradients, other.gradients)
+        return max(abs(self.loss - other.loss), *gradients, *metrics)
+
+
+def dpo_run(model: Any, reference: Any, **settings: Any) -> DpoRun:
+    """Train one step on preferences of several lengths, then evaluate. ``settings`` are of ``DPOConfig``.
+
+    Without a ``reference`` an adapter (LoRA) is trained. From 0.14.0 to 0.28.0.
+    """
+    import torch
+    from trl import DPOConfig, DPOTrainer
+
+    # LoRA starts with random weights.
+    torch.manual_seed(0)
+    measured_trainer = measured(DPOTrainer)
+    dataset = preferences_of_several_lengths()
+    dpo_trainer = trainer(
+        measured_trainer,
+        model=model,
+        ref_model=reference,
+        **({"peft_config": lora()} if reference is None else {}),
+        args=config(DPOConfig, **{"beta": 0.5, "max_length": 32, "max_prompt_length": 16, **settings}),
+        train_dataset=dataset,
+        eval_dataset=dataset.select(range(4)),
+        tokenizer=tokenizer(),
+    )
+    dpo_trainer.train()
+    logged = {**dpo_trainer.state.log_history[0], **dpo_trainer.evaluate()}
+    kept = ("loss", "rewards/", "logps/", "logits/")
+    metrics = {name: value for name, value in logged.items() if any(part in name for part in kept)}
+    loss, batch = measured_trainer.losses[0], measured_trainer.batches[0]
+    return DpoRun(dpo_trainer, loss, measured_trainer.step.gradients, metrics, batch)
