@@ -71,7 +71,7 @@ def main(out: str, folder: str, kind: str, target: str, indirect: str = "") -> N
 
         return patch
 
-    data = [patch.id for patch in catalogue.load() if getattr(prove.proof_of(patch.id), "DATA", False)]
+    data = [patch.id for patch in loading.load() if getattr(prove.proof_of(patch.id), "DATA", False)]
     cases: dict[str, tuple[Any, ...]] = {
         "unpatched": (lambda: None,),
         "all others of the catalogue": (lambda: print(trl_hotfix.apply(skip=data, strict=True)),),

@@ -54,7 +54,7 @@ def losses(train: Callable[[], Any], steps: int) -> list[float | None]:
 
 
 def main(out: str, steps: str, mode: str, patch_id: str) -> None:
-    (patch,) = (patch for patch in catalogue.load() if patch.id == patch_id)
+    (patch,) = (patch for patch in loading.load() if patch.id == patch_id)
     proof = prove.proof_of(patch_id)
     with prove.patched(patch) if mode == "patched" else contextlib.nullcontext():
         values = losses(proof.train, int(steps))

@@ -28,8 +28,8 @@ def declare(patch_id: str, module: str, attribute: str, *, traced: bool = False)
     home = ModuleType(modules.module_of(patch_id))
     home.mark, home.self_test = mark, lambda leaf: Outcome(next(verdicts))  # type: ignore[attr-defined]
     sys.modules[home.__name__] = home
-    patches = (*catalogue.load(), patch)
-    catalogue.load = lambda: patches  # type: ignore[assignment]
+    patches = (*loading.load(), patch)
+    loading.load = lambda: patches  # type: ignore[assignment]
     return patch
 
 

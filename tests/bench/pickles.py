@@ -68,7 +68,7 @@ def loads(way: str, data: bytes) -> Any:
 
 def references_to(target: Target) -> dict[str, Any]:
     """Return the references that a program may hold to a patched target."""
-    owner: Any = verify.imported(target.module)
+    owner: Any = cells.imported(target.module)
     *steps, name = target.attribute.split(".")
     for step in steps:
         owner = getattr(owner, step)
@@ -130,7 +130,7 @@ def write(folder: Path) -> dict[str, Any]:
     from datasets import Dataset
     from datasets.fingerprint import Hasher
 
-    patches_here = [patch for patch in catalogue.load() if gates.targets_here(patch)]
+    patches_here = [patch for patch in loading.load() if gates.targets_here(patch)]
     targets = {target.name: target for patch in patches_here for target in gates.targets_here(patch)}
     impossible_cases = unpicklable(targets.values())
     options = {patch.id: patch.every_choice()[-1] for patch in patches_here if patch.options}
@@ -180,7 +180,7 @@ def read(folder: Path) -> dict[str, Any]:
     from datasets.fingerprint import Hasher
 
     pickles = pickle.loads((folder / "pickles").read_bytes())
-    targets = {target.name: target for patch in catalogue.load() for target in gates.targets_here(patch)}
+    targets = {target.name: target for patch in loading.load() for target in gates.targets_here(patch)}
     answer: dict[str, Any] = {name: {"came out": {}, "on": {}, "hashes": {}} for name, _, _ in pickles}
     assert "trl" not in sys.modules
     # No patch is on. The setting lets a pickle patch a body that is not on record.

@@ -37,7 +37,7 @@ def warm(patches: Sequence[Patch]) -> None:
     """Import what the cells will import. The cells themselves report a module that cannot be imported."""
     for module_name in dict.fromkeys(target.module for patch in patches for target in patch.targets):
         with contextlib.suppress(Exception):
-            verify.imported(module_name)
+            cells.imported(module_name)
 
 
 def in_a_fork(work: Callable[[Subject], Any], subject: Subject, seconds: float) -> dict[str, Any] | str:

@@ -213,7 +213,7 @@ def red_green_red(patch: Patch) -> list[str]:
 
     def expect(verdict: str) -> None:
         for module in modules:
-            outcome = engine.self_test(patch, module, patch.chosen({}))
+            outcome = self_test.self_test(patch, module, patch.chosen({}))
             if not isinstance(outcome, Outcome):
                 messages.append(f"{module.__name__}: {outcome.evidence['traceback']}")
             elif outcome.verdict.value != verdict:

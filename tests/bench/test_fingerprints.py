@@ -13,7 +13,6 @@ import pytest
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import digests, fingerprints, gates
 from trl_hotfix.matching.sources import Release
-from trl_hotfix.model import Patch
 
 import evidence
 import layout
@@ -28,8 +27,8 @@ def test_the_files_agree_with_wheels_and_evidence(everywhere: None) -> None:
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
-def test_exactly_releases_with_buggy_bodies_are_in_range(patch: catalogue.Patch) -> None:
-    bodies = fingerprint.bodies()
+def test_exactly_releases_with_buggy_bodies_are_in_range(patch: loading.Patch) -> None:
+    bodies = fingerprints.bodies()
     for release in layout.releases():
         for target in patch.targets:
             buggy = bodies.what(patch.id, target.name, bodies.at(target.name, release)) == "buggy"

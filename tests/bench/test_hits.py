@@ -122,7 +122,9 @@ def trainer(release: str, name: str) -> set[str]:
 def releases(*ranges: str | None) -> list[str]:
     specifiers = [specifier for specifier in ranges if specifier is not None]
     return [
-        release for release in layout.releases() if all(gates.in_range(release, specifier) for specifier in specifiers)
+        release
+        for release in layout.releases()
+        if all(versions.in_range(release, specifier) for specifier in specifiers)
     ]
 
 
@@ -131,7 +133,7 @@ def trainers(hit: Hit) -> tuple[str, ...]:
 
 
 def test_every_patch_declares_what_its_bug_needs() -> None:
-    assert [patch.id for patch in catalogue.load() if not patch.hits] == []
+    assert [patch.id for patch in loading.load() if not patch.hits] == []
 
 
 @pytest.mark.parametrize(("trl", "hit"), HITS)
@@ -180,13 +182,13 @@ def test_positional_arguments_are_in_every_release(everywhere: None) -> None:
                 assert positional[: len(order)] == order or "policy" in positional or not positional, (release, name)
 
 
-@pytest.mark.parametrize("name", scripts.DISTINCTIVE_KEYS)
+@pytest.mark.parametrize("name", DISTINCTIVE_KEYS)
 def test_a_distinctive_key_belongs_to_one_trainer(everywhere: None, name: str) -> None:
-    for key in scripts.DISTINCTIVE_KEYS[name]:
+    for key in DISTINCTIVE_KEYS[name]:
         names = {
             other_name
             for release in layout.releases()
-            for other_name in scripts.DISTINCTIVE_KEYS
+            for other_name in DISTINCTIVE_KEYS
             if key in config(release, f"{other_name}Config") and classes(release).get(f"{other_name}Config")
         }
         assert names == {name}, (key, names)

@@ -144,7 +144,7 @@ def assert_stacked(patches: Sequence[Patch]) -> None:
     for patch in patches:
         for target in gates.targets_here(patch):
             wrappers = on.setdefault(target.name, (target, []))[1]
-            wrappers.append(unwrapped(catalogue.function_of(patch, target.wrapper, {})))
+            wrappers.append(unwrapped(modules.function_of(patch, target.wrapper, {})))
     for target, wrappers in on.values():
         wrappers_found, beneath = wrappers_on(target)
         assert wrappers_found == wrappers[::-1], (target.name, wrappers_found)
@@ -181,7 +181,7 @@ def wrapper_of(function: Any) -> Any:
 def assert_verdicts(patches: Sequence[Patch], verdict: str) -> None:
     for patch in patches:
         for module_name in dict.fromkeys(target.module for target in gates.targets_here(patch)):
-            outcome = engine.self_test(patch, sys.modules[module_name], {})
+            outcome = self_test.self_test(patch, sys.modules[module_name], {})
             assert isinstance(outcome, Outcome), (patch.id, module_name, outcome)
             assert outcome.verdict.value == verdict, (patch.id, module_name, outcome)
 
@@ -219,7 +219,7 @@ def is_ours(function: Any) -> bool:
 
 
 def main(out: str, mode: str, *ids: str) -> None:
-    fitting = [patch for patch in catalogue.load() if gates.targets_here(patch)]
+    fitting = [patch for patch in loading.load() if gates.targets_here(patch)]
     work = {"orders": every_order, "all": all_of_them, "trainers": under_every_trainer}[mode]
     answer = work([patch for patch in fitting if patch.id in ids or not ids])
     Path(out).write_text(json.dumps(answer), encoding="utf-8")

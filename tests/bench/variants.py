@@ -107,7 +107,7 @@ def main(out: str, seconds: str, backend: str, *ids: str) -> None:
     import tiny
 
     tiny.state.compiler = backend
-    patches = [patch for patch in catalogue.load() if patch.id in ids]
+    patches = [patch for patch in loading.load() if patch.id in ids]
     release.warm(patches)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

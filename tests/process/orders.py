@@ -100,7 +100,7 @@ class Process:
 
     def env(self, selection: str) -> None:
         """Do what the line in the .pth does at interpreter start."""
-        from trl_hotfix import startup
+        from trl_hotfix import autostart
 
         os.environ |= {"TRL_HOTFIX": "1", **VARIABLES[selection]}
         autostart.start()
@@ -371,8 +371,8 @@ def serve(cases: list[list[str]]) -> list[Any]:
     from trl_hotfix.matching import fingerprints
     from trl_hotfix.patching import engine, sites  # noqa: F401
 
-    catalogue.load()
-    fingerprint.bodies()
+    loading.load()
+    fingerprints.bodies()
     # Each child would look up the metadata of TRL dozens of times, and where every module's source is.
     metadata.distribution = functools.cache(metadata.distribution)
     inspect.getmodule(compile("", "nowhere", "exec"))

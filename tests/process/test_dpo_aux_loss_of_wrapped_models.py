@@ -32,7 +32,7 @@ def run(*, accumulate: int = 2, deepspeed: str = "", ranks: int = 1, hotfix: str
     with TemporaryDirectory() as folder:
         out = Path(folder, "out.pt")
         # Do what the .pth file of an installed trl_hotfix does.
-        Path(folder, "sitecustomize.py").write_text("import trl_hotfix.startup\ntrl_hotfix.startup.start()\n")
+        Path(folder, "sitecustomize.py").write_text("import trl_hotfix.autostart\ntrl_hotfix.autostart.start()\n")
         environment = place.environment("deepspeed")
         environment["PYTHONPATH"] = os.pathsep.join([folder, environment["PYTHONPATH"]])
         options = ["--trainer", "DPO", "--model", "mixtral", "--accumulate", str(accumulate), *stage]

@@ -25,12 +25,12 @@ def test_unset_nothing_is_loaded(installed: Environment) -> None:
 
 
 def test_before_trl_only_the_standard_library_is_loaded(installed: Environment) -> None:
-    modules = ["trl_hotfix", "trl_hotfix.import_hooks", "trl_hotfix.startup"]
+    modules = ["trl_hotfix", "trl_hotfix.autostart", "trl_hotfix.import_hooks", "trl_hotfix.settings"]
     assert installed.code(LOADED, TRL_HOTFIX="1").stdout == f"{modules}\n"
 
 
 def test_repeated_starts_install_one_finder(installed: Environment) -> None:
-    code = f"import trl_hotfix.startup as startup; startup.start(); startup.start(); {FINDERS}"
+    code = f"from trl_hotfix import autostart; autostart.start(); autostart.start(); {FINDERS}"
     assert installed.code(code, TRL_HOTFIX="1").stdout == "1\n"
 
 
@@ -107,7 +107,7 @@ def test_zero_turns_off_a_scripts_own_apply(installed: Environment) -> None:
 def test_the_list_tells_where_the_variable_cannot_work(installed: Environment, flag: str) -> None:
     packages = str(installed.packages)
     code = f"import site, sys; {flag!r} == '-S' and site.addsitedir({packages!r})\n"
-    code += "from trl_hotfix.cli import main; main(['--list'])"
+    code += "from trl_hotfix.commands.main import main; main(['--list'])"
     process = installed.run(flag, "-c", code, TRL_HOTFIX="1")
     assert f"TRL_HOTFIX=1 does nothing here: Python runs with {flag}," in process.stdout, process.stderr
 
@@ -154,9 +154,10 @@ def test_a_damaged_installation_never_stops_python(own: Environment, damage: str
     assert "trl_hotfix" in process.stderr
 
 
-@pytest.mark.parametrize("damage", ["engine.py", "patches.yaml"])
+@pytest.mark.parametrize("damage", ["patching/engine.py", "patches.yaml"])
 def test_a_damaged_strict_installation_stops_at_trl(own: Environment, damage: str) -> None:
-    shutil.rmtree(own.packages / "trl_hotfix" / "__pycache__", ignore_errors=True)
+    for cache in (own.packages / "trl_hotfix").rglob("__pycache__"):
+        shutil.rmtree(cache, ignore_errors=True)
     if damage == "patches.yaml":
         (own.packages / "trl_hotfix" / damage).write_text("- id: [")
     else:

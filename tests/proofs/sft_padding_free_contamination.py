@@ -33,14 +33,12 @@ def one_step(
 
     names = ("input_ids", "completion_mask") if prompts else ("input_ids",)
     dataset = Dataset.from_list([{name: row[name] for name in names} for row in rows()])
-    model = make_model(folder, seed=0)
-    step = tiny.FirstStep(model)
     # 1.16.0 wants to be told that it need not cut the rows of a flattened batch. They are shorter anyway.
     longest = None if settings.get("padding_free") and not packing else 16
     usual = {"per_device_train_batch_size": len(LENGTHS), "max_length": longest, "completion_only_loss": prompts}
     trainer = tiny.trainer(
         tiny.measured(SFTTrainer),
-        model=tiny.llama(folder, seed=0),
+        model=make_model(folder, seed=0),
         args=tiny.config(SFTConfig, **{**usual, "packing": packing, **settings}),
         train_dataset=dataset,
         eval_dataset=dataset,

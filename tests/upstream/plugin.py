@@ -42,7 +42,8 @@ def pytest_configure() -> None:
 
 def arm() -> None:
     """Do what the .pth does, and record which tests call a wrapper."""
-    from trl_hotfix import catalogue, startup
+    from trl_hotfix import autostart
+    from trl_hotfix.catalogue import modules
 
     assert "trl" not in sys.modules, "TRL was imported before the patches could be armed"
     functions = modules.function_of
@@ -60,8 +61,8 @@ def arm() -> None:
         return calling
 
     # The engine takes wrappers from here, and calls them as without the plugin.
-    catalogue.function_of = counted
-    startup.start()
+    modules.function_of = counted
+    autostart.start()
 
 
 @pytest.fixture(autouse=True)

@@ -45,13 +45,13 @@ def parse(text: str) -> ast.Module:
 
 def digest(definition: _Definition) -> str:
     """The fingerprint of a function definition: ``c1:`` and 16 hexadecimal digits."""
-    text = json.dumps(_canonical(definition), separators=(",", ":"))
+    text = json.dumps(canonical(definition), separators=(",", ":"))
     return f"{ALGORITHM}:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any) -> Any:
     if isinstance(value, list):
-        return [_canonical(each) for each in value]
+        return [canonical(each) for each in value]
     if not isinstance(value, ast.AST):
         return value
     if isinstance(value, ast.Constant):
@@ -64,7 +64,7 @@ def _canonical(value: Any) -> Any:
         if name == "body" and isinstance(value, _DOCUMENTED) and ast.get_docstring(value, clean=False) is not None:
             each = value.body[1:]
         if each is not None and each != []:
-            kept[name] = _canonical(each)
+            kept[name] = canonical(each)
     return [type(value).__name__, kept]
 
 

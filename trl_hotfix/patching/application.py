@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ..catalogue.modules import function_of
+from ..catalogue import modules
 from ..matching import digests, fingerprints
 from ..matching.versions import in_range, installed
 from ..model import Decision, Evidence, Outcome, Patch, Reason, State, Target, Verdict
@@ -134,7 +134,7 @@ def _install_and_retest(
     guards = []
     with ExitStack() as roll_back:
         for site, target in zip(located, module_patch.targets, strict=True):
-            wrapper = function_of(patch, target.wrapper, module_patch.options)
+            wrapper = modules.function_of(patch, target.wrapper, module_patch.options)
             if not target.traced and not strict:
                 guards.append(wrapper := Guard(patch.id, wrapper))
             options = tuple(sorted(module_patch.options.items()))

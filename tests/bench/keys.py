@@ -1,0 +1,182 @@
+"""What a result depends on, as a key: it changes when, and only when, something changes that can change the result.
+
+Of our own code these are the functions, classes and constants that a wrapper, a self-test or a proof uses, found by
+name and transitively; a comment, a docstring, an unrelated helper and another patch are none of it. Of TRL they are the
+functions that the run has called, with the constants and the class bodies around them. And there is the stack.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl_hotfix.matching.digests import canonical, parse
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Piece = tuple[str, str]
+"""A module and a name at its top level."""
+
+
+def digest_of(value: Any) -> str:
+    """Return 16 hexadecimal digits for what JSON can hold."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass
+class Module:
+    """The pieces of one module: what it defines, and what its names stand for elsewhere in our code."""
+
+    definitions: dict[str, list[ast.AST]] = field(default_factory=dict)
+    imported: dict[str, Piece] = field(default_factory=dict)
+    """Name -> module and name there; an empty name is the module itself."""
+
+
+class Sources:
+    """Our own code by module: ``trl_hotfix`` and, with tests/ among the folders, ``tiny`` and the proofs."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
+        self.module = functools.cache(self._read)
+        self._digest = functools.cache(self._digest_of_piece)
+
+    def closure(self, pieces: Iterable[Piece]) -> dict[str, str]:
+        """Return ``module:name`` -> digest for these pieces and for all that they use. Raises ``LookupError``."""
+        waiting, digests = list(pieces), {}
+        while waiting:
+            piece = waiting.pop()
+            name = ":".join(piece)
+            if name in digests:
+                continue
+            digests[name], uses = self._digest(*piece)
+            waiting += uses
+        return dict(sorted(digests.items()))
+
+    def _digest_of_piece(self, module: str, name: str) -> tuple[str, tuple[Piece, ...]]:
+        """Return the digest of one piece, and the pieces that it uses."""
+        source = self.module(module)
+        if source is None:
+            raise LookupError(f"there is no module {module} of ours")
+        if name in source.imported and name not in source.definitions:
+            return "imported", (source.imported[name],) if source.imported[name][1] else ()
+        if name not in source.definitions:
+            if "__getattr__" in source.definitions and name != "__getattr__":
+                return "by __getattr__", ((module, "__getattr__"),)
+            if self.module(f"{module}.{name}") is not None:
+                return "module", ()
+            raise LookupError(f"{module} has no {name}")
+        nodes = source.definitions[name]
+        uses = tuple(dict.fromkeys(piece for node in nodes for piece in self._uses(module, source, node)))
+        return digest_of([canonical(node) for node in nodes]), uses
+
+    def _uses(self, module: str, source: Module, node: ast.AST) -> Iterator[Piece]:
+        local = Module()
+        self._collect_imports(module, ast.walk(node), local)
+        names = {**source.imported, **local.imported}
+        attributes = {}
+        for child in ast.walk(node):
+            if isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name):
+                attributes.setdefault(child.value.id, set()).add(child.attr)
+        for child in ast.walk(node):
+            if not isinstance(child, ast.Name):
+                continue
+            if child.id in names:
+                target, piece = names[child.id]
+                if piece:
+                    yield target, piece
+                else:
+                    # `tiny.llama`: of a module that is used by its name, what is taken from it.
+                    yield from ((target, attribute) for attribute in attributes.get(child.id, ()))
+            elif child.id in source.definitions:
+                yield module, child.id
+
+    def _read(self, module: str) -> Module | None:
+        path = self._path(module)
+        if path is None:
+            return None
+        source = Module()
+        statements = list(_statements(parse(path.read_text(encoding="utf-8")).body))
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        self._collect_imports(module, statements, source, package)
+        for statement in statements:
+            for name in _names_defined(statement):
+                source.definitions.setdefault(name, []).append(statement)
+        return source
+
+    def _collect_imports(
+        self, module: str, nodes: Iterable[ast.AST], source: Module, package: str | None = None
+    ) -> None:
+        if package is None:
+            path = self._path(module)
+            package = module if path is not None and path.name == "__init__.py" else module.rpartition(".")[0]
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if self._path(alias.name) is not None:
+                        source.imported[alias.asname or alias.name] = (alias.name, "")
+            elif isinstance(node, ast.ImportFrom):
+                origin = _absolute(package, node)
+                if self._path(origin) is None:
+                    continue
+                for alias in node.names:
+                    inner = f"{origin}.{alias.name}"
+                    is_module = self._path(inner) is not None
+                    source.imported[alias.asname or alias.name] = (inner, "") if is_module else (origin, alias.name)
+
+    @functools.cache  # noqa: B019  one for each run of the bench
+    def _path(self, module: str) -> Path | None:
+        for folder in self._folders:
+            base = folder.joinpath(*module.split("."))
+            for path in (base / "__init__.py", base.with_suffix(".py")):
+                if path.is_file():
+                    return path
+        return None
+
+
+def _absolute(package: str, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    steps = package.split(".")
+    steps = steps[: len(steps) - (node.level - 1)]
+    return ".".join([*steps, *([node.module] if node.module else [])])
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Give the statements of a module, those in ``if``, ``try`` and ``with`` blocks included."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, (ast.If, ast.Try, ast.With)):
+            for block in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(statement, block, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _statements(handler.body)
+
+
+def _names_defined(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, Definition):
+        yield statement.name
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
+            yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def policy_of(patch: Any, targets_here: Iterable[Any]) -> Mapping[str, Any]:
+    """Return what an entry decides in one place, without its prose."""
+    here = {target.name for target in targets_here}
+    return {
+        "revision": patch.revision,
+        "self_test": patch.self_test,
+        "requires": dict(patch.requires),
+        "options": {name: [sorted(option.choices), option.default] for name, option in patch.options.items()},
+        "targets": [
+            [target.module, target.attribute, target.wrapper, target.traced, target.name in here]
+            for target in patch.targets
+        ],
+    }
