@@ -19,12 +19,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import __version__, authoring, catalogue, fingerprint, gates
+from . import __version__, catalogue, fingerprint, gates
 from . import packs as third_party
 from .errors import NotAppliedError, SettingError, UnknownPatchError, plain
 from .gates import Selection
 from .import_hooks import FINDER
-from .limits import TimeLimitExceeded, time_limit
+from .isolation import TimeLimitExceeded, time_limit, undisturbed
 from .log import ensure_handler, in_one_line, log
 from .model import (
     Decision,
@@ -604,7 +604,7 @@ def _not_applied(reasons: Iterable[str]) -> NotAppliedError:
 def self_test(patch: Patch, leaf: ModuleType, options: Options) -> Outcome | Decision:
     """What the self-test of ``patch`` says of ``leaf``, or ``failed`` with the traceback if it says nothing."""
     try:
-        with time_limit(SELF_TEST_SECONDS), authoring.undisturbed():
+        with time_limit(SELF_TEST_SECONDS), undisturbed():
             outcome = catalogue.function_of(patch, patch.self_test, options)(leaf)
     # The second border, the self-test: one that raises says nothing about the bug, and must not end the user's import.
     except (Exception, SystemExit, TimeLimitExceeded) as error:
