@@ -21,14 +21,13 @@ def with_reference(module: Any) -> dict[str, Any]:
     """Score with a reference, after more than one iteration, so that every log-prob of the step is computed."""
     import torch
 
-    trainer = stub_that_scores(module, COMPLETIONS, REWARDS, beta=0.1, num_iterations=2)
+    trainer = stub_that_scores(module, COMPLETIONS, REWARDS, beta=0.1, num_iterations=2, temperature=1.0)
     output = scored_completions(trainer)
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
     mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
     with torch.no_grad():
         logits = tiny_attention_model()(input_ids=ids, attention_mask=mask).logits
-    of_tokens = (logits / getattr(trainer, "temperature", 1.0)).log_softmax(-1)[:, 1:-1]
-    log_probs = of_tokens.gather(-1, output["completion_ids"][..., None])[..., 0]
+    log_probs = logits.log_softmax(-1)[:, 1:-1].gather(-1, output["completion_ids"][..., None])[..., 0]
     names = [name for name in ("ref_per_token_logps", "old_per_token_logps") if name in output]
     return {name: float(((output[name] - log_probs) * output["completion_mask"]).abs().max()) for name in names}
 
