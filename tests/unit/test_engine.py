@@ -18,7 +18,7 @@ import trl.trainer.dpo_trainer as leaf
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
-from trl_hotfix import stubs
+from trl_hotfix import testing
 from trl_hotfix.catalogue import modules
 from trl_hotfix.model import Option, Outcome, Reason, State, Verdict
 from trl_hotfix.patching import engine, self_test
@@ -556,7 +556,7 @@ def test_the_stand_ins_of_self_tests_that_nobody_has_collected_yet_are_nobodys_c
     def with_stand_ins(leaf: Any) -> Any:
         anew = {"dpo_loss": lambda self, *args: "anew", "__module__": modules.module_of("made-up")}
         alive.append(type("Stub", (leaf.DPOTrainer,), anew))
-        alive.append(stubs.stub_trainer(leaf.DPOTrainer, SimpleNamespace(), dpo_loss=lambda *args: "its own"))
+        alive.append(testing.stub_trainer(leaf.DPOTrainer, SimpleNamespace(), dpo_loss=lambda *args: "its own"))
         return is_marked(leaf)
 
     declare(with_stand_ins, mark)

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..authoring import absent, judge, shadowed, why_sequences_mix
 from ..model import Outcome
-from ..stubs import default_arguments, tiny_causal_lm
+from ..testing import default_arguments, tiny_causal_lm
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome
-from ..stubs import CharacterTokenizer, default_arguments, sft_prepared, single_process, stream, stub_trainer
+from ..testing import CharacterTokenizer, default_arguments, sft_prepared, single_process, stream, stub_trainer
 
 
 def start_the_completion_of_sft(

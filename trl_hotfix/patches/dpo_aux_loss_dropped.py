@@ -17,7 +17,7 @@ from typing import Any
 
 from ..authoring import argument, judge
 from ..model import Outcome
-from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
+from ..testing import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 
 
 def add_aux_loss(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

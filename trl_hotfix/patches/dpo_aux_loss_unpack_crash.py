@@ -19,7 +19,7 @@ from typing import Any
 
 from ..authoring import judge, with_coefficient_of_plain_model
 from ..model import Outcome, Verdict
-from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
+from ..testing import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 
 
 def unpack_reference_of_loss(

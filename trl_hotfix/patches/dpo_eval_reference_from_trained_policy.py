@@ -17,7 +17,7 @@ from typing import Any
 
 from ..authoring import absent, judge, shadowed
 from ..model import Outcome
-from ..stubs import default_arguments, stub_trainer
+from ..testing import default_arguments, stub_trainer
 
 
 def precompute_the_evaluation_set_too(

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import (
+from ..testing import (
     CharacterTokenizer,
     constructed,
     default_arguments,

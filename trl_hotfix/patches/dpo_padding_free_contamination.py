@@ -26,7 +26,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed, why_sequences_mix
 from ..model import Outcome
-from ..stubs import dpo_stub, tiny_causal_lm
+from ..testing import dpo_stub, tiny_causal_lm
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 

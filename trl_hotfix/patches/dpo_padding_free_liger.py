@@ -18,7 +18,7 @@ from typing import Any
 
 from ..authoring import absent, judge, shadowed
 from ..model import Outcome
-from ..stubs import dpo_stub
+from ..testing import dpo_stub
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..authoring import argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import default_arguments, stub_trainer
+from ..testing import default_arguments, stub_trainer
 
 
 def name_the_file_by_what_it_depends_on(

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..authoring import argument, judge
 from ..model import Outcome
-from ..stubs import dpo_stub, tiny_causal_lm
+from ..testing import dpo_stub, tiny_causal_lm
 
 _COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()

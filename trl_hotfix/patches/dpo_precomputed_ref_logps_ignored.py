@@ -15,7 +15,7 @@ from typing import Any
 
 from ..authoring import argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import dpo_stub, tiny_causal_lm
+from ..testing import dpo_stub, tiny_causal_lm
 
 
 def use_the_reference_of_the_batch(

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import argument, judge, module_of, shadowed
 from ..model import Outcome
-from ..stubs import tiny_attention_model
+from ..testing import tiny_attention_model
 
 _TOKENS = 1024
 _NAME = "_ChunkedLogProbFunction"

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import StopConstruction, tiny_attention_model
+from ..testing import StopConstruction, tiny_attention_model
 
 _NAMES = ("logits_soft_cap", "output_logit_soft_cap")
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import absent, argument, copies_of_the_loss, judge, micro_batches, replaced_argument
 from ..model import Outcome
-from ..stubs import default_arguments, stub_trainer, tiny_causal_lm
+from ..testing import default_arguments, stub_trainer, tiny_causal_lm
 
 _generated: list[Any] = []
 """The labels that were generated last. They are compared by value, since ``Trainer`` may copy them on their way."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..authoring import absent, judge, shadowed
 from ..model import Outcome
-from ..stubs import completions_of, default_arguments, stub_that_generates, tiny_attention_model
+from ..testing import completions_of, default_arguments, stub_that_generates, tiny_attention_model
 
 _OPTIONS = ("use_transformers_paged", "use_transformers_continuous_batching")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome, Verdict
-from ..stubs import stub_grpo_trainer
+from ..testing import stub_grpo_trainer
 
 _BY_TOKEN_COUNT = ("dapo", "cispo", "vespo")
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import stub_grpo_trainer
+from ..testing import stub_grpo_trainer
 
 
 class _Coefficient(float):

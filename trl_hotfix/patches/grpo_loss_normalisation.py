@@ -28,7 +28,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument, shadowed
 from ..model import Options, Outcome
-from ..stubs import stub_grpo_trainer, tiny_causal_lm
+from ..testing import stub_grpo_trainer, tiny_causal_lm
 
 
 def normalise(

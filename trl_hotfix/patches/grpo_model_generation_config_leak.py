@@ -18,7 +18,7 @@ from typing import Any
 
 from ..authoring import absent, judge, shadowed
 from ..model import Outcome
-from ..stubs import completions_of, default_arguments, stub_that_generates, tiny_attention_model
+from ..testing import completions_of, default_arguments, stub_that_generates, tiny_attention_model
 
 _ASKED_FOR = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields of ``GRPOConfig`` and ``RLOOConfig`` that shape the distribution; ``generation_kwargs`` may name more."""

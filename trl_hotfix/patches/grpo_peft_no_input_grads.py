@@ -14,7 +14,7 @@ from typing import Any
 
 from ..authoring import absent, judge, shadowed
 from ..model import Outcome
-from ..stubs import default_arguments, stub_trainer
+from ..testing import default_arguments, stub_trainer
 
 
 def let_the_inputs_need_a_gradient(

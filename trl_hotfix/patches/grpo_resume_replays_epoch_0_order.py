@@ -19,7 +19,7 @@ from typing import Any
 
 from ..authoring import absent, judge
 from ..model import Outcome
-from ..stubs import default_arguments, stub_trainer
+from ..testing import default_arguments, stub_trainer
 
 
 def begin_with_the_epoch_of_the_run(

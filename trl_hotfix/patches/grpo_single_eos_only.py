@@ -16,7 +16,7 @@ from typing import Any
 
 from ..authoring import absent, judge, shadowed
 from ..model import Outcome
-from ..stubs import default_arguments, stub_that_generates, tiny_attention_model
+from ..testing import default_arguments, stub_that_generates, tiny_attention_model
 
 
 def end_at_every_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

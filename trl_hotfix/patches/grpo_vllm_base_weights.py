@@ -14,7 +14,7 @@ from typing import Any
 
 from ..authoring import judge, shadowed
 from ..model import Outcome
-from ..stubs import stub_grpo_trainer
+from ..testing import stub_grpo_trainer
 
 
 def hand_over_copies_of_what_is_merged(

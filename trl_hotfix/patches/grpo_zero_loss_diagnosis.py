@@ -43,7 +43,7 @@ from typing import Any
 
 from ..authoring import argument, judge
 from ..model import Outcome
-from ..stubs import stub_grpo_trainer
+from ..testing import stub_grpo_trainer
 
 _PATIENCE = 10
 _SHOWN_AS_ZERO = 5e-5

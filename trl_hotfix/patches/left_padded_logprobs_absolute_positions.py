@@ -17,7 +17,7 @@ from typing import Any
 
 from ..authoring import absent, argument, called_with, judge, replaced_argument
 from ..model import Outcome
-from ..stubs import default_arguments, stub_trainer, tiny_causal_lm
+from ..testing import default_arguments, stub_trainer, tiny_causal_lm
 
 _COUNT_THE_PADDING = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "xglm"})
 """The ``model_type`` of decoders that look positions up in a table, take ``position_ids`` and otherwise count from 0.

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome
-from ..stubs import default_arguments, tiny_causal_lm
+from ..testing import default_arguments, tiny_causal_lm
 
 _UNSET = 0.001
 

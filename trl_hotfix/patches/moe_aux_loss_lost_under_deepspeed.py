@@ -17,7 +17,7 @@ from typing import Any
 
 from ..authoring import absent, judge, with_coefficient_of_plain_model
 from ..model import Outcome
-from ..stubs import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
+from ..testing import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 
 
 def read_coefficient_from_unwrapped_model(

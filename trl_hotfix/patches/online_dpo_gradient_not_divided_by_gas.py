@@ -20,7 +20,7 @@ from typing import Any
 
 from ..authoring import absent, judge, micro_batches, shadowed
 from ..model import Outcome
-from ..stubs import absent_if_reexported, online_dpo_stub
+from ..testing import absent_if_reexported, online_dpo_stub
 
 
 def take_the_mean_of_the_micro_batches(

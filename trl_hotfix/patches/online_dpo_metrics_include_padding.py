@@ -15,7 +15,7 @@ from typing import Any
 
 from ..authoring import argument, judge
 from ..model import Outcome
-from ..stubs import absent_if_reexported, online_dpo_stub
+from ..testing import absent_if_reexported, online_dpo_stub
 
 
 def leave_out_the_padding(

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..authoring import argument, judge, replaced_argument
 from ..model import Outcome, Verdict
-from ..stubs import absent_if_reexported, default_arguments, stub_trainer
+from ..testing import absent_if_reexported, default_arguments, stub_trainer
 
 _LARGEST_LOGP = -(2.0**-22)
 """Above this number ``exp`` may be 1 in float32. It leaves implementations of ``exp`` two units in the last place."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
-from ..stubs import StopConstruction, begin_trainer
+from ..testing import StopConstruction, begin_trainer
 
 
 def copy_the_active_adapter(

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, module_of, shadowed
 from ..model import Outcome
-from ..stubs import StopConstruction, begin_trainer, tiny_causal_lm
+from ..testing import StopConstruction, begin_trainer, tiny_causal_lm
 
 
 def load_the_reference_like_the_policy(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..authoring import argument, judge, replaced_argument
 from ..model import Outcome, Verdict
-from ..stubs import sft_moe_loss
+from ..testing import sft_moe_loss
 
 
 def count_aux_loss_once(

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..authoring import absent, argument, prepared_first, replaced_argument
 from ..model import Outcome, Verdict
-from ..stubs import CharacterTokenizer, sft_prepared
+from ..testing import CharacterTokenizer, sft_prepared
 
 
 def end_the_texts(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge
 from ..model import Outcome
-from ..stubs import CharacterTokenizer, constructed, default_arguments, single_process, tiny_causal_lm
+from ..testing import CharacterTokenizer, constructed, default_arguments, single_process, tiny_causal_lm
 
 
 def learn_the_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import absent, argument, replaced_argument
 from ..model import Outcome, Verdict
-from ..stubs import CharacterTokenizer, sft_prepared
+from ..testing import CharacterTokenizer, sft_prepared
 
 _KINDS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
 """The columns by which TRL recognises the kind of an example."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..authoring import absent, judge
 from ..model import Outcome
-from ..stubs import constructed, default_arguments, single_process, tiny_attention_model, tiny_tokenizer
+from ..testing import constructed, default_arguments, single_process, tiny_attention_model, tiny_tokenizer
 
 
 def count_what_is_predicted(

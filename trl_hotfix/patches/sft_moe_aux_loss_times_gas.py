@@ -24,7 +24,7 @@ from typing import Any
 
 from ..authoring import argument, copies_of_the_loss, judge, micro_batches, shadowed
 from ..model import Outcome
-from ..stubs import absent_if_reexported, sft_moe_loss
+from ..testing import absent_if_reexported, sft_moe_loss
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 """The names of the coefficient in transformers: in nearly all models, in JetMoE, and in DBRX."""

@@ -28,7 +28,7 @@ from typing import Any
 
 from ..authoring import absent, argument, attention_keeps_apart, isolated, judge, padded, replaced_argument
 from ..model import Outcome
-from ..stubs import default_arguments, stub_trainer, tiny_attention_model
+from ..testing import default_arguments, stub_trainer, tiny_attention_model
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -19,7 +19,7 @@ from .wrappers import describe
 _LONGEST_CHAIN = 32
 """Wrappers on one method that are followed. Nobody has more, unless they go round in a circle."""
 
-_STAND_INS = tuple(f"{__package__.partition('.')[0]}.{name}." for name in ("testing", "stubs"))
+_STAND_INS = f"{__package__.partition('.')[0]}.testing."
 """Where the trainers of self-tests are made."""
 
 

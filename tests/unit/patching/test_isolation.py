@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import random
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
 from trl_hotfix.patching import isolation
-from trl_hotfix.patching.isolation import TimeLimitExceeded, time_limit
+from trl_hotfix.patching.isolation import TimeLimitExceeded, time_limit, undisturbed
 
 
 def forever() -> None:
@@ -37,19 +40,19 @@ def test_the_main_thread_is_woken_from_whatever_hangs(hang: object) -> None:
 
 
 def test_another_thread_is_stopped_in_python_code() -> None:
-    seen: list[str] = []
+    stopped: list[str] = []
 
     def run() -> None:
         try:
             with time_limit(0.05):
                 forever()
         except TimeLimitExceeded:
-            seen.append("stopped")
+            stopped.append("stopped")
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(30)
-    assert seen == ["stopped"]
+    assert stopped == ["stopped"]
 
 
 def in_a_thread(run: Callable[[], None]) -> list[BaseException]:
@@ -109,3 +112,41 @@ def test_a_handler_of_exceptions_in_the_code_does_not_swallow_it() -> None:
 
     with pytest.raises(TimeLimitExceeded), time_limit(0.05):
         stubborn()
+
+
+def test_inside_the_process_is_as_after_a_start_and_afterwards_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    numpy = pytest.importorskip("numpy")
+    deepspeed = pytest.importorskip("transformers.integrations.deepspeed")
+    monkeypatch.setattr(deepspeed, "_hf_deepspeed_config_weak_ref", "ZeRO-3")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    torch.set_default_dtype(torch.bfloat16)
+    before = [random.getstate()[1], numpy.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()]
+    environment = dict(os.environ)
+    try:
+        with torch.inference_mode(), torch.device("meta"), warnings.catch_warnings(), undisturbed():
+            warnings.simplefilter("error")
+            assert deepspeed._hf_deepspeed_config_weak_ref is None
+            drawn = torch.rand(1, requires_grad=True)
+            assert (drawn.dtype, drawn.device.type) == (torch.float32, "cpu")
+            assert not drawn.is_inference()
+            random.random()
+            numpy.random.rand()
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
+            os.environ["NEW"] = "1"
+        assert torch.get_default_dtype() is torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert deepspeed._hf_deepspeed_config_weak_ref == "ZeRO-3"
+    assert dict(os.environ) == environment
+    after = [random.getstate()[1], numpy.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()]
+    assert before == after
+
+
+def test_after_an_error_too_the_process_is_as_it_was() -> None:
+    environment, state = dict(os.environ), random.getstate()
+    with contextlib.suppress(ZeroDivisionError), undisturbed():
+        random.seed(1)
+        os.environ["NEW"] = "1"
+        raise ZeroDivisionError
+    assert (dict(os.environ), random.getstate()) == (environment, state)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trl_hotfix.authoring import (
+    MASKABLE,
+    attention_keeps_apart,
+    block_diagonal,
+    isolated,
+    padded,
+    sequence_numbers,
+    why_sequences_mix,
+)
+from trl_hotfix.testing import tiny_attention_model
+
+
+def a_model(attention: str, model_type: str = "llama", **config: object) -> SimpleNamespace:
+    return SimpleNamespace(config=SimpleNamespace(_attn_implementation=attention, model_type=model_type, **config))
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn"])
+def test_with_flash_attention_on_the_batch_stays_as_it_is(attention: str) -> None:
+    assert attention_keeps_apart(a_model(attention)) == "flash"
+    assert attention_keeps_apart(a_model(attention, "unheard_of")) == "flash"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_plain_decoder_with_sdpa_or_eager_gets_a_mask(attention: str) -> None:
+    assert "llama" in MASKABLE
+    assert attention_keeps_apart(a_model(attention)) == "mask"
+    assert attention_keeps_apart(a_model(attention, "qwen2", sliding_window=4, use_sliding_window=False)) == "mask"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        a_model("flex_attention"),
+        a_model("sdpa", "mistral", sliding_window=4),
+        a_model("sdpa", "gemma", layer_types=["full_attention", "sliding_attention"]),
+        a_model("sdpa", "mamba"),
+        a_model("sdpa", auto_map={}),
+        SimpleNamespace(),
+        SimpleNamespace(peft_config={"default": SimpleNamespace(is_prompt_learning=True)}, **vars(a_model("sdpa"))),
+    ],
+)
+def test_anything_else_is_padded(model: SimpleNamespace) -> None:
+    assert attention_keeps_apart(model) == "pad"
+
+
+def test_the_mask_and_the_padded_batch_of_a_flattened_one() -> None:
+    torch = pytest.importorskip("torch")
+    positions = torch.tensor([[0, 1, 0, 0, 1]])
+    assert sequence_numbers(positions).tolist() == [0, 0, 1, 2, 2]
+    attends = block_diagonal(positions, torch.float32)[0, 0] == 0
+    assert attends.long().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    ids, labels = torch.tensor([[3, 4, 5, 6, 7]]), torch.tensor([[-100, 4, -100, -100, 7]])
+    batch = padded(
+        {"input_ids": ids, "labels": labels, "position_ids": positions, "cu_seq_lens_q": positions, "max_length_q": 2}
+    )
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "input_ids": [[3, 4], [5, 0], [6, 7]],
+        "labels": [[-100, 4], [-100, -100], [-100, 7]],
+        "attention_mask": [[1, 1], [1, 0], [1, 1]],
+    }
+
+
+def test_what_is_no_value_per_token_stays_in_the_padded_batch() -> None:
+    torch = pytest.importorskip("torch")
+    batch = {"input_ids": torch.tensor([[3, 4]]), "position_ids": torch.tensor([[0, 0]]), "num_items_in_batch": 2}
+    assert padded(batch)["num_items_in_batch"] == 2
+
+
+def test_an_isolated_model_computes_each_sequence_as_if_it_were_alone() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    model = tiny_attention_model()
+    ids, positions = torch.tensor([[3, 4, 5, 6, 7]]), torch.tensor([[0, 1, 0, 1, 2]])
+    together = isolated(model, positions, torch.float32)(input_ids=ids, position_ids=positions).logits
+    apart = [model(input_ids=ids[:, :2]).logits, model(input_ids=ids[:, 2:]).logits]
+    assert torch.allclose(together, torch.cat(apart, dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (SimpleNamespace(_is_stateful=True), "carry a state"),
+        (SimpleNamespace(active_peft_config=SimpleNamespace(is_prompt_learning=True)), "prompt tuning"),
+    ],
+)
+def test_the_reason_why_sequences_mix_is_named(model: Any, reason: str) -> None:
+    assert reason in str(why_sequences_mix(model))
+
+
+def test_flash_attention_separates_the_sequences_and_a_mask_only_without_a_cache() -> None:
+    transformers = pytest.importorskip("transformers")
+    if hasattr(transformers, "DataCollatorWithFlattening"):
+        assert why_sequences_mix(a_model("flash_attention_2")) is None
+    model = tiny_attention_model()
+    assert why_sequences_mix(model) is not None
+    separates = hasattr(transformers, "masking_utils")
+    assert (why_sequences_mix(model, no_cache=True) is None) == separates

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import contextlib
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trl_hotfix.authoring import (
+    copies_of_the_loss,
+    micro_batches,
+    prepared_first,
+    with_coefficient_of_plain_model,
+)
+
+
+def test_the_micro_batches_are_those_that_were_counted_or_those_of_the_setting() -> None:
+    args = SimpleNamespace(gradient_accumulation_steps=4)
+    assert micro_batches(SimpleNamespace(args=args)) == 4
+    assert micro_batches(SimpleNamespace(args=args, current_gradient_accumulation_steps=3)) == 3
+    assert micro_batches(SimpleNamespace(args=args, current_gradient_accumulation_steps=None)) == 4
+
+
+@pytest.mark.parametrize(("average", "copies"), [(False, 1), (True, 4)])
+def test_a_loss_is_multiplied_by_the_ranks_if_it_is_averaged_over_them(average: bool, copies: int) -> None:
+    pytest.importorskip("transformers")
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(average_tokens_across_devices=average, n_gpu=1),
+        accelerator=SimpleNamespace(num_processes=4),
+        get_tp_size=lambda: 1,
+    )
+    assert copies_of_the_loss(trainer) == copies
+
+
+def test_the_main_process_maps_a_dataset_first_and_a_stream_is_mapped_when_it_is_read() -> None:
+    datasets = pytest.importorskip("datasets")
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def main_process_first() -> Any:
+        entered.append("main first")
+        yield
+
+    module = ModuleType("trl.trainer.made_up")
+    module.PartialState = lambda: SimpleNamespace(main_process_first=main_process_first)  # type: ignore[attr-defined]
+    settings = SimpleNamespace(dataset_num_proc=None)
+    dataset = datasets.Dataset.from_list([{"text": "a"}])
+
+    def doubled(row: dict[str, str]) -> dict[str, str]:
+        return {"text": row["text"] * 2}
+
+    streamed = prepared_first(module, dataset.to_iterable_dataset(), doubled, settings, "Doubling")
+    assert entered == []
+    assert list(streamed) == [{"text": "aa"}]
+    assert list(prepared_first(module, dataset, doubled, settings, "Doubling")) == [{"text": "aa"}]
+    assert entered == ["main first"]
+
+
+def compute(self: Any, model: Any) -> float:
+    coefficient: float = model.config.router_aux_loss_coef
+    return coefficient
+
+
+def test_a_wrapped_model_shows_the_coefficient_of_the_plain_one() -> None:
+    plain = SimpleNamespace(config=SimpleNamespace(router_aux_loss_coef=0.5))
+    engine = SimpleNamespace(config={"train_micro_batch_size_per_gpu": 1})
+    trainer = SimpleNamespace(
+        aux_loss_enabled=True, model=engine, accelerator=SimpleNamespace(unwrap_model=lambda model: plain)
+    )
+    args, kwargs = with_coefficient_of_plain_model(compute, trainer, (trainer, engine), {})
+    assert compute(*args, **kwargs) == 0.5
+    unchanged = ((trainer, plain), {})
+    assert with_coefficient_of_plain_model(compute, trainer, *unchanged) == unchanged
+    trainer.aux_loss_enabled = False
+    assert with_coefficient_of_plain_model(compute, trainer, (trainer, engine), {}) == ((trainer, engine), {})

@@ -1,0 +1,117 @@
+"""The stand-ins of each trainer family, with made-up trainers where the TRL that is installed has another method.
+
+The self-tests of the patches run them on every release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from trl_hotfix.testing import (
+    CharacterTokenizer,
+    dpo_stub,
+    online_dpo_stub,
+    sft_moe_loss,
+    sft_prepared,
+    stub_grpo_trainer,
+    tiny_causal_lm,
+)
+
+torch = pytest.importorskip("torch")
+
+
+@dataclasses.dataclass
+class MadeUpConfig:
+    beta: float = 0.1
+    completion_only_loss: bool | None = None
+
+
+def a_module(trainer_class: type, method: str, name: str = "made_up") -> Any:
+    module = ModuleType(name)
+    setattr(module, f"{method}Trainer", trainer_class)
+    setattr(module, f"{method}Config", MadeUpConfig)
+    return module
+
+
+def test_a_dpo_stub_computes_a_loss_with_the_installed_trl() -> None:
+    module = pytest.importorskip("trl.trainer.dpo_trainer")
+    if not hasattr(module.DPOTrainer, "dpo_loss"):
+        pytest.skip("DPO from 0.29 on has no such method")
+    trainer = dpo_stub(module, beta=0.5, loss_type="sigmoid", label_smoothing=0.0, reference_free=False, f_alpha=None)
+    log_probs = [torch.tensor([value]) for value in (-1.0, -3.0, -2.0, -2.0)]
+    loss = torch.nn.functional.logsigmoid(torch.tensor([0.5 * 2.0])).neg()
+    assert float(trainer.dpo_loss(*log_probs)[0]) == pytest.approx(float(loss))
+
+
+def test_the_attributes_of_a_dpo_stub_may_differ() -> None:
+    trainer = dpo_stub(a_module(object, "CPO"), "CPO", is_encoder_decoder=True)
+    assert (trainer.is_encoder_decoder, trainer.padding_value, trainer.beta) == (True, 0, 0.1)
+
+
+@pytest.mark.parametrize("with_aux_loss", [False, True])
+def test_a_grpo_stub_has_the_log_probs_that_it_is_given(with_aux_loss: bool) -> None:
+    class Plain:
+        def _get_per_token_logps_and_entropies(self, model: Any) -> None: ...
+
+    class WithAuxLoss:
+        def _get_per_token_logps_and_entropies(self, model: Any, compute_aux_loss: bool) -> None: ...
+
+    log_probs, reference = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])
+    module = a_module(WithAuxLoss if with_aux_loss else Plain, "GRPO")
+    trainer = stub_grpo_trainer(module, log_probs, reference, training=False, beta=0.3)
+    assert trainer._get_per_token_logps(trainer.model) is log_probs
+    assert trainer._get_per_token_logps(trainer.ref_model) is reference
+    assert len(trainer._get_per_token_logps_and_entropies(trainer.model)) == 2 + with_aux_loss
+    assert (trainer.beta, trainer.model.training) == (0.3, False)
+
+
+def test_an_online_stub_records_what_goes_backward() -> None:
+    class OnlineDPOTrainer:
+        def training_step(self: Any, model: Any, inputs: Any) -> Any:
+            _, _, completions, mask = self._generate_vllm(model, inputs)
+            loss = (model(completions).logits.sum(-1) * mask).sum()
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    trainer = online_dpo_stub(a_module(OnlineDPOTrainer, "OnlineDPO"), torch.tensor([[1, 2], [3, 4]]), beta=0.7)
+    loss = trainer.training_step(trainer.model, {"prompt": ["a"]})
+    assert [backward.item() for backward in trainer.went_backward] == [loss.item()]
+    assert torch.equal(trainer.ref_model.weight * 2, trainer.model.weight)
+    assert torch.equal(trainer.model.weight, tiny_causal_lm().weight)
+
+
+@pytest.mark.parametrize(("method", "values"), [("XPO", 4), ("NashMD", 2)])
+def test_the_loss_of_the_other_online_trainers_is_two(method: str, values: int) -> None:
+    name = {"XPO": "trl.trainer.xpo_trainer", "NashMD": "trl.trainer.nash_md_trainer"}[method]
+    trainer = online_dpo_stub(a_module(object, method, name))
+    assert float(trainer._compute_losses()[0]) == 2.0
+    assert len(trainer._compute_logprobs()) == values
+
+
+def test_rows_are_prepared_without_truncation_or_packing() -> None:
+    pytest.importorskip("datasets")
+
+    class SFTTrainer:
+        def _prepare_dataset(self: Any, dataset: Any, tokenizer: Any, args: Any, packing: bool, *unused: Any) -> Any:
+            assert (packing, args.max_length, self.completion_only_loss) == (False, None, False)
+            return dataset.map(lambda row: {"input_ids": tokenizer.apply_chat_template(row["messages"])})
+
+    rows = [{"messages": [{"role": "user", "content": "a"}]}]
+    prepared = sft_prepared(a_module(SFTTrainer, "SFT"), rows, CharacterTokenizer())
+    assert [row["input_ids"] for row in prepared] == [[117, 97, 1]]
+
+
+def test_the_model_of_the_moe_loss_has_added_its_auxiliary_loss() -> None:
+    class SFTTrainer:
+        def compute_loss(self: Any, model: Any, inputs: Any, num_items_in_batch: int | None = None) -> Any:
+            outputs = model(**inputs)
+            self._metrics["train"]["aux_loss"].append(float(outputs.aux_loss))
+            return outputs.loss + (num_items_in_batch or 0) + self.offset
+
+    module = a_module(SFTTrainer, "SFT")
+    assert sft_moe_loss(module, 0.5, offset=0.0) == 3.0 + 0.5 * 2.0
+    assert sft_moe_loss(module, 0.5, cross_entropy=1.0, aux_loss=4.0, num_items_in_batch=3, offset=0.5) == 6.5

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import pytest
+
+import trl_hotfix
+from trl_hotfix import authoring, stubs, testing
+
+CHECKOUT = Path(trl_hotfix.__file__).parents[1]
+NAMES_IN_0_1_0 = {
+    *("CharacterTokenizer", "Enough", "ONE_PROCESS", "alone", "begin_trainer", "completions_of", "constructed"),
+    *("default_arguments", "dpo_stub", "handed_on", "online_dpo_stub", "sft_moe_loss", "sft_prepared", "stream"),
+    *("stub_grpo_trainer", "stub_that_generates", "stub_trainer", "tiny_attention_model", "tiny_causal_lm"),
+    *("tiny_tokenizer", "wrapped_like_deepspeed"),
+}
+
+
+@pytest.mark.parametrize("package", [authoring, testing], ids=["authoring", "testing"])
+def test_a_package_exports_every_public_name_of_its_modules(package: object) -> None:
+    modules = [import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__)]  # type: ignore[attr-defined]
+    defined = set()
+    for module in modules:
+        for node in ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                defined.add(node.name)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    public = {name for name in defined if not name.startswith("_")}
+    assert set(package.__all__) == public  # type: ignore[attr-defined]
+
+
+def test_the_map_of_the_package_names_everything_in_it() -> None:
+    for name in set(testing.__all__) - {"ONE_PROCESS"}:
+        assert f"``{name}``" in str(testing.__doc__), name
+
+
+def test_the_names_of_0_1_0_are_kept_and_mean_what_they_meant() -> None:
+    assert set(stubs.__all__) >= NAMES_IN_0_1_0
+    assert all(hasattr(stubs, name) for name in stubs.__all__)
+    assert stubs.alone is testing.single_process
+    assert stubs.Enough is testing.StopConstruction
+    assert stubs.handed_on is testing.absent_if_reexported
+    renamed = {"alone", "Enough", "handed_on"}
+    assert all(getattr(stubs, name) is getattr(testing, name) for name in set(stubs.__all__) - renamed)
+
+
+def test_the_old_name_is_silent_and_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys; from trl_hotfix.stubs import alone, Enough, handed_on, CharacterTokenizer\n"
+        "heavy = {'torch', 'transformers', 'trl', 'datasets', 'tokenizers', 'numpy', 'accelerate', 'wrapt'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    process = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert (process.stdout.strip(), process.stderr) == ("[]", "")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trl_hotfix import testing
+from trl_hotfix.model import Verdict
+from trl_hotfix.testing import absent_if_reexported, begin_trainer, constructed, default_arguments, stub_trainer
+
+
+@dataclasses.dataclass
+class MadeUpConfig:
+    output_dir: str
+    beta: float = 0.1
+    report_to: list[str] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        raise AssertionError("it would set up devices and processes")
+
+
+class MadeUpTrainer:
+    def __init__(self) -> None:
+        raise AssertionError("a stub is never initialised")
+
+    def scaled(self, loss: float) -> float:
+        scaled: float = self.accelerator.gather(loss) * self.beta  # type: ignore[attr-defined]
+        return scaled
+
+
+def test_the_defaults_of_a_config_are_taken_without_its_post_init() -> None:
+    assert vars(default_arguments(MadeUpConfig, beta=0.5, added=1)) == {"beta": 0.5, "report_to": [], "added": 1}
+
+
+def test_a_stub_runs_the_real_method_with_its_arguments_in_one_process() -> None:
+    stub = stub_trainer(MadeUpTrainer, default_arguments(MadeUpConfig))
+    assert isinstance(stub, MadeUpTrainer)
+    assert stub.scaled(2.0) == 0.2
+    assert stub_trainer(MadeUpTrainer, default_arguments(MadeUpConfig), beta=3.0).scaled(2.0) == 6.0
+    with pytest.raises(AttributeError, match="gamma"):
+        _ = stub.gamma
+
+
+def test_the_class_of_a_stub_is_one_of_this_package() -> None:
+    """``overridden`` leaves such classes out, since they wait for the garbage collector."""
+    kind = type(stub_trainer(MadeUpTrainer, SimpleNamespace()))
+    assert kind.__module__.startswith(f"{testing.__name__}.")
+
+
+def test_a_constructed_trainer_has_run_its_own_constructor_only() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class OwnTrainer(transformers.Trainer):  # type: ignore[misc]
+        def __init__(self, model: Any, args: Any) -> None:
+            super().__init__(model=model, args=args)
+            self.prepared = self.accelerator.prepare_model(model)
+
+    trainer = constructed(OwnTrainer, model="model", args="args")
+    assert (trainer.model, trainer.args, trainer.prepared) == ("model", "args", "model")
+    assert trainer.accelerator.num_processes == 1
+
+
+def test_a_constructor_runs_until_it_is_stopped() -> None:
+    pytest.importorskip("datasets")
+    pytest.importorskip("transformers")
+    trl_module = pytest.importorskip("trl.trainer.dpo_trainer")
+    seeds: list[int] = []
+    module = ModuleType("made_up")
+    module.set_seed = seeds.append  # type: ignore[attr-defined]
+
+    class Base:
+        pass
+
+    class DPOTrainer(Base):
+        def __init__(self, *, model: Any, args: Any, train_dataset: Any, processing_class: Any) -> None:
+            super().__init__(model=model, args=args)  # type: ignore[call-arg]
+            module.set_seed(args.seed)
+            self.rows = self._prepare_dataset(train_dataset).num_rows  # type: ignore[attr-defined]
+            module.create_reference_model(model)
+            raise AssertionError("it is stopped before")
+
+    def stop(model: Any) -> None:
+        raise testing.StopConstruction
+
+    module.create_reference_model = None  # type: ignore[attr-defined]
+    module.DPOConfig = trl_module.DPOConfig  # type: ignore[attr-defined]
+    trainers: list[Any] = []
+    trainer = begin_trainer(
+        module,
+        DPOTrainer,
+        "model",
+        parent=trainers.append,
+        shadows={"create_reference_model": stop, "other": 1},
+        beta=2,
+    )
+    assert (trainer.rows, trainer.model, trainer.args.beta) == (1, "model", 2)
+    assert trainers == [trainer]
+    assert seeds == []
+    assert module.create_reference_model is None  # type: ignore[attr-defined]
+    assert not hasattr(module, "other")
+
+
+def test_a_method_that_a_module_only_reexports_is_absent() -> None:
+    method = MadeUpTrainer.scaled
+    outcome = absent_if_reexported(ModuleType("trl.trainer.old_place"), method)
+    assert outcome is not None
+    assert outcome.verdict is Verdict.ABSENT
+    assert absent_if_reexported(ModuleType(method.__module__), method) is None

@@ -1,0 +1,49 @@
+"""What the wrappers and self-tests of patches share. It is public: packs may use it too.
+
+========================  =============================================================================================
+``calls``                 a call of the wrapped function: its arguments, the model that it is given, its module
+``verdicts``              the answer of a self-test: ``judge`` and ``absent``
+``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
+``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
+========================  =============================================================================================
+
+``trl_hotfix.testing`` has the stand-ins for self-tests. torch, transformers and TRL are imported inside functions only,
+because a patch module must load without them.
+"""
+
+from __future__ import annotations
+
+from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
+from .flattened_batches import (
+    MASKABLE,
+    attention_keeps_apart,
+    block_diagonal,
+    isolated,
+    padded,
+    sequence_numbers,
+    why_sequences_mix,
+)
+from .training import copies_of_the_loss, micro_batches, prepared_first, with_coefficient_of_plain_model
+from .verdicts import absent, judge
+
+__all__ = [
+    "MASKABLE",
+    "absent",
+    "argument",
+    "attention_keeps_apart",
+    "block_diagonal",
+    "called_with",
+    "copies_of_the_loss",
+    "isolated",
+    "judge",
+    "micro_batches",
+    "module_of",
+    "padded",
+    "prepared_first",
+    "replaced_argument",
+    "sequence_numbers",
+    "shadowed",
+    "why_sequences_mix",
+    "with_coefficient_of_plain_model",
+    "with_config",
+]

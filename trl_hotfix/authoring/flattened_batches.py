@@ -1,0 +1,157 @@
+"""Flattened batches: several sequences in one row without padding, told apart by ``position_ids`` that start anew."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+MASKABLE = frozenset(
+    {
+        *("cohere", "gemma", "glm", "glm4", "granite", "helium", "llama", "mistral", "nemotron", "olmo", "olmo2"),
+        *("phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    }
+)
+"""The ``model_type`` of dense decoders with rotary positions that use an additive mask of four dimensions unchanged.
+
+Verified for each of them, eager and sdpa, in transformers 4.46.3 and 4.57.6 where it has the type. Mixtures of experts
+do so too, but their load-balancing loss needs a mask of two dimensions. A model that is not listed is right as a padded
+batch.
+"""
+
+_FLASH_ATTENTION_KEYS = frozenset({"seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+"""The sizes and sums that FlashAttention is given. They describe the flattened batch, not the padded one."""
+
+
+def attention_keeps_apart(model: Any) -> str:
+    """Return how ``model``, unwrapped, can be kept from attending across the sequences of a flattened batch.
+
+    ``flash``: it does not attend across them, because FlashAttention starts anew where the position ids do
+    (transformers 4.44 and later). transformers has refused to load such a model where FlashAttention cannot run, so the
+    config names the attention that really runs. ``mask``: it needs the mask of ``block_diagonal``. ``pad``: no way is
+    known here, so the batch has to be a padded one.
+    """
+    adapters = (getattr(model, "peft_config", None) or {}).values()
+    prompt_learning = any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = getattr(base, "config", None)
+    attention = str(getattr(config, "_attn_implementation", None))
+    if prompt_learning:
+        return "pad"
+    if "flash" in attention:
+        return "flash"
+    windows = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    layers = set(getattr(config, "layer_types", None) or ())
+    known = getattr(config, "model_type", None) in MASKABLE and not hasattr(config, "auto_map")
+    return (
+        "mask" if attention in ("sdpa", "eager") and known and not windows and layers <= {"full_attention"} else "pad"
+    )
+
+
+def sequence_numbers(position_ids: Any) -> Any:
+    """Return to which sequence each token of a flattened batch belongs, from 0 on: ``(1, length)`` to ``(length,)``."""
+    import torch
+
+    return torch.cat([position_ids.new_zeros(1), (position_ids[0].diff() != 1).long().cumsum(0)])
+
+
+def block_diagonal(position_ids: Any, dtype: Any) -> Any:
+    """Return the additive mask ``(1, 1, length, length)`` of a flattened batch: 0 or ``finfo.min``.
+
+    It is 0 where a token may attend: to itself and to the tokens before it in its own sequence. The size of the mask is
+    the square of the number of tokens in the batch.
+    """
+    import torch
+
+    number = sequence_numbers(position_ids)
+    may_attend = (number[:, None] == number[None, :]).tril()
+    mask = torch.zeros(may_attend.shape, dtype=dtype, device=position_ids.device)
+    return mask.masked_fill(~may_attend, torch.finfo(dtype).min)[None, None]
+
+
+def isolated(model: Any, position_ids: Any, dtype: Any) -> Any:
+    """Return a view of ``model``, wrapped or not, whose forward keeps the sequences of ``position_ids`` apart.
+
+    The mask goes into the call and not into the batch, since TRL counts tokens by the ``attention_mask`` of the batch.
+    A hook would do as well, but Dynamo does not look again whether it is still the same. The cache is switched off:
+    with a cache, transformers treats masks and restarts of the position ids differently.
+    """
+    import wrapt
+
+    mask = block_diagonal(position_ids, dtype)
+
+    class IsolatedView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.__wrapped__(*args, **{**kwargs, "attention_mask": mask, "use_cache": False})
+
+    return IsolatedView(model)
+
+
+def padded(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the padded batch of a flattened one, without position ids: ``(1, tokens)`` to ``(rows, longest)``."""
+    import torch
+
+    position_ids = batch["position_ids"]
+    number = sequence_numbers(position_ids)
+    lengths = torch.bincount(number)
+    column = torch.arange(len(number), device=number.device) - (lengths.cumsum(0) - lengths)[number]
+
+    def rows(values: Any, filler: int) -> Any:
+        padded_rows = values.new_full((len(lengths), int(lengths.max())), filler)
+        padded_rows[number, column] = values[0]
+        return padded_rows
+
+    kept = {
+        key: value
+        for key, value in batch.items()
+        if key not in _FLASH_ATTENTION_KEYS and key not in ("position_ids", "attention_mask")
+    }
+    of_tokens = {
+        key: rows(value, -100 if key == "labels" else 0)
+        for key, value in kept.items()
+        if getattr(value, "shape", None) == position_ids.shape
+    }
+    unchanged = {key: value for key, value in kept.items() if key not in of_tokens}
+    return {**unchanged, **of_tokens, "attention_mask": rows(torch.ones_like(position_ids), 0)}
+
+
+def why_sequences_mix(model: Any, *, no_cache: bool = False) -> str | None:
+    """Return why ``model``, unwrapped, would attend across the sequences of a flattened batch, or None.
+
+    The batch has ``position_ids`` that start anew with each sequence, and no mask. ``no_cache``: the model is called
+    with ``use_cache=False``.
+    """
+    if getattr(model, "_is_stateful", False):
+        return "the model has layers that carry a state from one sequence into the next"
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        return "PEFT's prompt tuning ignores the position_ids that separate them"
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    attention = getattr(text, "_attn_implementation", None) or getattr(config, "_attn_implementation", None)
+    if "flash" in str(attention):
+        return None if _flash_attention_separates() else "this transformers is older than 4.44"
+    if not _mask_separates():
+        return f"the model's attention is {attention!r}, which does not separate them with this transformers and torch"
+    if not no_cache and getattr(text, "use_cache", True):
+        return f"the model's attention is {attention!r}, which does not separate them where the model has a cache"
+    sources = (sys.modules.get(type(submodule).__module__) for submodule in model.modules())
+    if not any(hasattr(source, "create_causal_mask") for source in sources):
+        return "the model builds its attention mask itself"
+    return None
+
+
+def _flash_attention_separates() -> bool:
+    """Return whether transformers passes the ``position_ids`` to FlashAttention. Its pull request 31629 added both."""
+    import transformers
+
+    return hasattr(transformers, "DataCollatorWithFlattening")
+
+
+def _mask_separates() -> bool:
+    """Return whether the mask that transformers makes for sdpa, eager or flex follows the ``position_ids``."""
+    try:
+        from transformers import masking_utils
+    except ImportError:  # older than 4.53
+        return False
+    # transformers 5 needs a newer torch anyway, and has no such constant.
+    return getattr(masking_utils, "_is_torch_greater_or_equal_than_2_6", True)

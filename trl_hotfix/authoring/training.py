@@ -1,0 +1,70 @@
+"""What a trainer does around its loss: micro-batches, ranks, the preparation of a dataset, the router's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .calls import argument, replaced_argument, with_config
+
+
+def micro_batches(trainer: Any) -> int:
+    """Return how many micro-batches the current optimizer step accumulates.
+
+    Later transformers releases count them, since the last step of an epoch may have fewer than
+    ``gradient_accumulation_steps``; earlier ones divide by that number in the last step too.
+    """
+    counted: int | None = getattr(trainer, "current_gradient_accumulation_steps", None)
+    return counted or int(trainer.args.gradient_accumulation_steps)
+
+
+def copies_of_the_loss(trainer: Any) -> int:
+    """Return by how much ``Trainer.compute_loss`` multiplies a loss that is divided by the items of all ranks.
+
+    The gradient is the mean over the ranks, and so becomes the sum. The factor is 1 on one device, and where each rank
+    counts its own items (``average_tokens_across_devices=False``).
+    """
+    from transformers import Trainer
+
+    if not getattr(trainer.args, "average_tokens_across_devices", False):
+        return 1
+    # Which of these attributes the factor depends on differs between transformers releases.
+    names = Trainer.compute_loss.__code__.co_names
+    if "n_gpu" in names and trainer.args.n_gpu > 1:
+        return int(trainer.args.n_gpu)
+    return int(trainer.accelerator.num_processes // (trainer.get_tp_size() if "get_tp_size" in names else 1))
+
+
+def prepared_first(module: ModuleType, dataset: Any, function: Callable[..., Any], settings: Any, doing: str) -> Any:
+    """Return ``dataset.map(function)``, called as this module's ``_prepare_dataset`` would call it, and before it.
+
+    The main process goes first, so that the others find the result in the cache: every rank must call this, unless the
+    dataset is a stream. ``settings`` is the trainer's config, and ``doing`` the progress bar's name. ``function``
+    should be a nested one: ``datasets`` knows a function of a module by its name, and would take what an older release
+    of the patch has cached.
+    """
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset):  # mapped when it is read
+        return dataset.map(function)
+    # From 0.19 to 1.0.0rc1 the dataset is read through this function, instead of a transform of its own.
+    if hasattr(module, "remove_none_values"):
+        dataset = dataset.with_transform(module.remove_none_values)
+    main_first = getattr(module, "global_then_local_main_first", None) or module.PartialState().main_process_first
+    with main_first():
+        return dataset.map(function, num_proc=settings.dataset_num_proc, desc=doing)
+
+
+def with_coefficient_of_plain_model(
+    wrapped: Callable[..., Any], trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a method that reads ``model.config.router_aux_loss_coef``, with a model that has it.
+
+    What wraps the model in training may have no ``config``, or a different one of its own.
+    """
+    model = argument(wrapped, args, kwargs, "model")
+    if not trainer.aux_loss_enabled or hasattr(getattr(model, "config", None), "router_aux_loss_coef"):
+        return args, kwargs
+    plain = trainer.accelerator.unwrap_model(trainer.model)
+    return replaced_argument(wrapped, args, kwargs, "model", with_config(model, plain.config))

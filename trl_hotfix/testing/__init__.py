@@ -1,0 +1,69 @@
+"""Stand-ins for self-tests. It is public: packs may use it too.
+
+A self-test calls the real installed methods, within milliseconds, without a network and without a GPU. So it needs
+trainers that were never initialised, models of one matrix and tokenizers without files.
+
+==============  =======================================================================================================
+``trainers``    a trainer of any family: ``stub_trainer``, ``constructed``, ``begin_trainer`` with ``StopConstruction``,
+                ``default_arguments`` of a config, ``absent_if_reexported``
+``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``
+``grpo``        the loss of GRPO: ``stub_grpo_trainer``, and an empty ``metrics_by_mode``
+``generation``  GRPO and RLOO generate (``stub_that_generates``, ``completions_of``) and score (``stub_that_scores``,
+                ``scored_completions``), with a ``PromptTokenizer``
+``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``
+``sft``         SFT prepares a dataset (``sft_prepared``) and trains mixtures of experts (``sft_moe_loss``)
+``models``      ``tiny_causal_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
+``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
+``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache
+==============  =======================================================================================================
+
+torch, transformers, datasets and TRL are imported inside functions only, because a patch module must load without them.
+"""
+
+from __future__ import annotations
+
+from .dpo import dpo_stub
+from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
+from .grpo import metrics_by_mode, stub_grpo_trainer
+from .models import tiny_attention_model, tiny_causal_lm, wrapped_like_deepspeed
+from .online import online_dpo_stub
+from .processes import single_process, stream
+from .sft import sft_moe_loss, sft_prepared
+from .tokenizers import CharacterTokenizer, tiny_tokenizer
+from .trainers import (
+    ONE_PROCESS,
+    StopConstruction,
+    absent_if_reexported,
+    begin_trainer,
+    constructed,
+    default_arguments,
+    stub_trainer,
+)
+
+__all__ = [
+    "ONE_PROCESS",
+    "CharacterTokenizer",
+    "PromptTokenizer",
+    "StopConstruction",
+    "absent_if_reexported",
+    "begin_trainer",
+    "completions_of",
+    "constructed",
+    "default_arguments",
+    "dpo_stub",
+    "metrics_by_mode",
+    "online_dpo_stub",
+    "scored_completions",
+    "sft_moe_loss",
+    "sft_prepared",
+    "single_process",
+    "stream",
+    "stub_grpo_trainer",
+    "stub_that_generates",
+    "stub_that_scores",
+    "stub_trainer",
+    "tiny_attention_model",
+    "tiny_causal_lm",
+    "tiny_tokenizer",
+    "wrapped_like_deepspeed",
+]

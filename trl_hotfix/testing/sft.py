@@ -1,0 +1,105 @@
+"""Stand-ins for SFT's trainer: the preparation of a dataset, and the loss of a mixture-of-experts model."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from .processes import single_process, stream
+from .trainers import default_arguments, stub_trainer
+
+
+def sft_prepared(
+    module: ModuleType, rows: list[dict[str, Any]], tokenizer: Any, formatting_func: Any = None, **settings: Any
+) -> list[dict[str, Any]]:
+    """Return ``rows`` after ``SFTTrainer._prepare_dataset``, neither truncated nor packed. From 0.15.0 on.
+
+    ``settings`` are fields of ``SFTConfig``; a release that has no such field ignores it.
+    """
+    args = default_arguments(
+        module.SFTConfig, **{"max_length": None, "max_seq_length": None, "shuffle_dataset": False, **settings}
+    )
+    trainer = stub_trainer(
+        module.SFTTrainer,
+        args,
+        chat_template=None,
+        completion_only_loss=bool(args.completion_only_loss) if hasattr(args, "completion_only_loss") else False,
+        _is_vlm=False,
+        _tokenizer=tokenizer,
+    )
+    with single_process(module):
+        return list(trainer._prepare_dataset(stream(rows), tokenizer, args, False, formatting_func, "train"))
+
+
+def sft_moe_loss(
+    module: ModuleType,
+    coefficient: float,
+    *,
+    cross_entropy: float = 3.0,
+    aux_loss: float = 2.0,
+    num_items_in_batch: int | None = None,
+    **attributes: Any,
+) -> float:
+    """Return ``compute_loss`` of this module's ``SFTTrainer`` for a mixture-of-experts model.
+
+    With labels, the model returns ``cross_entropy + router_aux_loss_coef * aux_loss``, here for a batch of three
+    tokens. ``attributes`` are the trainer's.
+    """
+    import torch
+
+    class Log(dict):  # type: ignore[type-arg]
+        """``[mode][name].append`` and, before 0.18.0, ``[name].append``."""
+
+        def __missing__(self, key: str) -> Any:
+            return Log()
+
+        def append(self, value: float) -> None: ...
+
+    class Outputs(dict):  # type: ignore[type-arg]
+        __getattr__ = dict.__getitem__
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.router_aux_loss_coef = coefficient
+
+        def forward(self, input_ids: Any, labels: Any, **kwargs: Any) -> Any:
+            shifted = labels[:, 1:]
+            return Outputs(
+                loss=torch.tensor(cross_entropy + self.router_aux_loss_coef * aux_loss),
+                aux_loss=torch.tensor(aux_loss),
+                logits=torch.zeros(*input_ids.shape, 11),
+                # TRL's own heads return these as well: its chunked loss, and from 1.15.0 on the fused head.
+                num_valid_tokens=torch.tensor(shifted.numel()),
+                num_correct_tokens=torch.tensor(0),
+                entropy_sum=torch.tensor(0.0),
+                log_probs=torch.full(shifted.shape, -cross_entropy),
+                label_mask=torch.ones_like(shifted, dtype=torch.bool),
+                entropy=torch.zeros(shifted.shape),
+                is_top1=torch.zeros_like(shifted, dtype=torch.bool),
+            )
+
+    model = Model()
+    defaults: dict[str, Any] = {
+        "model": model,
+        "aux_loss_enabled": True,
+        "aux_loss_coef": coefficient,
+        "router_aux_loss_coef": coefficient,
+        "label_smoother": None,
+        "compute_loss_func": None,
+        "model_accepts_loss_kwargs": False,
+        "current_gradient_accumulation_steps": 1,
+        "num_virtual_tokens": 0,
+        "control": SimpleNamespace(should_evaluate=False),
+        "_metrics": Log(),
+        "_total_train_tokens": 0,
+        "_tp_size": 1,
+    }
+    arguments = default_arguments(module.SFTConfig, n_gpu=1)
+    trainer = stub_trainer(module.SFTTrainer, arguments, **{**defaults, "get_tp_size": lambda: 1, **attributes})
+    trainer.accelerator.parallelism_config = None
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
+    # transformers before 4.46 has no such argument.
+    items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+    return float(trainer.compute_loss(model, inputs, **items))

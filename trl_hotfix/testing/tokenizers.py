@@ -1,0 +1,60 @@
+"""Tokenizers without files: one of characters, and one of transformers' own with a single token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CharacterTokenizer:
+    """A tokenizer whose ids are the characters' code points, and whose end-of-sequence token is the character 1."""
+
+    eos_token, eos_token_id, pad_token, pad_token_id = "\1", 1, "\0", 0
+    bos_token = bos_token_id = chat_template = None
+    padding_side = "right"
+    model_max_length = 1024
+
+    def __call__(self, text: str, **kwargs: Any) -> Any:
+        from transformers import BatchEncoding
+
+        return BatchEncoding({"input_ids": list(map(ord, text)), "attention_mask": [1] * len(text)})
+
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        """Apply the chat template: the first letter of the role, the content and an end of sequence per message."""
+        turns = (f"{message['role'][0]}{message['content']}{self.eos_token}" for message in messages)
+        return "".join(turns) + ("a" if add_generation_prompt else "")
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, str]],
+        tokenize: bool = True,
+        return_dict: bool = False,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        text = self.render(messages, add_generation_prompt=add_generation_prompt)
+        if not tokenize:
+            return text
+        return self(text) if return_dict else self(text)["input_ids"]
+
+    def decode(self, ids: list[int], **kwargs: Any) -> str:
+        return "".join(map(chr, ids))
+
+    def pad(self, examples: list[dict[str, list[int]]], **kwargs: Any) -> dict[str, Any]:
+        """Pad the examples on the right and return them as tensors ``(batch, longest)``."""
+        import torch
+
+        longest = max(len(example["input_ids"]) for example in examples)
+        fillers = {"input_ids": self.pad_token_id, "attention_mask": 0}
+        return {
+            name: torch.tensor([example[name] + [filler] * (longest - len(example[name])) for example in examples])
+            for name, filler in fillers.items()
+        }
+
+
+def tiny_tokenizer() -> Any:
+    """Return a tokenizer of transformers' own, with one token, for constructors that check the class."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    word_level = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=word_level, pad_token="<pad>", eos_token="<pad>")
