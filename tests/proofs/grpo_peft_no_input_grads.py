@@ -26,21 +26,13 @@ def one_step(checkpointing: bool) -> tuple[float, dict[str, Any], int]:
     import torch
     from trl import GRPOTrainer
 
-    losses: list[float] = []
-
-    # Not tiny.measured: it copies each batch, and in 0.14.0 compute_loss is called with a list of rows.
-    class LossRecorder(GRPOTrainer):
-        def compute_loss(self, *args, **kwargs):
-            loss = super().compute_loss(*args, **kwargs)
-            losses.append(float(loss.detach()))
-            return loss
-
+    recorder = tiny.measured(GRPOTrainer)
     lora = tiny.lora()
     lora.modules_to_save = ["model.norm"]
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         trainer = tiny.grpo_of_one_length(
-            LossRecorder,
+            recorder,
             tiny.llama(folder, seed=0),
             lora,
             gradient_checkpointing=checkpointing,
@@ -48,9 +40,8 @@ def one_step(checkpointing: bool) -> tuple[float, dict[str, Any], int]:
         )
         tiny.set_adapters(trainer.model)
         trainable = sum(parameter.requires_grad for parameter in trainer.model.parameters())
-        step = tiny.FirstStep(trainer.model)
         trainer.train()
-    return losses[0], step.gradients, trainable
+    return recorder.losses[0], recorder.step.gradients, trainable
 
 
 def train() -> tiny.TrainingResult:
