@@ -22,7 +22,7 @@ def test_the_wheel_has_the_hook_at_its_root(distributions: dict[str, Path]) -> N
         record = wheel.read(next(name for name in names if name.endswith("/RECORD"))).decode()
     outside = {name for name in names if not name.startswith(("trl_hotfix/", "trl_hotfix-"))}
     assert outside == {"trl_hotfix_autoapply.pth"}
-    data = {"patches.yaml", "fingerprints.json", "proven.json", "evidence.json", "py.typed"}
+    data = {"patches.yaml", "data/fingerprints.json", "data/proven.json", "evidence.json", "py.typed"}
     assert {f"trl_hotfix/{name}" for name in data} <= set(names)
     assert "trl_hotfix_autoapply.pth,sha256=" in record
 
