@@ -117,6 +117,7 @@ def _page(patch: Patch) -> str:
         prose(patch.why),
         "## What the patch does",
         prose(patch.how),
+        *(["## What is not repaired", prose(patch.not_repaired)] if patch.not_repaired else []),
         *_options(patch),
         *_switches(patch),
         "## In detail",

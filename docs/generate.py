@@ -1,5 +1,7 @@
-"""What the site has that nobody writes: a page for each bug, the README as the first page, the schemas' tables, the
-evidence, and the order of the pages. MkDocs calls it (``hooks`` in mkdocs.yml); nothing is written into ``docs/``.
+"""Make the generated part of the site: a page for each bug, the README as the first page, CONTRIBUTING, the schemas'
+tables, the evidence, and the order of the pages.
+
+MkDocs calls it (``hooks`` in mkdocs.yml); nothing is written into ``docs/``.
 
 ``python docs/generate.py`` writes ``docs/schemas/``, which is committed.
 """
@@ -32,12 +34,14 @@ SCHEMAS = DOCS / "schemas"
 ORDER = (
     "faq.md",
     "promises.md",
-    "bugs-in-short.md",
     "reference.md",
     "json.md",
     "security.md",
     "packs.md",
+    "contributing.md",
     "add-a-patch.md",
+    "architecture.md",
+    "glossary.md",
     "changelog.md",
 )
 """Of those that are there; others come after them."""
@@ -52,7 +56,8 @@ HERE = "<!-- commands -->"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
-    made = bug_pages.pages() | {"index.md": index((CHECKOUT / "README.md").read_text(encoding="utf-8"))}
+    readme, contributing = ((CHECKOUT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md"))
+    made = bug_pages.pages() | {"index.md": index(readme), "contributing.md": within_the_site(contributing)}
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     evidence = CHECKOUT / "evidence"
@@ -78,8 +83,12 @@ def index(readme: str) -> str:
     if PICTURE not in readme:
         raise ValueError(f"the README has no line {PICTURE}")
     picture = f'<div class="wide" markdown="1">\n\n[{PICTURE}](evidence/matrix.html)\n\n</div>'
-    text = readme.replace(PICTURE, picture).replace("](docs/bugs-in-short.md)", "](bugs/index.md)")
-    return "---\nhide: [navigation, toc]\n---\n\n" + text.replace("](docs/", "](")
+    return "---\nhide: [navigation, toc]\n---\n\n" + within_the_site(readme.replace(PICTURE, picture))
+
+
+def within_the_site(text: str) -> str:
+    """Return a page from the top of the checkout with the links that it has in ``docs/``."""
+    return text.replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
 
 
 def schemas() -> dict[str, dict[str, Any]]:

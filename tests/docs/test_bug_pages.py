@@ -41,6 +41,16 @@ def test_plain_text_becomes_markdown(pages: ModuleType, text: str, expected: str
     assert pages.prose(text) == expected
 
 
+def test_a_page_has_what_is_not_repaired_where_the_entry_has_it(pages: ModuleType) -> None:
+    made = pages.pages()
+    for patch in loading.load():
+        head, heading, section = made[f"bugs/{patch.id}.md"].partition("\n\n## What is not repaired\n\n")
+        assert bool(heading) == (patch.not_repaired is not None), patch.id
+        if patch.not_repaired is not None:
+            assert section.startswith(pages.prose(patch.not_repaired) + "\n\n## ")
+            assert head.endswith(pages.prose(patch.how))
+
+
 def test_a_docstring_keeps_its_formulas_and_lists(pages: ModuleType) -> None:
     text = "One ``a * b``\nline.\n\n    loss = x * y\n      + z_1\n\n- first\n  of two\n- ``second``"
     assert list(pages.from_docstring(text)) == [

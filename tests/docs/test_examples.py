@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md")))
+PAGES = (CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").glob("*.md")))
 FENCE = re.compile(r"^```(\w*)$\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"<!-- not run: (.*?\S.*?) -->\n\Z", re.DOTALL)
 

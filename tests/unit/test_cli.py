@@ -51,8 +51,8 @@ def test_the_json_list_has_the_shape_of_a_report() -> None:
         assert list(report) == ["trl_hotfix", "trl", "python", "digest", "patches"]
         (patch,) = (each for each in report["patches"] if each["id"] == ID)
         assert list(patch) == [
-            *("id", "revision", "title", "severity", "trl", "upstream", "review_by", "state", "reason", "options"),
-            *("evidence", "targets"),
+            *("id", "revision", "title", "severity", "trl", "upstream", "review_by", "not_repaired", "state"),
+            *("reason", "options", "evidence", "targets"),
         ]
         assert (patch["state"], patch["reason"]) == ("pending", "applies")
         assert list(patch["targets"][0]) == ["module", "attribute", "trl", "state"]
@@ -199,6 +199,29 @@ def test_list_answers_for_a_release_that_is_not_installed_and_for_one_severity()
     assert "did you mean 'GRPO'?" in run("list", "--trainer", "gpro").stderr
     assert "is not a version such as" in run("list", "--trl", "latest").stderr
     assert run("list", "--trl", "0.9.0").returncode == 4
+
+
+def test_list_all_has_what_is_not_repaired() -> None:
+    patch_id = "orpo-nan-gradient-near-certainty"
+    patches = json.loads(run("list", "--json").stdout)["patches"]
+    texts = {patch["id"]: patch["not_repaired"] for patch in patches}
+    assert texts == {patch.id: patch.not_repaired for patch in loading.load()}
+    assert texts[ID] is None
+    lines = " ".join(run("list", "--all").stdout.split())
+    assert f"not repaired: {texts[patch_id].split(maxsplit=1)[0]}" in lines
+    assert lines.count("not repaired: ") == sum(text is not None for text in texts.values())
+    assert "not repaired: " not in run("list").stdout
+
+
+def test_explain_has_what_is_not_repaired() -> None:
+    patch_id = "orpo-nan-gradient-near-certainty"
+    (patch,) = (patch for patch in loading.load() if patch.id == patch_id)
+    assert patch.not_repaired
+    assert json.loads(run("explain", patch_id, "--json").stdout)["not_repaired"] == patch.not_repaired
+    screen = run("explain", patch_id).stdout
+    assert " ".join(patch.not_repaired.split()) in " ".join(screen.partition("What is not repaired")[2].split())
+    assert json.loads(run("explain", ID, "--json").stdout)["not_repaired"] is None
+    assert "What is not repaired" not in run("explain", ID).stdout
 
 
 def test_explain_says_why_a_patch_goes_on_here_gate_by_gate() -> None:

@@ -79,6 +79,7 @@ class Answer(TypedDict):
     links: list[str]
     why: str
     how: str
+    not_repaired: str | None
     notes: str
     options: dict[str, OptionAnswer]
     targets: list[TargetAnswer]
@@ -166,6 +167,7 @@ def _answer(patch: Patch, found: PatchStatus, steps: list[Step], differences: di
         "links": links(patch.upstream),
         "why": patch.why,
         "how": patch.how,
+        "not_repaired": patch.not_repaired,
         "notes": _notes(patch),
         "options": {
             name: {"choices": dict(each.choices), "default": each.default} for name, each in patch.options.items()
@@ -230,6 +232,7 @@ def _screen(answer: Answer, patch: Patch, found: PatchStatus) -> Group:
         Text(answer["title"]),
         *_section("What you see, and why", answer["why"]),
         *_section("What the patch does", answer["how"]),
+        *(_section("What is not repaired", answer["not_repaired"]) if answer["not_repaired"] else []),
         *_section("More", answer["notes"]),
         Text(""),
         facts,

@@ -44,7 +44,10 @@ class Target(TypedDict):
 
 
 class Listed(TypedDict):
-    """One patch, and where it stands here. `evidence` depends on the reason; `review_by` is a day, or null."""
+    """One patch, and where it stands here. `evidence` depends on the reason; `review_by` is a day, or null.
+
+    `not_repaired` is the part of the bug that the patch leaves as it is, or null.
+    """
 
     id: str
     revision: int
@@ -53,6 +56,7 @@ class Listed(TypedDict):
     trl: str
     upstream: Upstream
     review_by: str | None
+    not_repaired: str | None
     state: State
     reason: Reason
     options: dict[str, str]
@@ -114,7 +118,7 @@ def command(
         click.echo(json.dumps(view.to_dict(), indent=2))
     else:
         if shown:
-            show(table(view))
+            show(table(view, not_repaired=everything))
         _foot(report, len(wanted) - len(shown), trl)
     if unsupported(report.trl):
         return Exit.NO_TRL

@@ -116,7 +116,7 @@ Next, in this order:
          make matrix PATCHES={id}
      has no `uncovered` (too narrow), no `not-reproduced` (too wide), and no proof that fails. It also puts the bodies
      of the method on record: before, the patch is `skipped` (`unknown-body`) for everybody.
-  6. Say it in docs/bugs-in-short.md, and run `make test`.
+  6. Run `make test`.
 docs/add-a-patch.md goes through one, step by step.
 """
 

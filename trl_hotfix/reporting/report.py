@@ -50,6 +50,7 @@ class PatchStatus(Struct, frozen=True):
             "trl": self.patch.trl,
             "upstream": self.patch.upstream.to_dict(),
             "review_by": self.patch.review_by.isoformat() if self.patch.review_by is not None else None,
+            "not_repaired": self.patch.not_repaired,
             "state": self.state.value,
             "reason": self.reason.value,
             "options": dict(self.options),

@@ -23,8 +23,11 @@ _COLOURS = {
 }
 
 
-def table(report: Report) -> Table:
-    """Return a table of every patch: what it repairs, and whether it applies here."""
+def table(report: Report, *, not_repaired: bool = False) -> Table:
+    """Return a table of every patch: what it repairs, and whether it applies here.
+
+    With ``not_repaired`` the table also has what each patch leaves as it is.
+    """
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     # An id is to be copied, and never folded. With `min_width` rich makes the others too wide for the terminal.
     longest = max((len(each.id) for each in report), default=0)
@@ -36,6 +39,8 @@ def table(report: Report) -> Table:
         answer = Text(f"{applies}: {because(each.reason, each.evidence)}", style=_COLOURS.get(each.state, "dim"))
         # Text, not rich's markup: a cell may start with a bracket.
         what = Text.assemble((each.id, "bold"), f"\n{each.patch.severity.value}: {each.patch.title}")
+        if not_repaired and each.patch.not_repaired:
+            what.append(f"\nnot repaired: {each.patch.not_repaired}", style="dim")
         view.add_row(what, Text(f"{each.patch.trl}\n{evidence.in_words(each.patch)}"), answer)
     return view
 
