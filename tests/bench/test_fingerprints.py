@@ -32,7 +32,7 @@ def test_a_release_is_in_range_if_and_only_if_its_body_is_known_to_be_buggy(patc
     known = fingerprints.bodies()
     for release in layout.releases():
         for target in patch.targets:
-            buggy = known.what(patch.id, target.name, known.at(target.name, release)) == "buggy"
+            buggy = known.verdict(patch.id, target.name, known.at(target.name, release)) == "buggy"
             assert buggy == (target in gates.targets_for(patch, release)), (release, target.name)
 
 

@@ -192,7 +192,7 @@ def _answer(patch: Patch, found: PatchStatus, steps: list[Step], differences: di
         "state": found.state.value,
         "reason": found.reason.value,
         "because": because(found.reason, found.evidence),
-        "trail": [{"gate": each.gate, "found": each.found, "passed": each.passed} for each in steps],
+        "trail": [{"gate": step.gate, "found": step.observation, "passed": step.passed} for step in steps],
         "differences": differences,
     }
 

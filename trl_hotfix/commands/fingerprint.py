@@ -79,7 +79,7 @@ def _compared(release: Release, patch: Patch, target: Target) -> Compared:
     """One target in ``release``, against the bodies on record."""
     body = release.body(target.module, target.attribute)
     known = bodies_for(patch.id)
-    what = known.what(patch.id, target.name, body)
+    what = known.verdict(patch.id, target.name, body)
     words: dict[str | None, Word] = {"buggy": "matches", "fixed": "fixed", "absent": "no bug"}
     same = known.releases_with(target.name, body)
     return {

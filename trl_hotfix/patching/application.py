@@ -93,7 +93,7 @@ def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: b
     if not body.from_file:
         by = "code that is not what its file says"
         raise _Refused(State.CONFLICTED, Reason.REPLACED, {**evidence, "by": by})
-    known_as = fingerprints.bodies_for(patch.id).what(patch.id, target.name, body.digest)
+    known_as = fingerprints.bodies_for(patch.id).verdict(patch.id, target.name, body.digest)
     if known_as == "buggy":
         return
     if not in_range(trl, patch.range_of(target)):

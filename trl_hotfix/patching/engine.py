@@ -425,7 +425,7 @@ def _start_first() -> None:
 
     Else it would come after, and undo, what the script asks for here, but only in a script that imports TRL later.
     """
-    FINDER.do_now("trl")
+    FINDER.run_before_import("trl")
 
 
 def _check_frozen(selection: Selection, strict: bool) -> None:
