@@ -30,7 +30,7 @@ class Finder:
         self._busy: set[tuple[int, str]] = set()
 
     def before_import(self, name: str, callback: "Callable[[], None]") -> None:
-        """Call ``callback()`` before the first line of the module ``name`` runs, or when ``run_before_import(name)`` is called."""
+        """Call ``callback()`` before the first line of the module ``name`` runs, or in ``run_before_import(name)``."""
         self._before[name] = callback
         self._be_first()
 

@@ -26,7 +26,7 @@ from ..errors import UnknownPatchError
 from ..matching import sources, versions
 from ..matching.fingerprints import bodies_for
 from ..model import Patch, Target
-from ..patching.engine import ENGINE
+from ..patching.previews import preview
 from ..reporting.report import PatchStatus
 from ..reporting.sentences import because, links, turn_off
 from ..reporting.table import show
@@ -111,7 +111,7 @@ def command(patch_id: str, against: Path | None, as_data: bool, packs: str | Non
     if patch is None:
         raise UnknownPatchError([patch_id], [each.id for each in patches], "explain")
     selection = Selection.of(None, None, os.environ, patches, None, names)
-    found = ENGINE.preview(patches, selection)[patch_id]
+    found = preview(patches, selection)[patch_id]
     installed = sources.installed()
     steps = trail(patch, selection, installed)
     differences = _differences(patch, installed, _release(against)) if against is not None else {}

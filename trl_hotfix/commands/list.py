@@ -17,7 +17,7 @@ from ..catalogue.packs import named
 from ..matching import gates, versions
 from ..matching.fingerprints import bodies
 from ..model import Reason, Severity, State
-from ..patching.engine import ENGINE
+from ..patching.previews import preview
 from ..reporting.report import PatchStatus, Report
 from ..reporting.table import show, table
 from ..selection.selection import Selection
@@ -100,7 +100,7 @@ def command(
     of_trainer = {trainer(trainer_name, patches), "*"} if trainer_name is not None else None
     selection = Selection.of(None, None, os.environ, patches, None, names)
     version_of = functools.cache(versions.installed_but(trl) if trl else versions.installed)
-    report = ENGINE.preview(patches, selection, version_of)
+    report = preview(patches, selection, version_of)
     wanted = [
         each
         for each in report

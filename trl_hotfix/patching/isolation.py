@@ -1,4 +1,4 @@
-"""A time limit for a self-test, and a process that it leaves without a trace: it runs inside the user's imports."""
+"""Limit the time of a self-test and undo its side effects, since it runs inside the user's imports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..authoring import shadowed
 
 
 class TimeLimitExceeded(BaseException):
-    """The code took longer than it may. No ``Exception``, so that no handler in that code takes it for its own."""
+    """The code took too long. It is not an ``Exception``, so that no handler in that code catches it."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``TimeLimitExceeded`` in here after ``seconds``.
+    """Raise ``TimeLimitExceeded`` in the block after ``seconds``.
 
-    In the main thread an alarm signal wakes what sleeps or waits for a lock as well. Elsewhere, on Windows, and where
-    the program has a timer of its own running, only Python code is stopped.
+    In the main thread an alarm signal also interrupts a sleep or a wait for a lock. In other threads, on Windows, and
+    if the program has a timer of its own running, only Python code is stopped.
     """
     main = threading.current_thread() is threading.main_thread()
     free = main and hasattr(signal, "setitimer") and signal.getitimer(signal.ITIMER_REAL)[0] == 0
@@ -45,20 +45,20 @@ def _alarm(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # None: a handler that was not installed from Python, which cannot be put back.
+        # None means a handler that was not installed from Python, which cannot be put back.
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
 
 
 @contextmanager
 def _watchdog(seconds: float) -> Iterator[None]:
     thread = ctypes.c_ulong(threading.get_ident())
-    lock, over, on_its_way = threading.Lock(), False, False
+    lock, ended, exception_pending = threading.Lock(), False, False
 
     def expire() -> None:
-        nonlocal on_its_way
+        nonlocal exception_pending
         with lock:
-            if not over:
-                on_its_way = True
+            if not ended:
+                exception_pending = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeLimitExceeded))
 
     timer = threading.Timer(seconds, expire)
@@ -67,26 +67,26 @@ def _watchdog(seconds: float) -> Iterator[None]:
     try:
         yield
     except TimeLimitExceeded:
-        on_its_way = False
+        exception_pending = False
         raise
     finally:
         with lock:
-            over = True
+            ended = True
         timer.cancel()
-        # One that was sent at the last moment must not be raised in the user's code. To take it back leaves a mark in
-        # the interpreter that slows all code down for good, and hangs Python 3.11 under a trace function.
+        # An exception that was sent at the last moment must not be raised in the user's code. Cancelling it would leave
+        # a mark in the interpreter that slows all code down for good, and hangs Python 3.11 under a trace function.
         with suppress(TimeLimitExceeded):
-            for _ in range(100 if on_its_way else 0):
-                pass  # it is raised where a loop jumps back, unless the code has swallowed it
+            for _ in range(100 if exception_pending else 0):
+                pass  # The exception is raised where a loop jumps back, unless the code has swallowed it.
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Run a self-test without a trace in the process, and without the process in the self-test.
+    """Isolate a self-test: it does not change the state of the process, and that state does not affect the self-test.
 
     Random states, default dtype and device, grad mode, autocast, warning filters and the environment are the same
-    afterwards; inside, tensors are float32 on the CPU, gradients are on, warnings are quiet, and there is no ZeRO-3,
-    under which models are made in pieces and trainers load their references from the hub.
+    afterwards. Inside, tensors are float32 on the CPU, gradients are on, warnings are quiet, and ZeRO-3 is off, since
+    under ZeRO-3 models are built in pieces and trainers load their reference models from the hub.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
