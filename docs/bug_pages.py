@@ -188,7 +188,7 @@ def _targets(patch: Patch) -> str:
             for release in matrix()["releases"]
             if in_range(release, patch.range_of(target)) and known.at(target.name, release) is not None
         }
-        buggy = [each for each in bodies if known.what(patch.id, target.name, each) == "buggy"]
+        buggy = [each for each in bodies if known.verdict(patch.id, target.name, each) == "buggy"]
         name = f"`{target.attribute}`<br><small>`{target.module}`</small>"
         rows.append(f"| {name} | {_releases(patch.range_of(target))} | {len(buggy)} |")
     return "\n".join(rows)

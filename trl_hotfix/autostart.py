@@ -1,8 +1,8 @@
-"""What ``TRL_HOTFIX=1`` runs at interpreter start, through ``trl_hotfix_autoapply.pth``. Nothing else imports it.
+"""Start trl_hotfix at interpreter start, through ``trl_hotfix_autoapply.pth``. No other module imports this one.
 
 It runs in every Python process of the environment, twice in a virtual environment up to Python 3.14, and while
-``sys.path`` is incomplete. So it imports the standard library only, is idempotent and never raises: all it does is wait
-for somebody to import ``trl``. Annotations stand in quotes here, as ``__future__`` would be one more module to load.
+``sys.path`` is incomplete. So it imports the standard library only, is idempotent and never raises, and it only waits
+for an import of ``trl``. Annotations are quoted here, since ``__future__`` would be one more module to load.
 """
 
 import os
@@ -18,16 +18,16 @@ _started = False
 
 
 def start() -> None:
-    """Wait for ``trl`` if ``TRL_HOTFIX`` says so."""
+    """Wait for the import of ``trl`` if ``TRL_HOTFIX`` is on or strict."""
     global _started
     if _started:
         return
     _started = True
     value = os.environ.get("TRL_HOTFIX", "")
-    wanted = switch(value)
-    if wanted is None:
+    setting = switch(value)
+    if setting is None:
         warn(f"TRL_HOTFIX={value!r} is not one of 1, true, yes, on, strict, 0, false, no, off; taken as off")
-    elif wanted != "off":
+    elif setting != "off":
         try:
             from .import_hooks import FINDER
         except ImportError as error:
@@ -37,9 +37,9 @@ def start() -> None:
 
 
 def apply_now() -> None:
-    """Read the catalogue and wait for the modules of its targets: somebody is about to import TRL.
+    """Read the catalogue and wait for the modules of its targets. It is called when TRL is about to be imported.
 
-    Errors leave TRL unpatched with one warning, except in strict mode.
+    An error leaves TRL unpatched with one warning, except in strict mode.
     """
     try:
         from .import_hooks import FINDER
@@ -51,7 +51,7 @@ def apply_now() -> None:
             warn(f"TRL_HOTFIX_CALLBACK={value!r} is neither on nor off; taken as on")
         if switch(value) != "off":
             FINDER.when_imported("transformers.trainer", _add_callback)
-    # Whatever fails here must not end the user's import of TRL.
+    # An error here must not end the user's import of TRL.
     except Exception as error:
         if switch(os.environ.get("TRL_HOTFIX", "")) == STRICT:
             raise
@@ -63,6 +63,6 @@ def _add_callback(module: "ModuleType") -> None:
         from .recording.callback import add_to_every_trainer
 
         add_to_every_trainer(module)
-    # Nor that of transformers.
+    # An error here must not end the user's import of transformers.
     except Exception as error:
         warn(f"runs will have no record of what is patched: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""One class for each mistake. A docstring says what happened and what to do."""
+"""One class for each kind of error. Its docstring tells what happened and what to do."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 
 class HotfixError(Exception):
-    """Base of all errors that trl_hotfix raises on purpose."""
+    """The base class of all errors that trl_hotfix raises on purpose."""
 
 
 MANY = 10
-"""So many unknown names are told; a variable can hold tens of thousands, and a suggestion for each takes its time."""
+"""At most so many unknown names are listed. A variable can hold tens of thousands, and each suggestion takes time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake in a ``patches.yaml``: the line it stands on (1-based) and what is wrong with it."""
+    """One mistake in a ``patches.yaml``: its line (1-based) and a message."""
 
     line: int
     message: str
@@ -25,7 +25,7 @@ class Mistake:
 class CatalogueError(HotfixError, ValueError):
     """``patches.yaml`` cannot be used; no patch was applied.
 
-    Every mistake is listed with its line. Mend the file, or install trl_hotfix again if it is not yours.
+    Every mistake is listed with its line. Correct the file, or install trl_hotfix again if the file is not yours.
     """
 
     def __init__(self, path: str, mistakes: Sequence[Mistake]) -> None:
@@ -37,49 +37,49 @@ class CatalogueError(HotfixError, ValueError):
 
 
 class PackError(HotfixError, LookupError):
-    """A pack that was named is not installed, or is not one that may be used; nothing was changed.
+    """A named pack is not installed, or breaks a rule for packs; nothing was changed.
 
-    Check the spelling, or tell its author: docs/packs.md says what a pack must be.
+    Check the spelling, or tell the author of the pack: docs/packs.md has the rules.
     """
 
 
 class DamagedError(HotfixError):
-    """A data file of the installation cannot be read. Install trl_hotfix, or the pack that the file is of, again."""
+    """A data file of the installation cannot be read. Install trl_hotfix, or the pack that has the file, again."""
 
     def __init__(self, path: object, error: Exception, distribution: str = "trl_hotfix") -> None:
         super().__init__(f"{path} cannot be read ({type(error).__name__}: {error}); install {distribution} again")
 
 
 class ScriptError(HotfixError, ValueError):
-    """A file that was to be scanned is none that can be: not there, not Python, not YAML, of an unknown trainer.
+    """The file cannot be scanned: it is missing, is neither Python nor YAML, or is for an unknown trainer.
 
-    The message says what was expected and what was found.
+    The message tells what was expected and what was found.
     """
 
 
 class UnknownPatchError(HotfixError, LookupError):
-    """A patch id that is not in the catalogue was asked for; nothing was changed.
+    """A requested patch id is not in the catalogue; nothing was changed.
 
     Check the spelling against ``python -m trl_hotfix --list``.
     """
 
-    def __init__(self, unknown: Collection[str], known: Collection[str], where: str) -> None:
+    def __init__(self, unknown: Collection[str], known: Collection[str], source: str) -> None:
         self.unknown = tuple(sorted(unknown))
-        named = "; ".join(f"{name!r}{suggestion(name, known)}" for name in self.unknown[:MANY])
+        names = "; ".join(f"{name!r}{suggestion(name, known)}" for name in self.unknown[:MANY])
         if len(self.unknown) > MANY:
-            named += f"; and {len(self.unknown) - MANY} more"
-        super().__init__(f"unknown patch in {where}: {named}. `python -m trl_hotfix --list` shows every id.")
+            names += f"; and {len(self.unknown) - MANY} more"
+        super().__init__(f"unknown patch in {source}: {names}. `python -m trl_hotfix --list` shows every id.")
 
 
 class SettingError(HotfixError, ValueError):
-    """A setting, or an option of a patch, is unknown or has a value that means nothing; nothing was changed.
+    """A setting or an option of a patch is unknown or has an invalid value; nothing was changed.
 
-    The message says which there are.
+    The message lists the valid ones.
     """
 
 
 class NotAppliedError(HotfixError, RuntimeError):
-    """Strict mode: a patch that should be on cannot be, and whatever this step had put on was taken off again.
+    """Strict mode: a patch that should be on cannot be, and the patches that this step had put on are off again.
 
     The message names every such patch with its reason. Leave the patch out (``skip=``, ``TRL_HOTFIX_SKIP``), remove the
     cause, or run without strict mode to go on unpatched with a warning.
@@ -87,13 +87,13 @@ class NotAppliedError(HotfixError, RuntimeError):
 
 
 def plain(text: str) -> str:
-    """``text`` from outside, fit for a log and a terminal: its repr if it has line breaks or escape codes."""
+    """Return ``text`` in a form that is safe in logs and terminals: its repr if it has line breaks or escape codes."""
     return text if text.isprintable() else repr(text)
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """``; did you mean 'x'?`` for the known name that is most like ``name``, or an empty string."""
-    import difflib  # only who has made a mistake waits for it
+    """Return ``; did you mean 'x'?`` with the known name that is most like ``name``, or an empty string."""
+    import difflib  # It is imported only after a mistake, since it takes time.
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

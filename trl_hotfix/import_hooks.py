@@ -1,11 +1,10 @@
 """Call back when a module is about to be imported, or has finished importing.
 
-A finder of our own, since the leaf module (``trl.trainer.dpo_trainer``) must be caught after its last line ran and
-before anybody holds a name from it. wrapt's importer is lost on reload, ends the user's import when a hook raises,
-fires on half-initialised modules and hands over the discarded module of a lazy package.
+This is a finder of its own, since a module such as ``trl.trainer.dpo_trainer`` must be patched after its last line ran
+and before other code takes a name from it. wrapt's importer is lost on reload, ends the user's import when a hook
+raises, fires on half-initialised modules and passes on the discarded module of a lazy package.
 
-No lock is held while importing or while calling back. Only the standard library is imported: this runs at interpreter
-start.
+No lock is held during an import or a callback. Only the standard library is imported: this runs at interpreter start.
 """
 
 import sys
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 else:
-    # The same class. Importing `importlib` for it, which imports `warnings`, is a third of what a start takes.
+    # This is the same class. Importing it from `importlib`, which imports `warnings`, takes a third of a start.
     ModuleSpec = type(sys.__spec__)
 
 
 class Finder:
-    """A ``sys.meta_path`` finder that finds nothing itself: it lets the others find, and watches what they found."""
+    """A ``sys.meta_path`` finder that asks the other finders for the spec, and watches the module that they find."""
 
     def __init__(self) -> None:
         self._before: dict[str, Callable[[], None]] = {}
@@ -31,28 +30,29 @@ class Finder:
         self._busy: set[tuple[int, str]] = set()
 
     def before_import(self, name: str, callback: "Callable[[], None]") -> None:
-        """Call ``callback()`` before the first line of a module ``name`` runs, or when ``do_now(name)`` is called."""
+        """Call ``callback()`` before the first line of the module ``name`` runs, or in ``run_before_import(name)``."""
         self._before[name] = callback
         self._be_first()
 
-    def do_now(self, name: str) -> None:
-        """Do what was to be done before the import of ``name``, if it is still to be done."""
+    def run_before_import(self, name: str) -> None:
+        """Call the callback of ``before_import(name)`` now, if it has not been called yet."""
         callback, busy = self._before.get(name), (get_ident(), name)
         if callback is None or busy in self._busy:
             return
         self._busy.add(busy)
         try:
             callback()
-            # Only now: one that raised, as strict mode does, must raise again at the next import.
+            # A callback that raises, as in strict mode, stays: it must raise again at the next import.
             self._before.pop(name, None)
         finally:
             self._busy.discard(busy)
         self._leave_if_idle()
 
     def when_imported(self, name: str, callback: "Callable[[ModuleType], None]") -> None:
-        """Call ``callback(module)`` each time that ``name`` has been imported, reloads included.
+        """Call ``callback(module)`` after every import of ``name``, reloads included.
 
-        At once, if it is imported already; if its import is under way, in this thread or another, when that ends.
+        It is called at once if the module is imported already. If its import is under way, in this thread or another,
+        it is called when that ends.
         """
         self._imports[name] = callback
         self._be_first()
@@ -64,7 +64,7 @@ class Finder:
             callback(module)
 
     def forget(self, name: str) -> None:
-        """Undo ``when_imported``; the finder leaves ``sys.meta_path`` when nothing is left to wait for."""
+        """Undo ``when_imported``. The finder leaves ``sys.meta_path`` when it waits for no module any more."""
         self._imports.pop(name, None)
         self._leave_if_idle()
 
@@ -73,7 +73,7 @@ class Finder:
     ) -> "ModuleSpec | None":
         if fullname not in self._before and fullname not in self._imports:
             return None
-        # Other hooks find by asking all of sys.meta_path again, this finder included.
+        # Other hooks look for a spec by asking all of sys.meta_path again, this finder included.
         busy = (get_ident(), fullname)
         if busy in self._busy:
             return None
@@ -82,12 +82,12 @@ class Finder:
             spec = _find_elsewhere(self, fullname, path, target)
         finally:
             self._busy.discard(busy)
-        # Nothing is called back in here: the import system holds its one global lock while finders are asked, so that
-        # whoever waits in here for another thread, which itself is importing, waits for ever.
+        # No callback is called here: the import system holds its global lock while it asks the finders, so a callback
+        # that waited for another thread, which is importing itself, would wait for ever.
         if spec is not None and spec.loader is not None:
             try:
-                _around_execution(spec, self.do_now, self._notify)
-            # The first border, the import hook: a loader of a kind that nobody has thought of must not end the import.
+                _around_execution(spec, self.run_before_import, self._notify)
+            # A loader of an unexpected kind must not end the user's import.
             except Exception as error:
                 from .settings import warn
 
@@ -105,7 +105,7 @@ class Finder:
 
     def _leave_if_idle(self) -> None:
         if not self._before and not self._imports and self in sys.meta_path:
-            # A new list: the import system may be walking over the old one, and would skip the finder behind ours.
+            # This makes a new list: the import system may be iterating over the old one, and would skip a finder.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
@@ -115,9 +115,9 @@ FINDER = Finder()
 def _find_elsewhere(
     finder: Finder, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None"
 ) -> "ModuleSpec | None":
-    for other in list(sys.meta_path):
-        find_spec = getattr(other, "find_spec", None)
-        if other is finder or find_spec is None:
+    for candidate in list(sys.meta_path):
+        find_spec = getattr(candidate, "find_spec", None)
+        if candidate is finder or find_spec is None:
             continue
         spec: ModuleSpec | None = find_spec(fullname, path, target)
         if spec is not None:
@@ -128,7 +128,7 @@ def _find_elsewhere(
 def _around_execution(
     spec: "ModuleSpec", before: "Callable[[str], None]", notify: "Callable[[str, ModuleType], None]"
 ) -> None:
-    """Shadow ``exec_module`` on this loader instance, so that the loader stays what it is for everybody else."""
+    """Shadow ``exec_module`` on this loader instance, so that the class of the loader is not changed."""
     loader: Any = spec.loader
     execute = getattr(loader, "exec_module", None)
     if execute is None:
@@ -140,7 +140,7 @@ def _around_execution(
 
     def exec_module(module: "ModuleType") -> None:
         if getattr(module.__spec__, "name", None) != name:
-            execute(module)  # zipimport: one loader for many modules
+            execute(module)  # zipimport has one loader for many modules.
             return
         if vars(loader).get("exec_module") is exec_module:
             del loader.exec_module
@@ -151,7 +151,7 @@ def _around_execution(
         if type(module.__spec__) is not _WatchedSpec:
             notify(name, module)
 
-    def both(name: str, module: "ModuleType") -> None:
+    def before_and_notify(name: str, module: "ModuleType") -> None:
         before(name)
         notify(name, module)
 
@@ -159,8 +159,8 @@ def _around_execution(
     try:
         loader.exec_module = exec_module
     except AttributeError:
-        # Afterwards is better than not at all.
-        _watch(spec, both)
+        # This loader takes no attributes. Both callbacks are called after the import, which is better than not at all.
+        _watch(spec, before_and_notify)
 
 
 class _WatchedSpec(ModuleSpec):
@@ -182,29 +182,30 @@ class _WatchedSpec(ModuleSpec):
         self.__class__ = ModuleSpec  # type: ignore[assignment]
         notify = vars(self).pop("_trl_hotfix", None)
         module = sys.modules.get(self.name)
-        # A failed import has taken its module away by now.
+        # A failed import has already removed its module.
         if notify is None or module is None:
             return
         try:
             notify(self.name, module)
         except BaseException:
-            # As for any module whose execution fails: strict mode must raise again at the next import.
+            # The module is removed like any module whose execution fails: strict mode must raise at the next import.
             sys.modules.pop(self.name, None)
             raise
 
 
 def _watch(spec: "Any", notify: "Callable[[str, ModuleType], None]") -> None:
     """Have ``notify`` called when the import that uses ``spec`` ends."""
-    if type(spec) is ModuleSpec:  # else watched already, or a kind of somebody else's: a later apply() finds the module
+    # Any other type is watched already, or belongs to another library; then a later apply() finds the module.
+    if type(spec) is ModuleSpec:
         vars(spec)["_trl_hotfix"] = notify
         spec.__class__ = _WatchedSpec
 
 
 def _watch_to_the_end(spec: "Any", notify: "Callable[[str, ModuleType], None]") -> bool:
-    """The same for an import under way; False if it ended meanwhile and nobody has been called back."""
+    """Watch an import that is under way. Return False if it has ended without a call of ``notify``."""
     _watch(spec, notify)
     if type(spec) is not _WatchedSpec or spec._initializing:
         return True
-    # Between the caller's look and ours: whoever takes the mark off is the one to call back.
+    # The import may have ended since the caller's check. Only the thread that removes the mark calls back.
     spec.__class__ = ModuleSpec  # type: ignore[assignment]
     return vars(spec).pop("_trl_hotfix", None) is None

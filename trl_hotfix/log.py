@@ -1,4 +1,4 @@
-"""What a user sees without asking: one line for each patch that goes on, or that should and cannot."""
+"""The log that a user sees by default: one line for each patch that goes on, or that should go on and cannot."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ log = logging.getLogger("trl_hotfix")
 
 
 class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Standard error, unless the program has set up logging itself; says which rank speaks when there are several."""
+    """Write to standard error, unless the program has set up logging itself. With several ranks, name the rank."""
 
     def __init__(self) -> None:
         super().__init__()
         rank = os.environ.get("RANK")
-        # Into a format string, so nothing but a number.
-        who = f"trl_hotfix [rank {rank}]" if rank and rank.isdecimal() else "trl_hotfix"
-        self.setFormatter(logging.Formatter(f"{who}: %(levelname)s: %(message)s"))
+        # The rank becomes part of a format string, so only a number is accepted.
+        prefix = f"trl_hotfix [rank {rank}]" if rank and rank.isdecimal() else "trl_hotfix"
+        self.setFormatter(logging.Formatter(f"{prefix}: %(levelname)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -28,7 +28,7 @@ class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 @functools.cache
 def ensure_handler() -> None:
-    """What was patched must be seen without a line of logging set-up in the user's program."""
+    """Make the log visible in a program that does not set up logging."""
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
     if not log.handlers:

@@ -1,4 +1,4 @@
-"""The shared types. What crosses the border of a module is one of these, or made of them."""
+"""The types that the rooms of the package share. Modules exchange only these types and values made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 
 class Severity(str, Enum):
-    """What the bug does to a run, worst first."""
+    """The effect of a bug on a run, worst first."""
 
     WRONG_GRADIENT = "wrong-gradient"
     WRONG_LOSS = "wrong-loss"
@@ -25,7 +25,7 @@ class Severity(str, Enum):
 
 
 class State(str, Enum):
-    """Where a patch stands in this process."""
+    """The state of a patch in this process."""
 
     DISABLED = "disabled"
     RETIRED = "retired"
@@ -40,7 +40,7 @@ class State(str, Enum):
 
 
 class Reason(str, Enum):
-    """Why a patch stands there. The slugs are stable; docs/reference.md says what to do about each."""
+    """The reason for the state of a patch. The slugs are stable; docs/reference.md tells what to do about each."""
 
     SWITCHED_OFF = "switched-off"
     NOT_SELECTED = "not-selected"
@@ -79,20 +79,20 @@ DEGRADED = {
     *((State.DISPLACED, reason) for reason in Reason),
     *((State.UNREACHED, reason) for reason in Reason),
 }
-"""States of a patch that should be on here and is not: a WARNING by default, an exception under strict."""
+"""The states of a patch that should be on here and is not: a WARNING by default, an exception under strict."""
 
 Evidence = Mapping[str, Any]
-"""What was seen: JSON values only."""
+"""The observations behind a decision. The values are JSON values."""
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 """wrapt's protocol: ``wrapper(wrapped, instance, args, kwargs)``; in a patch that has options also ``options=``."""
 
 Options = Mapping[str, str]
-"""For each option of a patch, the choice that is taken."""
+"""The choice for each option of a patch."""
 
 
 class Verdict(str, Enum):
-    """What a self-test says about the release in front of it."""
+    """The verdict of a self-test on the installed release."""
 
     REPRODUCED = "reproduced"
     FIXED = "fixed"
@@ -100,9 +100,9 @@ class Verdict(str, Enum):
 
 
 class Outcome(Struct, frozen=True):
-    """The answer of a self-test: the verdict and the numbers it saw.
+    """The result of a self-test: the verdict and the numbers it measured.
 
-    ``absent`` is for a release in which the bug cannot show: other code stands there, or something fails before it.
+    ``absent`` is for a release in which the bug cannot occur: it has other code, or fails before it reaches the bug.
     """
 
     verdict: Verdict
@@ -113,13 +113,13 @@ class Outcome(Struct, frozen=True):
 
 
 SelfTest = Callable[[ModuleType], Outcome]
-"""``self_test(leaf)``: given the leaf module whose targets are tested, calls the real installed method.
+"""``self_test(module)`` calls the real installed methods of a module that has targets.
 
-In a patch that has options also ``options=``."""
+In a patch that has options it also takes ``options=``."""
 
 
 class Upstream(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where TRL's own thread and fix are: numbers of issues and pull requests, and the first fixed release."""
+    """The numbers of TRL's own issues and pull requests, and the first fixed release."""
 
     issue: int | tuple[int, ...] | None = None
     fix: int | tuple[int, ...] | None = None
@@ -148,17 +148,17 @@ class Target(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Option(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a user may choose in a patch: each choice with what it means, and the one that is taken otherwise."""
+    """An option of a patch: its choices, each with its meaning, and the default."""
 
     choices: Mapping[str, str]
     default: str
 
 
 class Hit(Struct, frozen=True, forbid_unknown_fields=True):
-    """One way into a bug: the trainers, by their names without ``Trainer``, and what their arguments are then.
+    """One way to hit a bug: the trainers, by their names without ``Trainer``, and the conditions on their arguments.
 
-    All of ``when`` must hold (see ``conditions``). ``depends`` is what no script says, so that nobody can tell from
-    one. ``trl`` narrows the patch's range, as for a target. ``*`` among the trainers is any of TRL's.
+    All conditions in ``when`` must hold (see ``conditions``). ``depends`` names a further condition that cannot be read
+    from a script. ``trl`` narrows the patch's range, as for a target. ``*`` among the trainers is any of TRL's.
     """
 
     trainers: tuple[str, ...]
@@ -171,8 +171,8 @@ class Hit(Struct, frozen=True, forbid_unknown_fields=True):
 class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     """One upstream bug and its repair, as declared in ``patches.yaml``.
 
-    ``not_repaired`` says what of the bug is left as it is. ``review_by`` is for a bug that is open in the newest
-    release: the day by which somebody looks whether it still is.
+    ``not_repaired`` describes the part of the bug that the patch leaves. ``review_by`` is for a bug that is open in the
+    newest release: the day by which newer releases are to be checked for it.
     """
 
     id: str
@@ -193,18 +193,18 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     hits: tuple[Hit, ...] = ()
 
     def chosen(self, options: Options) -> dict[str, str]:
-        """Every option of this patch, with the choice in ``options`` or else the default."""
+        """Return every option of this patch, with the choice in ``options`` or else the default."""
         return {name: options.get(name, option.default) for name, option in self.options.items()}
 
     def every_choice(self) -> list[dict[str, str]]:
-        """All combinations of choices, that of the defaults first; one empty combination where there are no options."""
-        first = self.chosen({})
-        every = itertools.product(*(option.choices for option in self.options.values()))
-        others = (dict(zip(self.options, choices, strict=True)) for choices in every)
-        return [first, *(each for each in others if each != first)]
+        """Return all combinations of choices, the defaults first. Without options there is one empty combination."""
+        defaults = self.chosen({})
+        products = itertools.product(*(option.choices for option in self.options.values()))
+        combinations = (dict(zip(self.options, choices, strict=True)) for choices in products)
+        return [defaults, *(combination for combination in combinations if combination != defaults)]
 
     def range_of(self, target: Target) -> str:
-        """The TRL versions in which ``target`` has the bug."""
+        """Return the range of TRL versions in which ``target`` has the bug."""
         return target.trl or self.trl
 
 

@@ -1,4 +1,4 @@
-"""What the variables of trl_hotfix mean. It is loaded at interpreter start: the standard library only."""
+"""Parse the variables of trl_hotfix. Only the standard library is imported: this is loaded at interpreter start."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ STRICT = "strict"
 
 
 def switch(value: str) -> str | None:
-    """Return ``"on"``, ``"off"`` or ``"strict"`` for a value of ``TRL_HOTFIX``; None for one that means nothing."""
+    """Return ``"on"``, ``"off"`` or ``"strict"`` for a value of ``TRL_HOTFIX``, or None if the value is invalid."""
     value = value.strip().lower()
     if value in ON:
         return "on"
@@ -22,7 +22,7 @@ def warn(message: str) -> None:
     """Print one line on standard error. ``logging`` and ``warnings`` take too long to load at interpreter start."""
     from contextlib import suppress
 
-    # Standard error may be closed or full, and may not take every character. That must not end the user's import.
+    # Standard error may be closed or full, or may not accept every character. That must not end the user's import.
     text = message.encode("ascii", "backslashreplace").decode()
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
@@ -37,7 +37,7 @@ def hook_problem() -> str | None:
         return "Python runs with -S, which skips every .pth file"
     if sys.flags.ignore_environment:
         return f"Python runs with {'-I' if sys.flags.isolated else '-E'}, which ignores environment variables"
-    # site lists no user directory while it is disabled, and reads none then.
+    # A disabled user directory must be left out: site does not read .pth files there.
     folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     if not any(os.path.isfile(os.path.join(folder, "trl_hotfix_autoapply.pth")) for folder in folders):
         return (

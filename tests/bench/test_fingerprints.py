@@ -31,7 +31,7 @@ def test_exactly_releases_with_buggy_bodies_are_in_range(patch: loading.Patch) -
     bodies = fingerprints.bodies()
     for release in layout.releases():
         for target in patch.targets:
-            buggy = bodies.what(patch.id, target.name, bodies.at(target.name, release)) == "buggy"
+            buggy = bodies.verdict(patch.id, target.name, bodies.at(target.name, release)) == "buggy"
             assert buggy == (target in gates.targets_for(patch, release)), (release, target.name)
 
 

@@ -32,7 +32,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Dec
     declared: list[Patch] = []
     monkeypatch.setattr(loading, "load", lambda: tuple(declared))
     monkeypatch.setattr(
-        fingerprints, "bodies", lambda: SimpleNamespace(what=lambda *seen: "buggy", at=lambda *seen: None)
+        fingerprints, "bodies", lambda: SimpleNamespace(verdict=lambda *seen: "buggy", at=lambda *seen: None)
     )
 
     def one(

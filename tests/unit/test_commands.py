@@ -132,7 +132,7 @@ def test_doctor_says_that_0_turns_everything_off() -> None:
 def test_doctor_knows_every_variable_that_the_code_reads() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (CHECKOUT / "trl_hotfix").rglob("*.py")]
     used = {name for text in sources for name in re.findall(r"TRL_HOTFIX(?:_[A-Z]+)+\b", text)}
-    problems = {name: variables._wrong(name, "", (), ()) or "" for name in used}
+    problems = {name: variables._problem(name, "", (), ()) or "" for name in used}
     assert [name for name, problem in problems.items() if problem.startswith("trl_hotfix has no")] == []
 
 

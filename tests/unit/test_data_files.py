@@ -76,7 +76,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
             its.setattr(data_files, "PACKAGE", folder)
             its.setattr(evidence, "proven", evidence.proven.__wrapped__)
             its.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
-            what = fingerprints.bodies.__wrapped__().what(PATCH.id, TARGET, "c1:0")
+            what = fingerprints.bodies.__wrapped__().verdict(PATCH.id, TARGET, "c1:0")
             evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
             return what, evidence.in_words(PATCH)
 

@@ -689,10 +689,10 @@ def test_what_comes_before_is_done_at_once_when_it_is_asked_for_and_not_again(
 
     def callback() -> None:
         events.append("before")
-        finder.do_now("hook_leaf")  # as apply() does, which this calls
+        finder.run_before_import("hook_leaf")  # as apply() does, which this calls
 
     finder.before_import("hook_leaf", callback)
-    finder.do_now("hook_leaf")
+    finder.run_before_import("hook_leaf")
     importlib.import_module("hook_leaf")
     assert events == ["before"]
     assert finder not in sys.meta_path

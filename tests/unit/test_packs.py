@@ -155,9 +155,9 @@ def test_a_pack_says_nothing_of_our_patches(install: Install) -> None:
     trl_hotfix.apply(packs="acme")
     ours = "moe-aux-loss-lost-under-deepspeed"
     target = "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss"
-    assert fingerprints.bodies_for(ID).what(ID, target, BODY) == "buggy"
-    assert fingerprints.bodies_for(ID).what(ours, target, BODY) is None
-    assert fingerprints.bodies_for(ours).what(ours, target, BODY) is None
+    assert fingerprints.bodies_for(ID).verdict(ID, target, BODY) == "buggy"
+    assert fingerprints.bodies_for(ID).verdict(ours, target, BODY) is None
+    assert fingerprints.bodies_for(ours).verdict(ours, target, BODY) is None
 
 
 def test_damaged_fingerprints_of_a_pack_leave_its_patch_off_and_name_the_pack(install: Install) -> None:

@@ -1,6 +1,6 @@
-"""The catalogue: ``patches.yaml`` and what is on record of its patches, read and checked.
+"""The catalogue: ``patches.yaml`` and the evidence on record for its patches, read and checked.
 
-``loading`` gives the patches, ``parsing``, ``yaml_nodes`` and ``checks`` make them, with every mistake at once;
+``loading`` returns the patches. ``parsing``, ``yaml_nodes`` and ``checks`` build them and report every mistake at once.
 ``conditions`` is the language of ``hits``; ``modules`` finds the code of a patch; ``packs`` are the patches of third
-parties; ``evidence`` is what the bench has seen, and ``data_files`` where all of it lies.
+parties; ``evidence`` holds the results of the proof bench, and ``data_files`` the paths of all these files.
 """

@@ -1,4 +1,4 @@
-"""What an entry with the right types can still get wrong."""
+"""Check an entry whose types are right: ids, ranges, targets, hits, and the functions in its module."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
 
 
 def check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
-    """What a well-typed entry can still get wrong."""
+    """Yield every mistake in an entry whose types are right."""
     if not ID.match(patch.id):
         yield Mistake(line_of("id"), f"id {patch.id!r} is not lower-case words joined by '-'")
     if patch.revision < 1:
         yield Mistake(line_of("revision"), f"revision {patch.revision} is less than 1")
     yield from _check_range(patch.trl, "trl", line_of("trl"))
     yield from _check_review(patch, line_of)
-    for distribution, wanted in patch.requires.items():
-        yield from _check_range(wanted, f"requires {distribution}", line_of("requires", distribution))
+    for distribution, specifiers in patch.requires.items():
+        yield from _check_range(specifiers, f"requires {distribution}", line_of("requires", distribution))
     if patch.upstream.fixed_in is not None:
         try:
             Version(patch.upstream.fixed_in)
@@ -56,7 +56,7 @@ def check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mist
 
 
 def _check_option(name: str, option: Option, line_of: Callable[..., int]) -> Iterator[Mistake]:
-    # They stand in environment variables and in the names of pickled functions.
+    # Options and choices are written in environment variables and in the names of pickled functions.
     for word in (name, *option.choices):
         if not CHOICE.match(word):
             yield Mistake(line_of("choices", word), f"{word!r} is not lower-case words joined by '-' or '_'")
@@ -90,13 +90,13 @@ def _check_hit(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
     for role, text in (("symptom", hit.symptom), ("depends", hit.depends)):
         if text is not None and not text.strip():
             yield Mistake(line_of(role), f"{role} is empty")
-    for name, wanted in hit.when.items():
+    for name, condition in hit.when.items():
         line = line_of("when", name)
         if not conditions.NAME.match(name):
             yield Mistake(line, f"when: {name!r} is not the name of an argument, such as packing or model.adapter_name")
-        wrong = conditions.validation_error(wanted)
-        if wrong is not None:
-            yield Mistake(line, f"when: {name}: {wrong}")
+        error = conditions.validation_error(condition)
+        if error is not None:
+            yield Mistake(line, f"when: {name}: {error}")
     if hit.trl is not None:
         yield from _check_range(hit.trl, "trl", line_of("trl"))
 
@@ -109,7 +109,7 @@ def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:
 
 
 def _check_review(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
-    """A range without an end claims releases that nobody has seen, so it says when somebody looks again."""
+    """Require ``review_by`` for a range without an end, which claims releases that nobody has tested yet."""
     try:
         open_ended = SpecifierSet(patch.trl).contains("999999")
     except InvalidSpecifier:
@@ -131,8 +131,7 @@ def _check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> It
             yield missing
             return
         module = import_module(name)
-    # A third border where anything may come: the top level of a patch's module is code, and a mistake in it is one of
-    # the catalogue.
+    # The top level of a patch's module is code that may raise anything. Such an error is a mistake in the catalogue.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             yield missing
@@ -140,22 +139,22 @@ def _check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> It
             yield Mistake(line_of("id"), f"{name} cannot be imported: {type(error).__name__}: {error}")
         return
     functions = {key: value for key, value in vars(module).items() if isinstance(value, types.FunctionType)}
-    here = {key for key, value in functions.items() if value.__module__ == name}
-    named = [("self_test", patch.self_test, line_of("self_test"))]
+    defined = {key for key, value in functions.items() if value.__module__ == name}
+    references = [("self_test", patch.self_test, line_of("self_test"))]
     for index, target in enumerate(patch.targets):
-        named.append(("wrapper", target.wrapper, line_of("targets", index, "wrapper")))
-    for role, wanted, line in named:
-        if wanted not in here:
-            yield Mistake(line, f"{role}: {name} has no function {wanted!r}{suggestion(wanted, here)}")
-        elif ("options" in inspect.signature(functions[wanted]).parameters) != bool(patch.options):
-            found = "which the entry declares" if patch.options else "and the entry declares none"
+        references.append(("wrapper", target.wrapper, line_of("targets", index, "wrapper")))
+    for role, function_name, line in references:
+        if function_name not in defined:
+            yield Mistake(line, f"{role}: {name} has no function {function_name!r}{suggestion(function_name, defined)}")
+        elif ("options" in inspect.signature(functions[function_name]).parameters) != bool(patch.options):
+            declared = "which the entry declares" if patch.options else "and the entry declares none"
             takes = "does not take" if patch.options else "takes"
-            yield Mistake(line, f"{role}: {name}.{wanted} {takes} options, {found}")
+            yield Mistake(line, f"{role}: {name}.{function_name} {takes} options, {declared}")
 
 
 def _belongs(spec: ModuleSpec | None, pack: str) -> bool:
-    """Is the module a file that the pack's distribution has installed, where a patch's module belongs?"""
+    """Return whether the module is a file in the pack's ``patches`` folder that its distribution has installed."""
     if spec is None or spec.origin is None:
         return False
-    its = packs.find(pack).file("patches", f"{spec.name.rpartition('.')[2]}.py")
-    return its is not None and Path(spec.origin).is_file() and its.samefile(spec.origin)
+    installed_file = packs.find(pack).file("patches", f"{spec.name.rpartition('.')[2]}.py")
+    return installed_file is not None and Path(spec.origin).is_file() and installed_file.samefile(spec.origin)

@@ -39,7 +39,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Kind(Enum):
-    """What is known about an argument."""
+    """The kinds of what a script tells about an argument."""
 
     UNSET = "not given"
     LITERAL = "a literal"
@@ -48,10 +48,10 @@ class Kind(Enum):
 
 
 class Argument(Struct, frozen=True):
-    """What a script tells about one argument.
+    """One argument of a trainer, as far as the script tells it.
 
     ``made_by`` has the dotted names of the classes or functions that make an object; ``complete`` is False if there may
-    be others. ``reason`` is why the argument is unknown.
+    be more. ``reason`` tells why the argument is unknown.
     """
 
     kind: Kind
@@ -102,7 +102,7 @@ def validation_error(condition: Any) -> str | None:
 
 
 def evaluate(condition: Any, argument: Argument, lookup: Lookup) -> bool | None:
-    """Does the condition hold for ``argument``? None: the script does not tell.
+    """Return whether the condition holds for ``argument``, or None if the script does not tell.
 
     ``lookup`` returns another argument of the same trainer.
     """
@@ -150,18 +150,18 @@ def _compares_with(sign: str, right: str, argument: Argument, lookup: Lookup) ->
     if argument.kind is Kind.UNSET or value is None:
         return False
     if right.startswith("@"):
-        other = lookup(right[1:])
-        if other.kind is not Kind.LITERAL:
-            return False if other.kind is Kind.UNSET else None
-        return _compare(sign, value, other.value)
+        second = lookup(right[1:])
+        if second.kind is not Kind.LITERAL:
+            return False if second.kind is Kind.UNSET else None
+        return _compare(sign, value, second.value)
     values = value if isinstance(value, (list, tuple)) else [value]
     return any(_compare(sign, element, right) for element in values)
 
 
-def _compare(sign: str, left: Any, right: Any) -> bool:
+def _compare(sign: str, value: Any, bound: Any) -> bool:
     try:
         # YAML reads 1e-5 as text.
-        return _OPERATORS[sign](_number(left), _number(right))
+        return _OPERATORS[sign](_number(value), _number(bound))
     except TypeError:
         return False
 

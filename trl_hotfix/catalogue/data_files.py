@@ -1,4 +1,4 @@
-"""Where the data of this package lie, and how a file of them is read."""
+"""The paths of this package's data files, and a function to read one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 def checkout() -> Path | None:
     """Return the checkout that this package is run from, or None if it is an installed one."""
     folder = PACKAGE.parent
-    marks = ("pyproject.toml", "patches.yaml")
-    return folder if all((folder / name).is_file() for name in marks) else None
+    markers = ("pyproject.toml", "patches.yaml")
+    return folder if all((folder / name).is_file() for name in markers) else None
 
 
 def manifest() -> Path:
@@ -39,6 +39,6 @@ def decoded(path: Path, kind: Any, distribution: str = "trl_hotfix") -> Any:
     """Return the content of a JSON file of the package, or of a pack, as ``kind``. Raises ``DamagedError``."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    # Up to 0.20, what msgspec raises is no ValueError.
+    # Up to 0.20, msgspec's errors are not ValueErrors.
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise DamagedError(path, error, distribution) from error

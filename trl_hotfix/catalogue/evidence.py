@@ -1,7 +1,7 @@
-"""What the proof bench has seen, in words.
+"""The results of the proof bench, and a summary of them in words.
 
-``proven.json`` has the releases that each patch was seen to repair; ``evidence.json``, which is the evidence whole, is
-read for the trainings alone: it is megabytes, and ``--list`` does without.
+``proven.json`` has the releases on which each patch was proven. ``evidence.json`` has all the evidence; it is megabytes
+long and is read for the trainings alone, so that ``--list`` does not need it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _Version = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
 
 
 class Proven(TypedDict):
-    """The releases, oldest first, on which this revision of a patch was seen red, green and red."""
+    """The releases, oldest first, on which this revision of a patch was red, green and red."""
 
     revision: int
     releases: list[_Version]
 
 
 class Proof(TypedDict):
-    """What the proof of a patch said on one release: ``runs`` has, for each training run, its verdict and numbers."""
+    """The result of a patch's proof on one release. ``runs`` has the verdict and the numbers of each training run."""
 
     patch: str
     revision: int
@@ -39,7 +39,7 @@ class Proof(TypedDict):
 
 
 class Parity(TypedDict):
-    """How far the patched release is from the first fixed one: the differences of the loss and of the gradients."""
+    """The differences of loss and gradients between the patched release and the first fixed one."""
 
     patch: str
     release: _Version
@@ -56,41 +56,42 @@ class _Trainings(TypedDict):
 
 @functools.cache
 def proven() -> Mapping[str, Proven]:
-    """By patch, what the self-tests have proven. Raises ``DamagedError``."""
-    found: Mapping[str, Proven] = decoded(data_file("proven.json"), dict[str, Proven])
-    return found
+    """Return what the self-tests have proven, by patch. Raises ``DamagedError``."""
+    by_patch: Mapping[str, Proven] = decoded(data_file("proven.json"), dict[str, Proven])
+    return by_patch
 
 
 @functools.cache
 def trainings() -> _Trainings:
-    """The proofs on record and the comparisons with fixed releases. Raises ``DamagedError``.
+    """Return the proofs on record and the comparisons with fixed releases. Raises ``DamagedError``.
 
-    There are none where the package was built without them.
+    Both are empty in a package that was built without the evidence file.
     """
     path = evidence_file()
-    read: _Trainings = decoded(path, _Trainings) if path.is_file() else {"proofs": [], "parity": []}
-    return read
+    recorded: _Trainings = decoded(path, _Trainings) if path.is_file() else {"proofs": [], "parity": []}
+    return recorded
 
 
 def proven_on(patch: Patch) -> tuple[str, ...]:
-    """The releases, oldest first, on which ``patch`` as it is now was seen red, green and red."""
-    its = proven().get(patch.id)
-    return tuple(its["releases"]) if its is not None and its["revision"] == patch.revision else ()
+    """Return the releases, oldest first, on which the current revision of ``patch`` was red, green and red."""
+    recorded = proven().get(patch.id)
+    return tuple(recorded["releases"]) if recorded is not None and recorded["revision"] == patch.revision else ()
 
 
 def proofs_of(patch: Patch) -> list[Proof]:
-    """What trainings on real releases have shown of ``patch`` as it is now, oldest release first."""
-    its = (each for each in trainings()["proofs"] if each["patch"] == patch.id and each["revision"] == patch.revision)
-    return sorted(its, key=lambda each: (Version(each["release"]), each["stack"]))
+    """Return the proofs of the current revision of ``patch`` on real releases, oldest release first."""
+    proofs = trainings()["proofs"]
+    current = (proof for proof in proofs if proof["patch"] == patch.id and proof["revision"] == patch.revision)
+    return sorted(current, key=lambda proof: (Version(proof["release"]), proof["stack"]))
 
 
 def parity_of(patch: Patch) -> list[Parity]:
-    """The comparisons with the first fixed release."""
-    return [each for each in trainings()["parity"] if each["patch"] == patch.id]
+    """Return the comparisons of ``patch`` with the first fixed release."""
+    return [parity for parity in trainings()["parity"] if parity["patch"] == patch.id]
 
 
 def in_words(patch: Patch) -> str:
-    """``proven on 0.11.0 ... 0.11.4 (5 releases)``, or that nothing is on record."""
+    """Return ``proven on 0.11.0 ... 0.11.4 (5 releases)``, ``not proven yet``, or the release of the patch's pack."""
     if pack := packs.pack_of(patch.id):
         return f"of {packs.find(pack).release}"
     releases = proven_on(patch)

@@ -1,4 +1,4 @@
-"""``patches.yaml``, ours and those of packs, as ``tuple[Patch, ...]``."""
+"""Load the ``patches.yaml`` of this package and those of packs, as ``tuple[Patch, ...]``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def load() -> tuple[Patch, ...]:
 
 
 def known(names: Iterable[str]) -> tuple[Patch, ...]:
-    """Return our patches, and those of the packs of these names. Raises ``CatalogueError``, ``PackError``."""
+    """Return the package's own patches and those of the named packs. Raises ``CatalogueError``, ``PackError``."""
     return load() + tuple(patch for name in names for patch in of_pack(name))
 
 
 @functools.cache
 def of_pack(name: str) -> tuple[Patch, ...]:
-    """Return the patches of a pack, with the ids ``name/id``. Its modules are imported, as ours are."""
+    """Return the patches of a pack, with the ids ``name/id``. The modules of the patches are imported."""
     pack = packs.find(name)
     path = pack.file("patches.yaml")
     if path is None:

@@ -1,4 +1,4 @@
-"""From the id of a patch to the module that holds its wrappers and its self-test."""
+"""Find the module that holds the wrappers and the self-test of a patch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PATCH_MODULES: set[str] = set()
 
 
 def module_of(patch_id: str) -> str:
-    """Return the name of the module that holds the wrappers and the self-test of a patch. The id is all they share."""
-    pack, _, own = patch_id.rpartition("/")
+    """Return the name of the module that holds the wrappers and the self-test of a patch. It is made from the id."""
+    pack, _, name = patch_id.rpartition("/")
     package = packs.find(pack).package if pack else __package__.partition(".")[0]
-    return f"{package}.patches.{own.replace('-', '_')}"
+    return f"{package}.patches.{name.replace('-', '_')}"
 
 
 def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]:
-    """Return a wrapper or the self-test of ``patch`` by its name in the catalogue, with the user's choices if any."""
+    """Return a wrapper or the self-test of ``patch`` by its name in the catalogue, bound to the user's options."""
     module = import_module(module_of(patch.id))
     PATCH_MODULES.add(module.__name__)
     function: Callable[..., Any] = getattr(module, name)

@@ -1,4 +1,4 @@
-"""From the text of a ``patches.yaml`` to patches: every mistake at once, each with its line."""
+"""Parse the text of a ``patches.yaml`` into patches, or report every mistake in it with its line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .yaml_nodes import Node, compose, kind_of, line_finder
 
 
 def parse(text: str, path: str, pack: str = "") -> tuple[Patch, ...]:
-    """The patches that ``text`` declares. Raises ``CatalogueError`` with every mistake in it."""
+    """Return the patches that ``text`` declares. Raises ``CatalogueError`` with every mistake in it."""
     mistakes: list[Mistake] = []
     patches = list(_patches(text, mistakes, pack))
     if mistakes:
-        # A text that ends too early is said to be wrong on the line after its last.
+        # libyaml reports a text that ends too early on the line after the last one.
         last = len(text.splitlines()) or 1
-        raise CatalogueError(path, [Mistake(min(each.line, last), each.message) for each in mistakes])
+        raise CatalogueError(path, [Mistake(min(mistake.line, last), mistake.message) for mistake in mistakes])
     return tuple(patches)
 
 
@@ -35,41 +35,44 @@ def _patches(text: str, mistakes: list[Mistake], pack: str) -> Iterator[Patch]:
     if not isinstance(root.value, list):
         mistakes.append(Mistake(root.line, f"expected a list of patches, found {kind_of(root.value)}"))
         return
-    seen: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     for node in root.value:
         patch = _build(node, Patch, "patch", mistakes)
         line_of = line_finder(node)
-        named = node.value.get("id") if isinstance(node.value, dict) else None
-        if named is not None and isinstance(named.value, str):
-            if named.value in seen:
-                message = f"duplicate id {named.value!r}, first used on line {seen[named.value]}"
-                mistakes.append(Mistake(named.line, message))
-            seen.setdefault(named.value, named.line)
+        id_node = node.value.get("id") if isinstance(node.value, dict) else None
+        if id_node is not None and isinstance(id_node.value, str):
+            if id_node.value in first_lines:
+                message = f"duplicate id {id_node.value!r}, first used on line {first_lines[id_node.value]}"
+                mistakes.append(Mistake(id_node.line, message))
+            first_lines.setdefault(id_node.value, id_node.line)
         if patch is not None:
             mistakes.extend(check(patch, line_of, pack))
             yield patch
 
 
-def _build(node: Node, cls: Any, what: str, mistakes: list[Mistake]) -> Any:
-    """An instance of the struct ``cls`` from ``node``, or None after saying all that is wrong with it."""
+def _build(node: Node, cls: Any, noun: str, mistakes: list[Mistake]) -> Any:
+    """Return an instance of the struct ``cls`` made from ``node``, or None after adding its mistakes to ``mistakes``.
+
+    ``noun`` names the struct in messages.
+    """
     if not isinstance(node.value, dict):
-        mistakes.append(Mistake(node.line, f"expected {_a(what)} (a mapping), found {kind_of(node.value)}"))
+        mistakes.append(Mistake(node.line, f"expected {_a(noun)} (a mapping), found {kind_of(node.value)}"))
         return None
-    # msgspec stops at the first mistake and knows no lines: for an entry that has one, each value is looked at.
+    # msgspec stops at the first mistake and knows no lines. An entry with a mistake is checked value by value.
     with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert(node.plain(), cls)
     before = len(mistakes)
-    known = {each.name: each for each in fields(cls)}
+    known = {field.name: field for field in fields(cls)}
     for key in node.value:
         if key not in known:
-            message = f"unknown key {key!r} in {_a(what)}{suggestion(key, known)}"
+            message = f"unknown key {key!r} in {_a(noun)}{suggestion(key, known)}"
             mistakes.append(Mistake(node.key_lines[key], message))
     values = {}
-    for name, each in known.items():
+    for name, field in known.items():
         if name in node.value:
-            values[name] = _value(node.value[name], each.type, name, mistakes)
-        elif each.required:
-            mistakes.append(Mistake(node.line, f"the {what} lacks {name!r}"))
+            values[name] = _value(node.value[name], field.type, name, mistakes)
+        elif field.required:
+            mistakes.append(Mistake(node.line, f"the {noun} lacks {name!r}"))
     return cls(**values) if len(mistakes) == before else None
 
 
@@ -78,10 +81,10 @@ def _value(node: Node, hint: Any, name: str, mistakes: list[Mistake]) -> Any:
         return _build(node, hint, name, mistakes)
     item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
     if _is_struct(item) and isinstance(node.value, list):
-        return tuple(_build(each, item, name.removesuffix("s"), mistakes) for each in node.value)
+        return tuple(_build(child, item, name.removesuffix("s"), mistakes) for child in node.value)
     item = typing.get_args(hint)[1] if typing.get_origin(hint) is Mapping else None
     if _is_struct(item) and isinstance(node.value, dict):
-        return {key: _build(each, item, name.removesuffix("s"), mistakes) for key, each in node.value.items()}
+        return {key: _build(child, item, name.removesuffix("s"), mistakes) for key, child in node.value.items()}
     try:
         return msgspec.convert(node.plain(), type=hint)
     except msgspec.ValidationError as error:
@@ -99,5 +102,5 @@ def _is_struct(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
-def _a(what: str) -> str:
-    return f"an {what}" if what[0] in "aeiou" else f"a {what}"
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

@@ -1,4 +1,4 @@
-"""YAML as nodes that know their lines, so that every mistake in a catalogue can be named with its line."""
+"""Read YAML as nodes that know their lines, so that every mistake in a catalogue is reported with its line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _line(event: Any) -> int:
 
 
 def _node(event: Any, events: Iterator[Any], depth: int, unwanted: list[Mistake], mistakes: list[Mistake]) -> Node:
-    """The value that begins with ``event``. ``unwanted``: aliases and tags, for which a catalogue has no use."""
+    """Return the value that begins with ``event``. Aliases and tags, which are not allowed, go to ``unwanted``."""
     line = _line(event)
     if isinstance(event, yaml.AliasEvent):
         unwanted.append(Mistake(line, f"an alias (*{event.anchor}); write the value out where it is used"))
@@ -103,13 +103,12 @@ def _scalar(event: Any, mistakes: list[Mistake]) -> Any:
     if tag == "tag:yaml.org,2002:str":
         return event.value
     try:
-        # Construction alone, by the safe constructor: it refuses tags that name Python objects. Not a whole loader,
-        # which would begin to scan an empty text for each value.
+        # The safe constructor refuses tags that name Python objects. A loader would scan an empty text for each value.
         node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
         return yaml.constructor.SafeConstructor().construct_object(node)
     except yaml.MarkedYAMLError as error:
         mistakes.append(Mistake(_line(event), f"not a plain value: {error.problem or error}"))
-    except ValueError as error:  # a date that is none, such as 2026-02-31
+    except ValueError as error:  # An impossible date, such as 2026-02-31.
         mistakes.append(Mistake(_line(event), f"not a plain value: {error}"))
     return None
 
@@ -118,7 +117,7 @@ _RESOLVER: Any = yaml.resolver.Resolver()
 
 
 def line_finder(node: Node) -> Callable[..., int]:
-    """Return ``line_of``: ``line_of("targets", 0, "module")`` is the line of that value, or of the one around it."""
+    """Return ``line_of``: ``line_of("targets", 0, "module")`` is the line of that value, or of its nearest parent."""
 
     def line_of(*steps: str | int) -> int:
         at = node

@@ -1,4 +1,4 @@
-"""One module a command, of its name: ``command`` is what click runs, ``Answer`` the shape of what ``--json`` prints.
+"""The command line: each command has a module of its name, with the click ``command`` and the ``Answer`` of ``--json``.
 
-``main`` is the command line, ``common`` what commands share.
+``main`` is the entry point; ``common`` has the exit codes and options that commands share.
 """

@@ -1,4 +1,4 @@
-"""What commands share: exit codes, options, and the names of releases and trainers that a user gives."""
+"""The exit codes and options that commands share, and the parsing of releases and trainers that a user names."""
 
 from __future__ import annotations
 
@@ -26,32 +26,35 @@ class Exit(IntEnum):
     NO_TRL = 4
 
 
-def release(wanted: str) -> str:
-    """A release of TRL, as it is spelt; also one that is newer or older than all that were looked at, and a fork."""
+def release(text: str) -> str:
+    """Return the release of TRL that ``text`` names, in its own spelling.
+
+    Forks, and releases newer or older than all those on record, are accepted too.
+    """
     try:
-        version = Version(wanted)
+        version = Version(text)
     except InvalidVersion:
-        raise click.UsageError(f"--trl: {wanted!r} is not a version such as 0.12.2") from None
+        raise click.UsageError(f"--trl: {text!r} is not a version such as 0.12.2") from None
     known = bodies().releases
-    if versions.is_unreleased(wanted) or wanted in known or version > Version(known[-1]) or version < Version(known[0]):
-        return wanted
-    spelt = [each for each in known if Version(each) == version]
-    if spelt:
-        return spelt[0]
-    raise click.UsageError(f"--trl: there is no TRL {wanted}{suggestion(wanted, known)}")
+    if versions.is_unreleased(text) or text in known or version > Version(known[-1]) or version < Version(known[0]):
+        return text
+    equal = [name for name in known if Version(name) == version]
+    if equal:
+        return equal[0]
+    raise click.UsageError(f"--trl: there is no TRL {text}{suggestion(text, known)}")
 
 
-def trainer(wanted: str, patches: Iterable[Patch]) -> str:
-    """``dpo``, ``DPO`` or ``DPOTrainer`` as the patches have it: ``DPO``."""
-    known = {each for patch in patches for hit in patch.hits for each in hit.trainers} - {"*"}
-    name = wanted.lower().removesuffix("trainer")
-    for each in known:
-        if each.lower() == name:
-            return each
-    there = suggestion(name.upper(), known) or f"; of {', '.join(sorted(known))}"
-    raise click.UsageError(f"--trainer: no trainer {wanted!r} is known{there}")
+def trainer(text: str, patches: Iterable[Patch]) -> str:
+    """Return the name that patches use for ``dpo``, ``DPO`` or ``DPOTrainer``, which is ``DPO``."""
+    known = {name for patch in patches for hit in patch.hits for name in hit.trainers} - {"*"}
+    lower_case = text.lower().removesuffix("trainer")
+    for name in known:
+        if name.lower() == lower_case:
+            return name
+    hint = suggestion(lower_case.upper(), known) or f"; of {', '.join(sorted(known))}"
+    raise click.UsageError(f"--trainer: no trainer {text!r} is known{hint}")
 
 
 def unsupported(trl: str | None) -> bool:
-    """Is no TRL installed, or one that is too old?"""
+    """Return whether no TRL is installed, or one that is too old."""
     return trl is None or not versions.SUPPORTED.contains(trl, prereleases=True)

@@ -1,4 +1,4 @@
-"""``fingerprint``: a TRL release that is not installed, against the bodies on record."""
+"""``fingerprint`` compares a TRL release that is not installed with the bodies on record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Word = Literal["matches", "fixed", "no bug", "unknown body", "gone"]
 
 
 class Compared(TypedDict):
-    """One target of a patch in the release: its body, what that says, and the last release with the same one."""
+    """One target of a patch in the release: its body, the verdict on it, and the last release with the same body."""
 
     patch: str
     target: str
@@ -60,35 +60,35 @@ def command(path: Path, as_data: bool, packs: str | None) -> int:
     except NotATrlError as error:
         raise click.ClickException(str(error)) from None
     patches = loading.known(named(packs, os.environ))
-    found = [_compared(release, patch, target) for patch in patches for target in patch.targets]
+    rows = [_compared(release, patch, target) for patch in patches for target in patch.targets]
     if as_data:
-        answer: Answer = {"trl_hotfix": __version__, "trl": release.version, "targets": found}
+        answer: Answer = {"trl_hotfix": __version__, "trl": release.version, "targets": rows}
         click.echo(json.dumps(answer, indent=2))
     else:
         view = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"TRL {release.version}", title_justify="left")
         for column in ("patch", "target", "in range", "body", "says", "same as"):
             view.add_column(column, overflow="fold")
-        for each in found:
-            view.add_row(*map(_word, each.values()))
+        for row in rows:
+            view.add_row(*map(_word, row.values()))
         show(view)
-    unsure = any(each["in_range"] and each["says"] in ("unknown body", "gone") for each in found)
+    unsure = any(row["in_range"] and row["says"] in ("unknown body", "gone") for row in rows)
     return Exit.DEGRADED if unsure else Exit.FINE
 
 
 def _compared(release: Release, patch: Patch, target: Target) -> Compared:
-    """One target in ``release``, against the bodies on record."""
+    """Compare one target in ``release`` with the bodies on record."""
     body = release.body(target.module, target.attribute)
     known = bodies_for(patch.id)
-    what = known.what(patch.id, target.name, body)
+    verdict = known.verdict(patch.id, target.name, body)
     words: dict[str | None, Word] = {"buggy": "matches", "fixed": "fixed", "absent": "no bug"}
-    same = known.releases_with(target.name, body)
+    releases = known.releases_with(target.name, body)
     return {
         "patch": patch.id,
         "target": target.name,
         "in_range": versions.in_range(release.version, patch.range_of(target)),
         "body": body,
-        "says": "gone" if body is None else words.get(what, "unknown body"),
-        "same_as": same[-1] if same else None,
+        "says": "gone" if body is None else words.get(verdict, "unknown body"),
+        "same_as": releases[-1] if releases else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""``freeze``: the set of repairs that would be on here, as a file."""
+"""``freeze`` writes the set of patches that would be on here to a file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Frozen(TypedDict):
 
 class _WithPacks(TypedDict, total=False):
     packs: dict[str, str]
-    """Only where a patch is of a pack of third parties: the pack, and its distribution and version."""
+    """The distribution and version of each pack of third parties. It is present only if a patch is of a pack."""
 
 
 class Answer(_WithPacks):
-    """The file, and what is printed without one."""
+    """The content of the file, which is printed if no file is named."""
 
     trl_hotfix: str
     trl: str
@@ -63,11 +63,11 @@ def command(path: Path | None, force: bool, packs: str | None) -> int:
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """The whole file or none: who reads it meanwhile finds what was there before. Raises ``OSError``."""
+    """Write the complete file or nothing. Until then a reader finds the earlier content. Raises ``OSError``."""
     if path.is_dir():
         raise IsADirectoryError(None, "it is a folder")
     if not force:
-        # Takes the name, so that another process that writes it at this moment does not lose its file.
+        # This reserves the name, so that another process that writes the file at this moment does not lose it.
         path.open("x").close()
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

@@ -1,4 +1,4 @@
-"""``list``: every patch, and whether it applies here."""
+"""``list`` shows every patch, and whether it applies here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..catalogue.packs import named
 from ..matching import gates, versions
 from ..matching.fingerprints import bodies
 from ..model import Reason, Severity, State
-from ..patching.engine import ENGINE
+from ..patching.previews import preview
 from ..reporting.report import PatchStatus, Report
 from ..reporting.table import show, table
 from ..selection.selection import Selection
 from .common import Exit, release, trainer, unsupported, with_packs
 
-SEVERITIES = [each.value for each in Severity]
+SEVERITIES = [severity.value for severity in Severity]
 
 
 class Upstream(TypedDict):
@@ -44,7 +44,7 @@ class Target(TypedDict):
 
 
 class Listed(TypedDict):
-    """One patch, and where it stands here. `evidence` depends on the reason; `review_by` is a day, or null.
+    """One patch and its state here. `evidence` depends on the reason; `review_by` is a day, or null.
 
     `not_repaired` is the part of the bug that the patch leaves as it is, or null.
     """
@@ -73,21 +73,21 @@ class _Report(TypedDict):
 
 
 class Answer(_Report, total=False):
-    """Every patch. `packs` is there if packs were named: the distribution and version of each."""
+    """Every patch. `packs` has the distribution and version of each pack. It is present if packs were named."""
 
     packs: dict[str, str]
 
 
 @click.command("list")
 @click.option("--trl", metavar="VERSION", help="As if this TRL were installed.")
-@click.option("--all", "everything", is_flag=True, help="Also the patches that are for other releases.")
+@click.option("--all", "all_releases", is_flag=True, help="Also the patches that are for other releases.")
 @click.option("--severity", "severities", type=click.Choice(SEVERITIES), multiple=True, help="Only these.")
 @click.option("--trainer", "trainer_name", metavar="NAME", help="Only bugs of this trainer, such as grpo.")
 @click.option("--json", "as_data", is_flag=True, help="The report as JSON; it always has all releases' patches.")
 @with_packs
 def command(
     trl: str | None,
-    everything: bool,
+    all_releases: bool,
     severities: Sequence[str],
     trainer_name: str | None,
     as_data: bool,
@@ -100,35 +100,35 @@ def command(
     names = named(packs, os.environ)
     patches = loading.known(names)
     trl = release(trl) if trl is not None else None
-    # An asterisk is any trainer.
-    of_trainer = {trainer(trainer_name, patches), "*"} if trainer_name is not None else None
+    # An asterisk stands for any trainer.
+    trainers = {trainer(trainer_name, patches), "*"} if trainer_name is not None else None
     selection = Selection.of(None, None, os.environ, patches, None, names)
     version_of = functools.cache(versions.installed_but(trl) if trl else versions.installed)
-    report = ENGINE.preview(patches, selection, version_of)
-    wanted = [
-        each
-        for each in report
-        if (not severities or each.patch.severity.value in severities)
-        and (of_trainer is None or any(of_trainer.intersection(hit.trainers) for hit in each.patch.hits))
+    report = preview(patches, selection, version_of)
+    matching = [
+        status
+        for status in report
+        if (not severities or status.patch.severity.value in severities)
+        and (trainers is None or any(trainers.intersection(hit.trainers) for hit in status.patch.hits))
     ]
-    here = [each for each in wanted if gates.applicability(each.patch, version_of).state is State.PENDING]
-    shown = wanted if everything or as_data else here
+    applicable = [status for status in matching if gates.applicability(status.patch, version_of).state is State.PENDING]
+    shown = matching if all_releases or as_data else applicable
     view = replace(report, patches=tuple(sorted(shown, key=_rank)))
     if as_data:
         click.echo(json.dumps(view.to_dict(), indent=2))
     else:
         if shown:
             show(table(view, not_repaired=everything))
-        _foot(report, len(wanted) - len(shown), trl)
+        _foot(report, len(matching) - len(shown), trl)
     if unsupported(report.trl):
         return Exit.NO_TRL
     return Exit.FINE if report.ok else Exit.DEGRADED
 
 
 def _rank(status: PatchStatus) -> tuple[bool, int]:
-    """What applies here before what does not, the worst bug first."""
-    elsewhere = status.state in (State.SKIPPED, State.RETIRED, State.DISABLED)
-    return elsewhere, SEVERITIES.index(status.patch.severity.value)
+    """Sort patches that apply here before those that do not, and the worst bug first."""
+    inapplicable = status.state in (State.SKIPPED, State.RETIRED, State.DISABLED)
+    return inapplicable, SEVERITIES.index(status.patch.severity.value)
 
 
 def _foot(report: Report, hidden: int, trl: str | None) -> None:
@@ -146,5 +146,5 @@ def _start_hook() -> str:
     if problem is not None:
         return f"TRL_HOTFIX=1 does nothing here: {problem}. trl_hotfix.apply() in the script works."
     value = os.environ.get("TRL_HOTFIX", "")
-    now = {"on": "on", settings.STRICT: "on, strict", "off": "off"}.get(settings.switch(value) or "off", "off")
-    return f"TRL_HOTFIX=1 works here; it is {now} in this shell."
+    setting = {"on": "on", settings.STRICT: "on, strict", "off": "off"}.get(settings.switch(value) or "off", "off")
+    return f"TRL_HOTFIX=1 works here; it is {setting} in this shell."

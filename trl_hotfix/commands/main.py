@@ -1,4 +1,4 @@
-"""``python -m trl_hotfix ...`` and ``trl-hotfix ...``."""
+"""The entry point of ``python -m trl_hotfix ...`` and ``trl-hotfix ...``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..errors import CatalogueError, DamagedError, PackError, SettingError, Unkn
 from .common import Exit
 
 NAMES = ("list", "scan", "explain", "verify", "fingerprint", "doctor", "run", "freeze", "new")
-"""In the order of the help."""
+"""The commands, in the order of the help."""
 
 
 class _Commands(click.Group):
-    """The commands, each imported when it is asked for."""
+    """The group of all commands. A command's module is imported only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(NAMES)
@@ -45,9 +45,9 @@ def commands() -> None:
 
 
 def script() -> None:
-    """The console script: ``main`` in a process of its own, which is short.
+    """Run ``main`` as the console script, without the garbage collector.
 
-    Nearly all that the garbage collector would look through, again and again, and once more at the end, is in use.
+    The process is short and nearly all its objects stay in use, so the collector would only cost time, also at the end.
     """
     gc.disable()
     try:
@@ -57,12 +57,12 @@ def script() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """One command. Exits with one of ``Exit``."""
+    """Run one command, and exit with one of ``Exit``."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Behind the name of a command, they are its own: `trl-hotfix run conda env --list`.
-    own = list(itertools.takewhile(lambda word: word not in (*NAMES, "--"), words))
+    # Options after the name of a command belong to the command, as in `trl-hotfix run conda env --list`.
+    global_options = list(itertools.takewhile(lambda word: word not in (*NAMES, "--"), words))
     for spelling, command in {"--list": ["list", "--all"], "--verify": ["verify"]}.items():
-        if spelling in own:
+        if spelling in global_options:
             words.remove(spelling)
             words[:0] = command
     code: int

@@ -1,4 +1,4 @@
-"""``run``: a command with ``TRL_HOTFIX=1``, once it is known that it can work."""
+"""``run`` starts a command with ``TRL_HOTFIX=1``, after a check that the variable works here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .common import Exit, unsupported, with_packs
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-"""The exit codes that ``env``, ``nice`` and shells have for a command that cannot be started."""
+"""The exit codes of ``env``, ``nice`` and shells for a command that cannot be started."""
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -45,38 +45,42 @@ def command(
     variables = _variables(only, skip, options, packs)
     strict = strict or settings.switch(os.environ.get("TRL_HOTFIX", "")) == settings.STRICT
     os.environ.update(variables, TRL_HOTFIX=settings.STRICT if strict else "1")
-    # What the job will do when it imports TRL, with its own variables: whatever is wrong with them is said here.
+    # The job will do the same when it imports TRL, so a mistake in its variables is reported here.
     report = apply(dry_run=True)
     if unsupported(report.trl):
-        found = f"TRL {report.trl} is too old" if report.trl else "TRL is not installed"
+        problem = f"TRL {report.trl} is too old" if report.trl else "TRL is not installed"
         click.echo(
-            f"trl-hotfix run: {found} in the environment of {sys.executable}; nothing is patched there", err=True
+            f"trl-hotfix run: {problem} in the environment of {sys.executable}; nothing is patched there", err=True
         )
     if strict and os.environ.get("TRL_HOTFIX_ONLY", "").strip().startswith("@"):
-        off = [each for each in report if each.state is not State.PENDING and each.reason is not Reason.NOT_SELECTED]
+        off = [
+            status
+            for status in report
+            if status.state is not State.PENDING and status.reason is not Reason.NOT_SELECTED
+        ]
         if off:
-            said = "".join(f"\n  {each.id}: {each.state.value} ({each.reason.value})" for each in off)
-            click.echo(f"trl-hotfix run: strict, and what the freeze file names cannot be on here:{said}", err=True)
+            lines = "".join(f"\n  {status.id}: {status.state.value} ({status.reason.value})" for status in off)
+            click.echo(f"trl-hotfix run: strict, and what the freeze file names cannot be on here:{lines}", err=True)
             return Exit.DEGRADED
     return _become(words)
 
 
 def _variables(only: str | None, skip: str | None, options: str | None, packs: str | None) -> dict[str, str]:
-    """The variables of the options that were given."""
+    """Return the environment variables for the options on the command line."""
     if only is not None and not only.strip(" ,"):
         raise click.UsageError("--only names no patch; leave it out if you mean all")
     if only is not None and only.strip().startswith("@"):
         if skip is not None or options is not None:
             raise click.UsageError(f"--only {only} applies exactly what the file names: leave --skip and --options out")
-        # A worker may be started in another folder.
+        # The path is made absolute, since a worker may be started in another folder.
         only = f"@{Path(only.strip()[1:]).absolute()}"
-    given = {"TRL_HOTFIX_ONLY": only, "TRL_HOTFIX_SKIP": skip, "TRL_HOTFIX_OPTIONS": options, VARIABLE: packs}
-    return {name: value for name, value in given.items() if value is not None}
+    variables = {"TRL_HOTFIX_ONLY": only, "TRL_HOTFIX_SKIP": skip, "TRL_HOTFIX_OPTIONS": options, VARIABLE: packs}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _become(words: tuple[str, ...]) -> int:
     """Run the command in place of this process. Returns only if it cannot be started."""
-    # Python ignores these, and what is ignored stays so: `trl-hotfix run -- yes | head` would not end.
+    # Python ignores these signals, and the command would inherit that: `trl-hotfix run -- yes | head` would not end.
     for name in ("SIGPIPE", "SIGXFSZ"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -85,8 +89,8 @@ def _become(words: tuple[str, ...]) -> int:
     try:
         os.execvpe(words[0], words, os.environ)
     except FileNotFoundError:
-        why, code = "is not found, or the interpreter that its first line names is not", NOT_FOUND
+        problem, code = "is not found, or the interpreter that its first line names is not", NOT_FOUND
     except OSError as error:
-        why, code = f"cannot be run: {error.strerror}", NOT_EXECUTABLE
-    click.echo(f"trl-hotfix run: {words[0]!r} {why}", err=True)
+        problem, code = f"cannot be run: {error.strerror}", NOT_EXECUTABLE
+    click.echo(f"trl-hotfix run: {words[0]!r} {problem}", err=True)
     return code

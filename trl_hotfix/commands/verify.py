@@ -1,4 +1,4 @@
-"""``verify``: the self-tests in a fresh process, red, green, red; with ``--full`` also the proofs."""
+"""``verify`` runs the self-tests in a fresh process: red, green, red. With ``--full`` it also runs the proofs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GOOD = ("proven", "absent", "not-run")
 
 
 class CellAnswer(TypedDict):
-    """What the self-tests of a patch said: for each leaf module and each run, the verdict and the numbers."""
+    """The result of a patch's self-tests: the verdict and the numbers for each module and each run."""
 
     patch: str
     revision: int
@@ -49,7 +49,7 @@ class CellAnswer(TypedDict):
 
 
 class ProofAnswer(TypedDict):
-    """What tiny models have shown that the real trainer trained without the patch, with it, and without it again."""
+    """The result of a patch's proof: tiny models trained without the patch, with it, and without it again."""
 
     patch: str
     verdict: str
@@ -77,7 +77,7 @@ def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) 
     names = named(packs, os.environ)
     patches = loading.known(names)
     known = [patch.id for patch in patches]
-    unknown = [each for each in ids if each not in known]
+    unknown = [patch_id for patch_id in ids if patch_id not in known]
     if unknown:
         raise UnknownPatchError(unknown, known, "verify")
     trl = versions.installed("trl")
@@ -97,118 +97,123 @@ def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) 
         show(_verdicts(cells))
         if proofs:
             show(_losses(proofs))
-    return Exit.FINE if all(each["verdict"] in GOOD for each in (*cells, *proofs)) else Exit.DEGRADED
+    return Exit.FINE if all(result["verdict"] in GOOD for result in (*cells, *proofs)) else Exit.DEGRADED
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """How far it is, on standard error, if that is a terminal."""
+def _progress(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Show a progress bar on standard error if that is a terminal. Yield a function that moves it."""
     console = Console(stderr=True)
     columns = (
-        TextColumn(what),
+        TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[on]}"),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task(what, total=total, on="")
-        yield lambda done, on: progress.update(task, completed=done, on=on)
+        task = progress.add_task(title, total=total, on="")
+        yield lambda completed, on: progress.update(task, completed=completed, on=on)
 
 
 def _environment() -> dict[str, str]:
-    """What the process is to see: the user's environment without the switches of this one."""
+    """Return the environment of a fresh process: the user's, without the variables of trl_hotfix."""
     return {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
 
 
 def _verified(ids: Sequence[str], packs: Sequence[str], folder: Path) -> list[CellAnswer]:
     out = folder / "verdicts"
     command = [sys.executable, "-m", f"{PACKAGE}.verification", str(out), *ids]
-    # What TRL prints while it is imported goes to standard error: standard output is ours, and may be JSON.
+    # TRL's output during its import goes to standard error, since standard output is for the answer and may be JSON.
     with (
-        _progress("self-tests", len(ids)) as said,
+        _progress("self-tests", len(ids)) as advance,
         subprocess.Popen(command, env={**_environment(), VARIABLE: ",".join(packs)}, stdout=sys.stderr) as process,
     ):
         while process.poll() is None:
-            said(len(_lines(out)), "")
+            advance(len(_lines(out)), "")
             time.sleep(0.1)
     cells: list[CellAnswer] = [json.loads(line) for line in _lines(out)]
     if process.returncode or len(cells) < len(set(ids)):
-        seen = {cell["patch"] for cell in cells}
-        left = next((each for each in ids if each not in seen), "")
+        verified = {cell["patch"] for cell in cells}
+        next_id = next((patch_id for patch_id in ids if patch_id not in verified), "")
         raise click.ClickException(
             f"the process that runs the self-tests ended with exit code {process.returncode}"
-            + (f"; {left} was next" if left else "")
+            + (f"; {next_id} was next" if next_id else "")
         )
     return cells
 
 
 def _lines(file: Path) -> list[str]:
-    """The whole lines that are there by now."""
+    """Return the complete lines of a file that is being written."""
     return file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
 
 
 def _trained(ids: Sequence[str], folder: Path) -> list[ProofAnswer]:
-    found: list[ProofAnswer] = []
-    with _progress("trainings", len(ids)) as said:
+    answers: list[ProofAnswer] = []
+    with _progress("trainings", len(ids)) as advance:
         for number, patch_id in enumerate(ids):
-            said(number, patch_id)
-            found.append({"patch": patch_id, **_proof(patch_id, folder)})  # type: ignore[typeddict-item]
-    return found
+            advance(number, patch_id)
+            answers.append({"patch": patch_id, **_proof(patch_id, folder)})  # type: ignore[typeddict-item]
+    return answers
 
 
 def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
-    """The proof of one patch in a process of its own: tiny models made from configs; nothing is loaded from the hub."""
+    """Run the proof of one patch in a fresh process. Its tiny models are made from configs, without the hub."""
     proofs = _proofs()
     file = proofs / "proofs" / f"{patch_id.replace('-', '_')}.py"
     if pack_of(patch_id) or not file.is_file():
         return {"verdict": "not-run", "why": "no proof comes with it", "runs": {}}
-    missing = [each for each in _needs(file) if versions.installed(each) is None]
+    missing = [distribution for distribution in _needs(file) if versions.installed(distribution) is None]
     if missing:
         return {"verdict": "not-run", "why": f"it needs {', '.join(missing)}", "runs": {}}
-    out, own = folder / "proof.json", folder / patch_id
+    out, scratch = folder / "proof.json", folder / patch_id
     out.unlink(missing_ok=True)
-    own.mkdir()
+    scratch.mkdir()
     command = [sys.executable, str(proofs / "bench" / "prove.py"), str(out), str(folder / "gradients"), patch_id]
-    # The checkout or the site folder that this package is in: a script finds what lies beside itself.
+    # A script finds only modules in its own folder, so the folder that has this package is added to the path.
     path = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(own), "PYTHONPATH": path}
-    environment = {**_environment(), **quiet}
-    done = subprocess.run(command, env=environment, cwd=own, capture_output=True, text=True, check=False)
+    variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(scratch), "PYTHONPATH": path}
+    environment = {**_environment(), **variables}
+    process = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
     if not out.is_file():
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        return {"verdict": "error", "why": f"the process ended with exit code {done.returncode}: {last}", "runs": {}}
+        last = (process.stderr.strip().splitlines() or [""])[-1]
+        problem = f"the process ended with exit code {process.returncode}: {last}"
+        return {"verdict": "error", "why": problem, "runs": {}}
     answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return answer
 
 
 def _proofs() -> Path:
-    """Where the proofs are: in a checkout, or in the installed package."""
+    """Return the folder of the proofs, in a checkout or in the installed package."""
     folder = checkout()
     return folder / "tests" if folder is not None else FOLDER / "proofs"
 
 
 def _needs(proof: Path) -> Sequence[str]:
-    """What a proof imports besides TRL and what that needs; nothing of it is run here."""
+    """Return the distributions that a proof needs besides TRL's dependencies. The proof is read and not run."""
     for statement in ast.parse(proof.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.Assign) and [ast.unparse(each) for each in statement.targets] == ["OVERLAYS"]:
-            names: Sequence[str] = ast.literal_eval(statement.value)
-            return names
+        if isinstance(statement, ast.Assign) and [ast.unparse(name) for name in statement.targets] == ["OVERLAYS"]:
+            distributions: Sequence[str] = ast.literal_eval(statement.value)
+            return distributions
     return ()
 
 
 def _verdicts(cells: Sequence[CellAnswer]) -> Table:
     view = _table("patch", "verdict", "module", "run", "self-test says", "numbers")
     for cell in cells:
-        rows = [(leaf, run, seen) for leaf, runs in cell["leaves"].items() for run, seen in runs.items()]
-        _add(view, cell, [(leaf, run, seen["verdict"], _numbers(seen)) for leaf, run, seen in rows])
+        rows = [
+            (module, run, result["verdict"], _numbers(result))
+            for module, runs in cell["leaves"].items()
+            for run, result in runs.items()
+        ]
+        _add(view, cell, rows)
     return view
 
 
 def _losses(proofs: Sequence[ProofAnswer]) -> Table:
     view = _table("patch", "trained", "run", "says", "numbers")
     for proof in proofs:
-        _add(view, proof, [(run, seen["verdict"], _numbers(seen)) for run, seen in proof["runs"].items()])
+        _add(view, proof, [(run, result["verdict"], _numbers(result)) for run, result in proof["runs"].items()])
     return view
 
 
@@ -220,7 +225,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add(view: Table, answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str, ...]]) -> None:
-    """One patch: its name and verdict stand in the first of its rows."""
+    """Add the rows of one patch. The first has its name and its verdict."""
     colour = "green" if answer["verdict"] in GOOD else "bold red"
     verdict = ": ".join(filter(None, (answer["verdict"], answer["why"])))
     head = [Text(answer["patch"]), Text(verdict, style=colour)]
@@ -229,8 +234,8 @@ def _add(view: Table, answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str
         head = [Text(""), Text("")]
 
 
-def _numbers(seen: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={_short(value)}" for key, value in seen.items() if key != "verdict" and value is not None)
+def _numbers(result: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={_short(value)}" for key, value in result.items() if key != "verdict" and value is not None)
 
 
 def _short(value: Any) -> str:

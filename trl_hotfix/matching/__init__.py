@@ -1,4 +1,4 @@
-"""What fits what is installed here: ``versions``, ``gates``, the ``digests`` of bodies and what is known of them.
+"""Match patches to the installed TRL: ``versions``, ``gates`` and the ``digests`` of function bodies.
 
-``fingerprints`` has the bodies that TRL's releases have; ``sources`` reads a target's body from a wheel or a folder.
+``fingerprints`` holds the bodies of TRL's releases, ``sources`` reads the body of a target from a wheel or a folder.
 """

@@ -1,7 +1,7 @@
-"""Which body is this? A digest of a function's canonical syntax tree.
+"""The digest of a function's canonical syntax tree, which identifies its body.
 
-The digest is the same on every Python from 3.10 on, and does not see comments, layout or docstrings. The standard
-library only: digests are compared between interpreters that have nothing installed.
+The digest is the same on every Python from 3.10 on, and does not depend on comments, layout or docstrings. Only the
+standard library is imported, since digests are compared between interpreters that have nothing installed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
-# What differs between the parsers of two Python versions, or says nothing about behaviour.
+# These fields differ between the parsers of two Python versions, or have no effect on behaviour.
 _DROPPED = frozenset({"type_params", "type_comment", "type_ignores", "kind", "ctx"})
 
 
 def parse(text: str) -> ast.Module:
-    """``ast.parse``, asked again where another thread has disturbed it.
+    """Return ``ast.parse(text)``, and try again after a ``SystemError``.
 
-    CPython 3.11.7 was seen to raise ``SystemError`` where two threads parse at once, as it counts the depth of their
+    CPython 3.11.7 was seen to raise ``SystemError`` when two threads parse at once, since it counts the depths of their
     trees together (see CPython issue 106905).
     """
     for _ in range(9):
@@ -44,27 +44,27 @@ def parse(text: str) -> ast.Module:
 
 
 def digest(definition: _Definition) -> str:
-    """The fingerprint of a function definition: ``c1:`` and 16 hexadecimal digits."""
+    """Return the fingerprint of a function definition: ``c1:`` and 16 hexadecimal digits."""
     text = json.dumps(canonical(definition), separators=(",", ":"))
     return f"{ALGORITHM}:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
 def canonical(value: Any) -> Any:
     if isinstance(value, list):
-        return [canonical(each) for each in value]
+        return [canonical(element) for element in value]
     if not isinstance(value, ast.AST):
         return value
     if isinstance(value, ast.Constant):
-        # JSON has no bytes, complex numbers or ellipsis, and what is None is left out below.
+        # JSON has no bytes, complex numbers or ellipsis, and fields that are None are left out below.
         return ["Constant", {"value": f"{type(value.value).__name__} {value.value!r}"}]
     kept = {}
     for name in value._fields:
-        each = getattr(value, name, None) if name not in _DROPPED else None
-        # Only whether there is one is asked: its indentation is not cleaned for that.
+        child = getattr(value, name, None) if name not in _DROPPED else None
+        # Only the presence of a docstring matters, so its indentation is not cleaned.
         if name == "body" and isinstance(value, _DOCUMENTED) and ast.get_docstring(value, clean=False) is not None:
-            each = value.body[1:]
-        if each is not None and each != []:
-            kept[name] = canonical(each)
+            child = value.body[1:]
+        if child is not None and child != []:
+            kept[name] = canonical(child)
     return [type(value).__name__, kept]
 
 
@@ -77,39 +77,40 @@ class Loaded:
 
 
 def loaded(function: Any) -> Loaded:
-    """The body of the function beneath every decorator of ``function``; without a source, its digest is None."""
+    """Return the body of the function beneath all decorators of ``function``. Without a source, its digest is None."""
     function = inspect.unwrap(getattr(function, "__func__", function))
     if not isinstance(function, FunctionType):
         return Loaded(None, from_file=False)
     code = function.__code__
-    # What `inspect.getsource` does, but for its search of the module that the function is in among all that there are.
+    # This is `inspect.getsource` without its search through all loaded modules for the function's own.
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename, function.__globals__))
     return _loaded(code, code.co_filename, function.__qualname__, text)
 
 
-@functools.lru_cache(maxsize=32)  # several patches have the same target
+@functools.lru_cache(maxsize=32)  # Several patches have the same target.
 def _loaded(code: CodeType, path: str, name: str, text: str) -> Loaded:
-    """``path`` is in the key, as code that is the same in two files is equal."""
+    """Return the body of ``code``. ``path`` is in the cache's key, since equal code in two files compares equal."""
     lines = io.StringIO(text).readlines()[code.co_firstlineno - 1 :]
     try:
         parsed = _parsed(_block(lines, code), name)
     except (IndexError, SyntaxError, ValueError):
         try:
             parsed = _parsed(inspect.getblock(lines), name)
-        except (IndexError, SyntaxError, ValueError, tokenize.TokenError):  # the file is another one since
+        except (IndexError, SyntaxError, ValueError, tokenize.TokenError):  # The file has changed since it was loaded.
             return Loaded(None, from_file=True)
-    definition = next((each for each in ast.walk(parsed) if isinstance(each, _Definition)), None)
+    definition = next((node for node in ast.walk(parsed) if isinstance(node, _Definition)), None)
     if definition is None:
         return Loaded(None, from_file=False)
     return Loaded(digest(definition), from_file=_same_code(code, parsed))
 
 
 def _block(lines: list[str], code: CodeType) -> list[str]:
-    """The lines of the definition that ``lines`` begin with: up to the first past its code that is no deeper than it.
+    """Return the lines of the definition that ``lines`` begin with.
 
-    What ``inspect.getblock`` finds with a tokenizer, which takes as long as all the rest here. A line in the midst of a
-    string, or between parentheses, may be taken for the end; but what is cut off there does not parse.
+    It ends before the first line past its code that is not indented deeper than its first line. ``inspect.getblock``
+    finds the same with a tokenizer, which takes as long as all other steps together. A line inside a string or between
+    parentheses may be taken for the end, but a definition that is cut off there does not parse.
     """
     depth = len(lines[0]) - len(lines[0].lstrip())
     past = _last_line(code) - code.co_firstlineno + 1
@@ -121,44 +122,44 @@ def _block(lines: list[str], code: CodeType) -> list[str]:
 
 
 def _last_line(code: CodeType) -> int:
-    own = (line for _, _, line in code.co_lines() if line is not None)
-    return max([*own, *(_last_line(each) for each in code.co_consts if isinstance(each, CodeType))])
+    lines = (line for _, _, line in code.co_lines() if line is not None)
+    return max([*lines, *(_last_line(inner) for inner in code.co_consts if isinstance(inner, CodeType))])
 
 
 def _parsed(lines: list[str], name: str) -> ast.Module:
     head = ""
     if lines[0][:1].isspace():
-        # In a class of its own name: dedenting would change the strings, and names are mangled by their class.
+        # The class keeps its name, which mangles private names. Dedenting instead would change multi-line strings.
         head = f"class {name.split('.')[-2]}:\n" if "." in name else "if True:\n"
     return parse(head + "".join(lines))
 
 
 def _same_code(code: CodeType, parsed: ast.Module) -> bool:
-    """Is what is loaded what the file says? Compile the file's text again and compare."""
-    flags = sum(getattr(__future__, each).compiler_flag for each in __future__.all_feature_names)
-    again = compile(parsed, code.co_filename, "exec", flags=code.co_flags & flags, dont_inherit=True)
-    found = _find(again, code.co_name)
-    return found is not None and _shape(found) == _shape(code)
+    """Compile the file's text again, and return whether the result equals the loaded ``code``."""
+    flags = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+    module_code = compile(parsed, code.co_filename, "exec", flags=code.co_flags & flags, dont_inherit=True)
+    compiled = _find(module_code, code.co_name)
+    return compiled is not None and _shape(compiled) == _shape(code)
 
 
 def _find(code: CodeType, name: str) -> CodeType | None:
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            found = const if const.co_name == name else _find(const, name)
-            if found is not None:
-                return found
+            match = const if const.co_name == name else _find(const, name)
+            if match is not None:
+                return match
     return None
 
 
 def _shape(code: CodeType) -> tuple[Any, ...]:
-    # Not co_code: a call of an imported name compiles to other instructions when its import is in sight.
-    consts = tuple(_shape(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts)
+    # co_code is left out: a call of an imported name compiles to other instructions if its import is in the same text.
+    consts = tuple(_shape(const) if isinstance(const, CodeType) else _constant(const) for const in code.co_consts)
     arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     return arguments, code.co_names, code.co_varnames, code.co_freevars, consts
 
 
 def _constant(value: Any) -> Any:
-    # The order of a set that was read from a .pyc may be another than that of the same set just compiled.
+    # A set that was read from a .pyc may have another order than the same set just compiled.
     if isinstance(value, frozenset):
         return "frozenset", sorted(map(repr, value))
     return tuple(map(_constant, value)) if isinstance(value, tuple) else repr(value)

@@ -1,4 +1,4 @@
-"""The bodies that TRL's releases have at each target: ``data/fingerprints.json``, and that of a pack."""
+"""The bodies that TRL's releases have at each target: ``data/fingerprints.json``, and the same file of a pack."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from ..catalogue import packs
 from ..catalogue.data_files import data_file, decoded
 
 Body = TypedDict("Body", {"releases": list[str], "is": dict[str, str]})
-"""The releases that have a body, and for each patch what its self-test said of it."""
+"""The releases that have a body, and for each patch the verdict of its self-test on the body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """``fingerprints.json``: for every target, the bodies that releases have, and what the self-test said of each.
+    """``fingerprints.json``: for every target, the bodies of the releases, and the self-test's verdict on each.
 
-    ``what`` is ``buggy`` (the self-test reproduced the bug on every release with this body), ``fixed`` or ``absent``.
+    A verdict is ``buggy`` (the self-test reproduced the bug on every release with this body), ``fixed`` or ``absent``.
     """
 
     releases: tuple[str, ...]
     targets: dict[str, dict[str, Body]]
 
-    def what(self, patch: str, target: str, body: str | None) -> str | None:
-        """What is known of ``body`` at ``target`` (``module:attribute``) for ``patch``; None: nothing."""
+    def verdict(self, patch: str, target: str, body: str | None) -> str | None:
+        """Return the verdict of ``patch`` on ``body`` at ``target`` (``module:attribute``), or None without one."""
         known = self.targets.get(target, {}).get(body or "")
         return known["is"].get(patch) if known is not None else None
 
     def at(self, target: str, release: str) -> str | None:
-        """The body that ``release`` has at ``target``; None if it has none."""
+        """Return the body that ``release`` has at ``target``, or None if it has none."""
         for body, known in self.targets.get(target, {}).items():
             if release in known["releases"]:
                 return body
         return None
 
     def releases_with(self, target: str, body: str | None) -> tuple[str, ...]:
-        """The releases that have ``body`` at ``target``, oldest first."""
+        """Return the releases that have ``body`` at ``target``, oldest first."""
         known = self.targets.get(target, {}).get(body or "")
         return tuple(known["releases"]) if known is not None else ()
 
 
 @functools.cache
 def bodies() -> Bodies:
-    """The bodies on record. Raises ``DamagedError``."""
-    found: Bodies = decoded(data_file("fingerprints.json"), Bodies)
-    return found
+    """Return the bodies on record. Raises ``DamagedError``."""
+    recorded: Bodies = decoded(data_file("fingerprints.json"), Bodies)
+    return recorded
 
 
 def bodies_for(patch: str) -> Bodies:
-    """The bodies on record for this patch: ours, or those of the pack that it is of. Raises ``DamagedError``."""
+    """Return the bodies on record for this patch: its pack's if it is of a pack. Raises ``DamagedError``."""
     pack = packs.pack_of(patch)
     return _of_pack(pack) if pack else bodies()
 
 
 @functools.cache
 def _of_pack(name: str) -> Bodies:
-    """What a pack says, of its own patches: its file has their ids as its ``patches.yaml`` has them."""
+    """Return the bodies of a pack. Its file has the patches' ids without the name of the pack, which is added here."""
     pack = packs.find(name)
     path = pack.file("fingerprints.json")
     if path is None:
         return Bodies((), {})
-    found: Bodies = decoded(path, Bodies, pack.release)
-    for known in (each for its in found.targets.values() for each in its.values()):
-        known["is"] = {f"{name}/{patch}": what for patch, what in known["is"].items()}
-    return found
+    recorded: Bodies = decoded(path, Bodies, pack.release)
+    for known in (body for by_digest in recorded.targets.values() for body in by_digest.values()):
+        known["is"] = {f"{name}/{patch}": verdict for patch, verdict in known["is"].items()}
+    return recorded

@@ -1,4 +1,4 @@
-"""May a patch go on? Pure decisions, each with its reason; neither trl nor torch is imported for them."""
+"""Decide whether a patch may go on, with a reason. The decisions are pure; neither trl nor torch is imported."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .versions import VersionOf, in_range, installed, is_unreleased
 
 
 def decisions(patches: Iterable[Patch], selection: Selection, version_of: VersionOf = installed) -> dict[str, Decision]:
-    """Where the gates leave each patch. What is installed is looked up once."""
+    """Return the decision of the gates on each patch. The installed version of a distribution is looked up once."""
     version_of = functools.cache(version_of)
     return {patch.id: decide(patch, selection, version_of) for patch in patches}
 
 
 def decide(patch: Patch, selection: Selection, version_of: VersionOf = installed) -> Decision:
-    """Where the gates leave ``patch``: disabled, retired, skipped, or pending with the reason ``applies``."""
+    """Return the decision of the gates on ``patch``: disabled, retired, skipped, or pending because it applies."""
     if patch.id in selection.skip:
         return Decision(State.DISABLED, Reason.EXCLUDED)
     if selection.only is not None and patch.id not in selection.only:
@@ -31,54 +31,57 @@ def decide(patch: Patch, selection: Selection, version_of: VersionOf = installed
 
 
 def applicability(patch: Patch, version_of: VersionOf = installed) -> Decision:
-    """Does ``patch`` belong to what is installed here, whatever the user selected?"""
+    """Return whether ``patch`` applies to the installed versions, whatever the user selected: pending if it does."""
     trl = version_of("trl")
     if trl is None:
         return Decision(State.SKIPPED, Reason.NO_TRL)
-    seen: dict[str, object] = {"installed": trl, "range": patch.trl}
+    evidence: dict[str, object] = {"installed": trl, "range": patch.trl}
     inside = in_range(trl, patch.trl) and bool(targets_for(patch, trl))
     if not inside and not is_unreleased(trl):
         fixed_in = patch.upstream.fixed_in
         if fixed_in is not None and Version(trl) >= Version(fixed_in):
-            return Decision(State.RETIRED, Reason.FIXED_UPSTREAM, {**seen, "fixed_in": fixed_in})
-        return Decision(State.SKIPPED, Reason.TRL_VERSION, seen)
+            return Decision(State.RETIRED, Reason.FIXED_UPSTREAM, {**evidence, "fixed_in": fixed_in})
+        return Decision(State.SKIPPED, Reason.TRL_VERSION, evidence)
     unmet = lacking(patch, version_of)
     if unmet is not None:
-        return Decision(State.SKIPPED, Reason.REQUIREMENT, {**seen, **unmet})
-    return Decision(State.PENDING, Reason.APPLIES if inside else Reason.BODY_DECIDES, seen)
+        return Decision(State.SKIPPED, Reason.REQUIREMENT, {**evidence, **unmet})
+    return Decision(State.PENDING, Reason.APPLIES if inside else Reason.BODY_DECIDES, evidence)
 
 
 class Requirement(NamedTuple):
-    """A distribution that a patch requires beside TRL, the versions that fit, and what is there."""
+    """A distribution that a patch requires besides TRL, with the range of versions and the installed version."""
 
     distribution: str
-    wanted: str
-    found: str | None
+    specifiers: str
+    installed: str | None
 
     @property
     def met(self) -> bool:
-        return self.found is not None and in_range(self.found, self.wanted)
+        return self.installed is not None and in_range(self.installed, self.specifiers)
 
 
 def requirements(patch: Patch, version_of: VersionOf = installed) -> list[Requirement]:
-    """What ``patch`` requires, each with what is there."""
-    return [Requirement(name, wanted, version_of(name)) for name, wanted in patch.requires.items()]
+    """Return the requirements of ``patch``."""
+    return [Requirement(name, specifiers, version_of(name)) for name, specifiers in patch.requires.items()]
 
 
 def lacking(patch: Patch, version_of: VersionOf = installed) -> dict[str, object] | None:
-    """The first that ``patch`` requires and that is not there, with what is there instead; None if it has all."""
-    for each in requirements(patch, version_of):
-        if not each.met:
-            return {"requires": f"{each.distribution}{each.wanted}", "found": each.found}
+    """Return the first unmet requirement of ``patch`` as evidence, or None if all are met."""
+    for requirement in requirements(patch, version_of):
+        if not requirement.met:
+            return {
+                "requires": f"{requirement.distribution}{requirement.specifiers}",
+                "found": requirement.installed,
+            }
     return None
 
 
 def targets_for(patch: Patch, trl: str) -> tuple[Target, ...]:
-    """The targets of ``patch`` that have the bug in this TRL release."""
+    """Return the targets of ``patch`` that have the bug in this TRL release."""
     return tuple(target for target in patch.targets if in_range(trl, patch.range_of(target)))
 
 
 def targets_here(patch: Patch, version_of: VersionOf = installed) -> tuple[Target, ...]:
-    """The targets that have the bug beside what is installed here; none if ``patch`` does not belong to it."""
-    belongs = applicability(patch, version_of).state is State.PENDING
-    return targets_for(patch, version_of("trl") or "") if belongs else ()
+    """Return the targets that have the bug in the installed TRL. There are none if ``patch`` does not apply."""
+    applies = applicability(patch, version_of).state is State.PENDING
+    return targets_for(patch, version_of("trl") or "") if applies else ()

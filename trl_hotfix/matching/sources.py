@@ -1,4 +1,4 @@
-"""The sources of a TRL release, read from a wheel or from an unpacked one without importing it."""
+"""Read the sources of a TRL release from a wheel or an installed folder, without importing it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCKS = (ast.If, ast.Try, ast.With)
 
 
 class NotATrlError(ValueError):
-    """The file is not a wheel of TRL, nor a folder that TRL is installed in."""
+    """The path is neither a wheel of TRL nor a folder in which TRL is installed."""
 
 
 class Release:
@@ -32,24 +32,20 @@ class Release:
                 self._root = zipfile.Path(path)
             except zipfile.BadZipFile as error:
                 raise NotATrlError(f"{path} is not a wheel: {error}") from error
-        found = (
-            [re.fullmatch(r"trl-([^-]+)\.dist-info", each.name) for each in self._root.iterdir()]
-            if path.exists()
-            else []
-        )
-        versions = [match[1] for match in found if match]
+        names = [entry.name for entry in self._root.iterdir()] if path.exists() else []
+        versions = [match[1] for name in names if (match := re.fullmatch(r"trl-([^-]+)\.dist-info", name))]
         if len(versions) != 1:
             raise NotATrlError(f"{path} is not a wheel of TRL: expected one trl-<version>.dist-info, found {versions}")
         self.version = versions[0]
         self._tree = functools.cache(self._parse)
 
     def body(self, module: str, attribute: str) -> str | None:
-        """The digest of ``attribute`` in ``module``, inherited and imported names followed; None if it is gone."""
+        """Return the digest of ``attribute``, which ``module`` may inherit or import, or None if it is gone."""
         definition = self._definition(module, attribute)
         return digest(definition) if definition is not None else None
 
     def text(self, module: str, attribute: str) -> str | None:
-        """What the digest is made of, as text: ``attribute`` without comments and docstring; None if it is gone."""
+        """Return the source of ``attribute`` without comments and docstring, or None if it is gone."""
         definition = self._definition(module, attribute)
         if definition is None:
             return None
@@ -62,16 +58,16 @@ class Release:
         return self._method(module, owner[0], name, set()) if owner else self._function(module, name, set())
 
     def modules(self) -> list[str]:
-        """The names of all modules of TRL."""
+        """Return the names of all modules of TRL."""
         return list(_modules(self._file("trl"), "trl"))
 
     def attributes(self, module: str) -> list[str]:
-        """What ``module`` defines itself that may be a target: its functions, and the methods of its classes."""
+        """Return the possible targets that ``module`` defines itself: its functions, and the methods of its classes."""
         tree = self._tree(module)
-        found = [each for each in _statements(tree.body) if isinstance(each, _Named)] if tree is not None else []
-        names = [each.name for each in found if isinstance(each, _Definition)]
-        for owner in (each for each in found if isinstance(each, ast.ClassDef)):
-            methods = (each.name for each in _statements(owner.body) if isinstance(each, _Definition))
+        statements = list(_statements(tree.body)) if tree is not None else []
+        names = [statement.name for statement in statements if isinstance(statement, _Definition)]
+        for owner in (statement for statement in statements if isinstance(statement, ast.ClassDef)):
+            methods = (statement.name for statement in _statements(owner.body) if isinstance(statement, _Definition))
             names += [f"{owner.name}.{name}" for name in methods]
         return names
 
@@ -88,40 +84,40 @@ class Release:
                 return parse(file.read_text(encoding="utf-8"))
         return None
 
-    def _function(self, module: str, name: str, seen: set[tuple[str, str]]) -> _Definition | None:
-        found = self._resolve(module, name, seen)
-        return found[1] if found is not None and isinstance(found[1], _Definition) else None
+    def _function(self, module: str, name: str, visited: set[tuple[str, str]]) -> _Definition | None:
+        resolved = self._resolve(module, name, visited)
+        return resolved[1] if resolved is not None and isinstance(resolved[1], _Definition) else None
 
-    def _method(self, module: str, owner: str, name: str, seen: set[tuple[str, str]]) -> _Definition | None:
-        found = self._resolve(module, owner, seen)
-        if found is None or not isinstance(found[1], ast.ClassDef):
+    def _method(self, module: str, owner: str, name: str, visited: set[tuple[str, str]]) -> _Definition | None:
+        resolved = self._resolve(module, owner, visited)
+        if resolved is None or not isinstance(resolved[1], ast.ClassDef):
             return None
-        where, definition = found[0], found[1]
-        for each in _named(definition.body, name):
-            return each if isinstance(each, _Definition) else None
-        for base in definition.bases:
+        home, class_definition = resolved[0], resolved[1]
+        for definition in _named(class_definition.body, name):
+            return definition if isinstance(definition, _Definition) else None
+        for base in class_definition.bases:
             if isinstance(base, ast.Name) and base.id != owner:
-                inherited = self._method(where, base.id, name, seen)
+                inherited = self._method(home, base.id, name, visited)
                 if inherited is not None:
                     return inherited
         return None
 
-    def _resolve(self, module: str, name: str, seen: set[tuple[str, str]]) -> tuple[str, _Named] | None:
-        """The definition that ``name`` stands for in ``module``, and the module where it stands; TRL's own only."""
+    def _resolve(self, module: str, name: str, visited: set[tuple[str, str]]) -> tuple[str, _Named] | None:
+        """Return the module and the definition that ``name`` refers to in ``module``. Only TRL's modules are read."""
         tree = self._tree(module)
-        if tree is None or (module, name) in seen:
+        if tree is None or (module, name) in visited:
             return None
-        seen = {*seen, (module, name)}
-        for each in _named(tree.body, name):
-            return module, each
+        visited = {*visited, (module, name)}
+        for definition in _named(tree.body, name):
+            return module, definition
         for statement in _statements(tree.body):
             if isinstance(statement, ast.ImportFrom):
                 for alias in statement.names:
                     if (alias.asname or alias.name) == name:
                         source = self._absolute(module, statement)
-                        found = self._resolve(source, alias.name, seen) if source.split(".")[0] == "trl" else None
-                        if found is not None:
-                            return found
+                        resolved = self._resolve(source, alias.name, visited) if source.split(".")[0] == "trl" else None
+                        if resolved is not None:
+                            return resolved
         return None
 
     def _absolute(self, module: str, statement: ast.ImportFrom) -> str:
@@ -135,7 +131,7 @@ class Release:
 
 
 def installed() -> Release | None:
-    """The TRL that is installed here, if its sources lie beside its metadata: not so for an editable one."""
+    """Return the installed TRL, or None if its sources are not beside its metadata, as in an editable install."""
     with contextlib.suppress(metadata.PackageNotFoundError, NotATrlError):
         folder = Path(str(metadata.distribution("trl").locate_file("")))
         return Release(folder) if (folder / "trl").is_dir() else None
@@ -143,15 +139,15 @@ def installed() -> Release | None:
 
 
 def _modules(folder: Path | zipfile.Path, package: str) -> Iterator[str]:
-    for each in folder.iterdir():
-        if each.is_dir():
-            yield from _modules(each, f"{package}.{each.name}")
-        elif each.name.endswith(".py"):
-            yield package if each.name == "__init__.py" else f"{package}.{each.name.removesuffix('.py')}"
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _modules(path, f"{package}.{path.name}")
+        elif path.name.endswith(".py"):
+            yield package if path.name == "__init__.py" else f"{package}.{path.name.removesuffix('.py')}"
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, those in ``if``, ``try`` and ``with`` blocks included."""
+    """Yield the statements of a module, those in ``if``, ``try`` and ``with`` blocks included."""
     for statement in body:
         yield statement
         if isinstance(statement, _BLOCKS):
@@ -162,5 +158,6 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _named(body: Iterable[ast.stmt], name: str) -> Iterator[_Named]:
-    """The definitions of ``name``, the one that wins (the last) first."""
-    yield from reversed([each for each in _statements(body) if isinstance(each, _Named) and each.name == name])
+    """Yield the definitions of ``name``, the last first, since that is the one in effect."""
+    definitions = [statement for statement in _statements(body) if isinstance(statement, _Named)]
+    yield from reversed([definition for definition in definitions if definition.name == name])

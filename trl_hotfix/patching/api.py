@@ -23,19 +23,19 @@ def apply(
     unknown_body: Literal["skip", "try"] | None = None,
     packs: Iterable[str] | str | None = None,
 ) -> Report:
-    """Repair the TRL that is installed: now where its trainers are imported, else as soon as they are.
+    """Repair the installed TRL: at once in modules that are imported, and in the others when they are imported.
 
-    ``only`` and ``skip`` are ids of patches (default: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, else all that are on
-    by default). ``only="@trl_hotfix.json"`` applies exactly the set that a run has recorded. ``options`` are choices
-    within patches, ``{id: {option: choice}}`` (default: ``TRL_HOTFIX_OPTIONS``, ``id.option=choice`` separated by
-    commas, else those of the catalogue). ``packs`` are names of packs of third parties whose patches are looked at too
-    (default: ``TRL_HOTFIX_PACKS``, else none); theirs have ids ``pack/id``.
+    ``only`` and ``skip`` are ids of patches (default: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, else all patches that
+    are on by default). ``only="@trl_hotfix.json"`` applies exactly the set that a run has recorded. ``options`` are
+    choices within patches, ``{id: {option: choice}}`` (default: ``TRL_HOTFIX_OPTIONS``, ``id.option=choice`` separated
+    by commas, else the defaults of the catalogue). ``packs`` are names of packs of third parties whose patches are
+    used too (default: ``TRL_HOTFIX_PACKS``, else none); their patches have ids ``pack/id``.
 
-    A call with another selection than the last takes off what leaves it, and puts on anew what has other options. What
-    was reverted goes on again; what failed is tried again only after ``revert()``. ``strict`` (default: whether
-    ``TRL_HOTFIX=strict``) raises ``NotAppliedError``, here or at the import of the trainer, where a patch that should
-    be on cannot be. With ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. A method
-    whose body is not one that the patch was proved on is left alone; ``unknown_body="try"`` (default:
+    A call with another selection than the last takes off the patches that are not in it, and puts on anew those with
+    other options. A reverted patch goes on again; a failed one is tried again only after ``revert()``. ``strict``
+    (default: whether ``TRL_HOTFIX=strict``) raises ``NotAppliedError``, here or at the import of the trainer, if a
+    patch that should be on cannot be. With ``dry_run`` nothing is changed; ``pending`` then means that the patch would
+    go on. A method is left alone if the patch was not proven on its body; ``unknown_body="try"`` (default:
     ``TRL_HOTFIX_UNKNOWN_BODY``, else ``"skip"``) lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with
     a warning.
 
@@ -46,7 +46,7 @@ def apply(
 
 
 def revert(*ids: str) -> Report:
-    """Take patches off exactly (default: all). One that somebody has wrapped or replaced since stays, as ``displaced``.
+    """Take patches off exactly (default: all). One that other code has wrapped or replaced stays, as ``displaced``.
 
     Raises ``UnknownPatchError``.
     """
@@ -54,22 +54,22 @@ def revert(*ids: str) -> Report:
 
 
 def status() -> Report:
-    """Return where every patch stands in this process now, after a look whether each is still on its target."""
+    """Return the current state of every patch in this process, after a check that each is still on its target."""
     return engine.ENGINE.status()
 
 
 @contextmanager
 def patched(*ids: str, options: Mapping[str, Options] | None = None, strict: bool = True) -> Iterator[Report]:
-    """``with patched("some-id"):`` has these patches on besides those that are; afterwards, what was on before.
+    """Put these patches on, besides those that are on, for a ``with`` block. The earlier state is restored afterwards.
 
-    Without ids: all that are on by default. Raises what ``apply`` raises.
+    Without ids, all patches that are on by default are put on. Raises the errors of ``apply``.
     """
     with engine.ENGINE.patched(ids, strict, options) as report:
         yield report
 
 
 def explain(patch_id: str) -> str:
-    """Return one patch in words: the bug, the repair, where it stands here and why. Raises ``UnknownPatchError``."""
+    """Return one patch in words: the bug, the repair, its state here and the reason. Raises ``UnknownPatchError``."""
     report = engine.ENGINE.status()
     ids = [status.id for status in report]
     if patch_id not in ids:

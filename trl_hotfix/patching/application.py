@@ -1,4 +1,4 @@
-"""Put a patch on the targets that it has in one module: red, install, green; or leave everything as it was."""
+"""Put a patch on its targets in one module: red, install, green. If a step fails, nothing is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Refused(Exception):
-    """The patch does not go on, and ``decision`` says why. Nothing of it is on."""
+    """The patch does not go on; ``decision`` has the reason. No wrapper of it is on."""
 
     def __init__(self, state: State, reason: Reason, evidence: Evidence) -> None:
         super().__init__(reason.value)
@@ -28,10 +28,10 @@ class _Refused(Exception):
 def try_apply(
     module_patch: ModulePatch, module: ModuleType, sites: Sites, *, strict: bool, try_unknown_body: bool
 ) -> Decision:
-    """Put ``module_patch`` on ``module``, which has been imported. Return ``applied``, or why it is not on.
+    """Put ``module_patch`` on ``module``, which has been imported. Return ``applied``, or the reason why it is not on.
 
     ``try_unknown_body`` lets the self-test decide about a body that is on record for no release. Under ``strict`` no
-    guard is around the wrappers, so that what goes wrong in one is an exception.
+    guard is around the wrappers, so that an error in a wrapper is raised.
     """
     try:
         located = _locate(module_patch, module, sites)
@@ -45,7 +45,7 @@ def try_apply(
 
 
 def _locate(module_patch: ModulePatch, module: ModuleType, sites: Sites) -> list[Site]:
-    """Return the site of each target. Refuses a target that is not there."""
+    """Return the site of each target. Refuse the patch if a target is missing."""
     from .sites import MissingTargetError
 
     located = []
@@ -63,7 +63,10 @@ def _locate(module_patch: ModulePatch, module: ModuleType, sites: Sites) -> list
 
 
 def _on_already(module_patch: ModulePatch, located: list[Site]) -> Decision:
-    """The targets were reached under a second name: TRL keeps old names of modules whose classes have moved."""
+    """Return ``applied`` for targets that have the patch already.
+
+    They were reached under a second name: TRL keeps the old names of modules whose classes have moved.
+    """
     if module_patch.decision.state is State.APPLIED:
         return module_patch.decision
     module_patch.sites = located
@@ -71,7 +74,7 @@ def _on_already(module_patch: ModulePatch, located: list[Site]) -> Decision:
 
 
 def _check_bodies(module_patch: ModulePatch, located: list[Site], *, try_unknown_body: bool) -> None:
-    """Refuse a target that is not TRL's own any more, or whose body is not known to have the bug."""
+    """Refuse the patch if a target has been wrapped by other code, or if its body is not known to have the bug."""
     from .conflicts import foreign
 
     for site, target in zip(located, module_patch.targets, strict=True):
@@ -87,18 +90,18 @@ def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: b
 
     trl = installed("trl") or ""
     if not callable(getattr(site.original, "__func__", site.original)):
-        return  # A value without a body: the installation refuses it, and says so.
+        return  # The target has no body. Its wrapper cannot be installed, which reports the reason.
     body = digests.loaded(site.original)
     evidence = {"target": target.name, "body": body.digest}
     if not body.from_file:
         by = "code that is not what its file says"
         raise _Refused(State.CONFLICTED, Reason.REPLACED, {**evidence, "by": by})
-    known_as = fingerprints.bodies_for(patch.id).what(patch.id, target.name, body.digest)
-    if known_as == "buggy":
+    verdict = fingerprints.bodies_for(patch.id).verdict(patch.id, target.name, body.digest)
+    if verdict == "buggy":
         return
     if not in_range(trl, patch.range_of(target)):
         raise _Refused(State.SKIPPED, Reason.TRL_VERSION, {"installed": trl, "range": patch.trl, **evidence})
-    if known_as is not None:
+    if verdict is not None:
         raise _Refused(State.SKIPPED, Reason.ALREADY_FIXED, evidence)
     if site.raw is INHERITED and _is_on_record(target):
         by = "what TRL defines here was deleted"
@@ -108,12 +111,12 @@ def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: b
 
 
 def _is_on_record(target: Target) -> bool:
-    """Return whether the release that is installed has this target. Where it is not there, somebody has deleted it."""
+    """Return whether the installed release has this target. If it has, a missing target was deleted at run time."""
     return fingerprints.bodies().at(target.name, installed("trl") or "") is not None
 
 
 def _reproduce(module_patch: ModulePatch, module: ModuleType) -> Outcome:
-    """Return the outcome of the self-test on TRL as it is. Refuses where it does not reproduce the bug."""
+    """Return the outcome of the self-test on unpatched TRL. Refuse the patch if the bug is not reproduced."""
     red = self_test(module_patch.patch, module, module_patch.options)
     if isinstance(red, Decision):
         raise _Refused(red.state, red.reason, red.evidence)
@@ -125,7 +128,7 @@ def _reproduce(module_patch: ModulePatch, module: ModuleType) -> Outcome:
 def _install_and_retest(
     module_patch: ModulePatch, module: ModuleType, located: list[Site], red: Outcome, *, strict: bool
 ) -> Decision:
-    """Put the wrappers on and test again. They come off again where the self-test does not say ``fixed``."""
+    """Put the wrappers on and test again. Take them off again unless the self-test returns ``fixed``."""
     from .compiled_code import compiled_now
     from .guard import Guard
     from .wrappers import Layer
@@ -138,7 +141,7 @@ def _install_and_retest(
             if not target.traced and not strict:
                 guards.append(wrapper := Guard(patch.id, wrapper))
             options = tuple(sorted(module_patch.options.items()))
-            # First, so that what fails in the middle of putting on is taken off too.
+            # The roll-back is registered first, so that a layer is taken off even if putting it on fails half-way.
             roll_back.callback(site.take_off, patch.id)
             site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced, options))
         green = self_test(patch, module, module_patch.options)
@@ -147,7 +150,7 @@ def _install_and_retest(
         evidence = {"red": red.to_dict(), "green": green.to_dict()}
         if green.verdict is not Verdict.FIXED:
             return Decision(State.FAILED, Reason.SELF_TEST, evidence)
-        # While the module is being imported nobody can have called, and so compiled, the target yet.
+        # While the module is being imported the target cannot have been called, and so compiled, yet.
         if not getattr(module.__spec__, "_initializing", False):
             traced = any(target.traced for target in module_patch.targets)
             module_patch.compiled = compiled_now(traced=traced)

@@ -1,4 +1,4 @@
-"""Code that Dynamo has compiled before a patch went on: it may hold the method as it was, inlined."""
+"""Find code that Dynamo compiled before a patch went on, which may have the unpatched method inlined."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import Any
 from .libraries import TRL_AND_BELOW, folder_of
 
 Compiled = tuple[Any, ...]
-"""Weak references to code that Dynamo has compiled. After ``torch._dynamo.reset()`` it holds others."""
+"""Weak references to code that Dynamo has compiled. After ``torch._dynamo.reset()`` Dynamo has new ones."""
 
 
 def compiled_now(*, traced: bool) -> Compiled:
-    """Return the compiled code that may hold a target's function as it is now, inlined: it goes on calling that.
+    """Return the compiled code that may have a target's present function inlined, and would go on calling it.
 
-    Which functions Dynamo has inlined is not on record, so for a ``traced`` target it is all. Any other target is
-    called by a trainer or the user's own code: what these libraries have compiled of their models does not count.
+    Dynamo does not record which functions it has inlined, so for a ``traced`` target this is all compiled code. Any
+    other target is called by a trainer or the user's code: the compiled models of these libraries do not count.
     """
-    return tuple(each for each in _references() if (code := each()) and (traced or not _of_a_model(code)))
+    references = _references()
+    return tuple(ref for ref in references if (code := ref()) and (traced or not _of_a_model(code)))
 
 
 def still_compiled(before: Compiled) -> str:
-    """Return in words what of the code compiled ``before`` is still there."""
-    now = {id(each) for each in _references()}
-    left = [each() for each in before if id(each) in now]
-    where = sorted({f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})" for code in left if code is not None})
-    return f"compiled before the patch went on: {', '.join(where)}; torch._dynamo.reset() drops that" if where else ""
+    """Describe the code in ``before`` that is still compiled. The text is empty if there is none."""
+    current = {id(reference) for reference in _references()}
+    codes = [reference() for reference in before if id(reference) in current]
+    names = sorted({f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})" for code in codes if code is not None})
+    return f"compiled before the patch went on: {', '.join(names)}; torch._dynamo.reset() drops that" if names else ""
 
 
 def _references() -> list[Any]:
     frames = sys.modules.get("torch._dynamo.convert_frame")
-    # Private, and the same in torch 2.6, 2.9 and 2.13.
+    # This attribute is private, and the same in torch 2.6, 2.9 and 2.13.
     return list(getattr(getattr(frames, "output_codes", None), "seen", ()))
 
 

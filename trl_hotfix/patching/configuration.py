@@ -1,17 +1,21 @@
-"""What an engine was asked for, whole: it is replaced at once, and put back at once where a call fails."""
+"""The configuration of an engine. It is replaced as one object, and put back as one object when a call fails."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from ..errors import NotAppliedError
 from ..model import Decision, State
 from ..selection.selection import Selection
 
 
 class Configuration(Struct, frozen=True):
-    """``decisions`` are those of the gates, by patch. Without a ``selection`` nothing has been asked for yet."""
+    """The selection and its policy. ``decisions`` are those of the gates, by patch.
+
+    Without a ``selection``, ``apply()`` has not been called yet.
+    """
 
     selection: Selection | None = None
     decisions: Mapping[str, Decision] = {}
@@ -19,6 +23,12 @@ class Configuration(Struct, frozen=True):
     try_unknown_body: bool = False
 
     @property
-    def wanted(self) -> set[str]:
+    def selected(self) -> set[str]:
         """The ids of the patches that go on when their modules are imported."""
         return {patch_id for patch_id, decision in self.decisions.items() if decision.state is State.PENDING}
+
+
+def not_applied(reasons: Iterable[str]) -> NotAppliedError:
+    """Return the error of strict mode, with a line for each patch that should be on and cannot be."""
+    lines = "".join(f"\n  {reason}" for reason in reasons)
+    return NotAppliedError(f"strict mode: a patch that should be on cannot be:{lines}")

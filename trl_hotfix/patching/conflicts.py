@@ -1,4 +1,4 @@
-"""Who else has wrapped, replaced or deleted a target."""
+"""Detect other code that has wrapped, replaced, deleted or overridden a target."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .sites import MISSING, Site, describe_owner
 from .wrappers import describe
 
 _LONGEST_CHAIN = 32
-"""Wrappers on one method that are followed. Nobody has more, unless they go round in a circle."""
+"""The number of wrappers on one method that are followed. A longer chain is most likely a circle."""
 
 _STAND_INS = f"{__package__.partition('.')[0]}.testing."
 """Where the trainers of self-tests are made."""
 
 
 def foreign(site: Site) -> str | None:
-    """Return who has wrapped or replaced the target before us, or None while it is TRL's own."""
+    """Describe the code that wrapped or replaced the target before us. Return None if the target is TRL's own."""
     if site.layers:
         occupied = site.occupied()
         return None if occupied is None else occupied.by
     function = getattr(site.original, "__func__", site.original)
     if not callable(function):
-        return None  # A property or a value of TRL's: nobody's wrapper, and nothing to wrap either.
+        return None  # A property or a value of TRL is not a wrapper, and cannot be wrapped either.
     for _ in range(_LONGEST_CHAIN):
         if function is None:
             return None
@@ -40,12 +40,12 @@ def foreign(site: Site) -> str | None:
     return f"more than {_LONGEST_CHAIN} functions, each wrapped in the next"
 
 
-def still_on(site: Site, held: Collection[Any]) -> str | None:
-    """For a site that we hold: None if our wrapper is the attribute, or who stands on top of it and calls it.
+def still_on(site: Site, patched_classes: Collection[Any]) -> str | None:
+    """Return None if our wrapper is the attribute, or a description of the code on top that calls our wrapper.
 
-    ``held`` are all the classes that the patch is on. Raises ``OccupiedError`` where our wrapper is not reached.
+    ``patched_classes`` are the classes that the patch is on. Raises ``OccupiedError`` if no call reaches our wrapper.
     """
-    moved, occupied = site.moved(held), site.occupied()
+    moved, occupied = site.moved(patched_classes), site.occupied()
     if moved is not None:
         raise moved
     if occupied is None:
@@ -57,114 +57,119 @@ def still_on(site: Site, held: Collection[Any]) -> str | None:
 
 
 def overridden(site: Site, objects: Iterable[object]) -> list[str]:
-    """Who stands before this method and never calls it: classes outside TRL, and those of ``objects`` with their own.
+    """Describe the methods that are called instead of this one and never call it.
 
-    A class is a subclass of the one that we hold, or another base of such a subclass, which comes first there.
+    They are those of classes outside TRL, which are subclasses of the patched one or bases that come before it in such
+    a subclass, and those that are attributes of an instance in ``objects``.
     """
     if not isinstance(site.owner, type):
         return []
-    found: dict[str, None] = {}
-    for each in _subclasses(site.owner):
-        for base in each.__mro__[: each.__mro__.index(site.owner)]:
+    descriptions: dict[str, None] = {}
+    for subclass in _subclasses(site.owner):
+        for base in subclass.__mro__[: subclass.__mro__.index(site.owner)]:
             raw = vars(base).get(site.name, MISSING)
-            its = f"{base.__module__}.".startswith("trl.") or _stands_in(base)
-            if raw is not MISSING and not its and not _calls(raw, site, each):
-                found[f"{base.__module__}.{base.__qualname__}.{site.name}"] = None
-    for one in objects:
-        kind = type(one)
-        raw = vars(one).get(site.name, MISSING) if issubclass(kind, site.owner) else MISSING
-        if raw is not MISSING and not _stands_in(kind) and not _calls(raw, site, kind):
-            found[f"{site.name} of an instance of {describe_owner(kind)}: {describe(raw)}"] = None
-    return list(found)
+            exempt = f"{base.__module__}.".startswith("trl.") or _is_stand_in(base)
+            if raw is not MISSING and not exempt and not _calls(raw, site, subclass):
+                descriptions[f"{base.__module__}.{base.__qualname__}.{site.name}"] = None
+    for instance in objects:
+        cls = type(instance)
+        raw = vars(instance).get(site.name, MISSING) if issubclass(cls, site.owner) else MISSING
+        if raw is not MISSING and not _is_stand_in(cls) and not _calls(raw, site, cls):
+            descriptions[f"{site.name} of an instance of {describe_owner(cls)}: {describe(raw)}"] = None
+    return list(descriptions)
 
 
 def objects_of(sites: Iterable[Site]) -> list[object]:
-    """All objects of the classes of these sites. One look through what the garbage collector knows: some 30 ms."""
+    """Return all objects of the classes of these sites. The search through the garbage collector takes some 30 ms."""
     owners = {site.owner for site in sites if isinstance(site.owner, type)}
-    classes = {each for owner in owners for each in (owner, *_subclasses(owner))}
-    # By the type: a proxy, asked for its class, may answer with another's.
-    return [each for each in gc.get_referrers(*classes) if type(each) in classes and hasattr(each, "__dict__")]
+    classes = {cls for owner in owners for cls in (owner, *_subclasses(owner))}
+    # type() is used, since the `__class__` of a proxy may be that of another object.
+    referrers = gc.get_referrers(*classes)
+    return [referrer for referrer in referrers if type(referrer) in classes and hasattr(referrer, "__dict__")]
 
 
-def _stands_in(kind: type) -> bool:
-    """Is this a self-test's stand-in for a trainer? It is there until the garbage collector comes by."""
-    return f"{kind.__module__}.".startswith(_STAND_INS) or kind.__module__ in PATCH_MODULES
+def _is_stand_in(cls: type) -> bool:
+    """Return whether ``cls`` is a self-test's stand-in for a trainer. It exists until it is garbage-collected."""
+    return f"{cls.__module__}.".startswith(_STAND_INS) or cls.__module__ in PATCH_MODULES
 
 
 def _subclasses(owner: type) -> list[type]:
     direct: list[type] = type.__subclasses__(owner)
-    return direct + [each for one in direct for each in _subclasses(one)]
+    return direct + [subclass for child in direct for subclass in _subclasses(child)]
 
 
 def _calls(raw: Any, site: Site, inheriting: type | None = None) -> bool:
-    """Whether ``raw``, which somebody has put where our wrapper is looked for, calls our wrapper. Read from its code.
+    """Return whether ``raw``, which is found in place of our wrapper, calls our wrapper, as far as its code tells.
 
-    It does if it has ours in its closure, its defaults, a global variable or an attribute of the class that it names;
-    in an ``inheriting`` class also if it names the method, and ``super`` or the class. The ``__wrapped__`` of a plain
-    function says nothing: ``functools.wraps`` is also used by those who only want to look like the original.
+    It does if our wrapper is in its closure, its defaults, a global variable or an attribute of the class that it
+    names. In an ``inheriting`` class it also does if it names the method, and ``super`` or the class. The
+    ``__wrapped__`` of a plain function is no evidence: ``functools.wraps`` is also used to look like the original only.
     """
-    waiting, seen = [raw], 0
-    while waiting and seen < 100:
-        each, seen = waiting.pop(), seen + 1
-        if _is_ours(each, site):
+    waiting, count = [raw], 0
+    while waiting and count < 100:
+        candidate, count = waiting.pop(), count + 1
+        if _is_our_wrapper(candidate, site):
             return True
-        if type(each) is not FunctionType:
-            # A bound, static or class method, a partial, a wrapper object.
-            beneath = (getattr(each, name, None) for name in ("__func__", "func", "__wrapped__"))
-            waiting += [one for one in beneath if isinstance(one, _HOLDERS)]
+        if type(candidate) is not FunctionType:
+            # It may be a bound, static or class method, a partial or a wrapper object.
+            inner = (getattr(candidate, name, None) for name in ("__func__", "func", "__wrapped__"))
+            waiting += [function for function in inner if isinstance(function, _HOLDERS)]
             continue
-        names = _names(each.__code__)
+        names = _names(candidate.__code__)
         if (
             inheriting is not None
             and names & {site.name, "getattr"}
-            and _goes_on(each.__code__, names, site.owner, inheriting)
+            and _calls_base(candidate.__code__, names, site.owner, inheriting)
         ):
             return True
-        places = (each.__globals__, {key: value for key, value in vars(site.owner).items() if key != site.name})
-        if any(_is_ours(place.get(name), site) for place in places for name in names):
+        namespaces = (
+            candidate.__globals__,
+            {key: value for key, value in vars(site.owner).items() if key != site.name},
+        )
+        if any(_is_our_wrapper(namespace.get(name), site) for namespace in namespaces for name in names):
             return True
-        held = [*_contents(each), *(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
-        waiting += [one for one in held if isinstance(one, _HOLDERS)]
+        defaults = [*(candidate.__defaults__ or ()), *(candidate.__kwdefaults__ or {}).values()]
+        waiting += [value for value in (*_closure_values(candidate), *defaults) if isinstance(value, _HOLDERS)]
     return False
 
 
 _HOLDERS = (FunctionType, MethodType, staticmethod, classmethod, functools.partial, functools.partialmethod)
-"""What may hold a function and call it. A wrapt wrapper says that it is what it wraps."""
+"""Types that may hold a function and call it. A wrapt wrapper is an instance of the type that it wraps."""
 
 
-def _is_ours(found: Any, site: Site) -> bool:
-    """What is installed, as it lies in the class or as the class hands it out."""
-    if isinstance(found, _HOLDERS):
+def _is_our_wrapper(value: Any, site: Site) -> bool:
+    """Return whether ``value`` is the installed wrapper, either the raw descriptor or the bound one."""
+    if isinstance(value, _HOLDERS):
         installed = site.installed
         function = getattr(installed, "__func__", installed)
-        if found is installed or found is function:
+        if value is installed or value is function:
             return True
-        # A bound one that somebody kept, from before the same patches went off and on again, is as good.
-        reference = getattr(getattr(found, "_self_parent", found), "_self_reference", None)
+        # A bound wrapper that was kept while the same patches went off and on again is equivalent.
+        reference = getattr(getattr(value, "_self_parent", value), "_self_reference", None)
         return reference is not None and reference == getattr(installed, "_self_reference", None)
     return False
 
 
-def _goes_on(code: CodeType, names: set[str], owner: type, inheriting: type) -> bool:
-    """Whether a method with this code goes on to what stands behind it, and not past ``owner``."""
+def _calls_base(code: CodeType, names: set[str], owner: type, inheriting: type) -> bool:
+    """Return whether a method with this code calls the method of a base, without passing over that of ``owner``."""
     if "super" in names:
-        steps = [step.argval for step in dis.get_instructions(code)]
-        # `super(DPOTrainer, self)` begins behind DPOTrainer.
-        return ("super", owner.__name__) not in itertools.pairwise(steps)
+        arguments = [instruction.argval for instruction in dis.get_instructions(code)]
+        # `super(DPOTrainer, self)` begins after DPOTrainer.
+        return ("super", owner.__name__) not in itertools.pairwise(arguments)
     return any(base.__name__ in names for base in inheriting.__mro__[: inheriting.__mro__.index(owner) + 1])
 
 
-def _contents(function: FunctionType) -> list[Any]:
-    """What a function closes over, without what is not there yet."""
-    found = []
+def _closure_values(function: FunctionType) -> list[Any]:
+    """Return the values in a function's closure. Cells without a value yet are left out."""
+    values = []
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):
-            found.append(cell.cell_contents)
-    return found
+            values.append(cell.cell_contents)
+    return values
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names that a function looks up, those within it included."""
+    """Return the names that a function and the functions inside it look up."""
     names = {*code.co_names, *code.co_freevars}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

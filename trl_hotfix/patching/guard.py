@@ -1,9 +1,9 @@
-"""A wrapper that has been proven cannot end the run any more.
+"""Guard a proven wrapper, so that an error in it does not end the run.
 
-If it fails before it has called TRL's method, or after it has called it once with the very arguments that it was given,
-what TRL does unpatched is still to be had: that is done from then on, with one warning. What TRL's method made of other
-arguments is neither the old behaviour nor the new one: then the error goes on to the caller, with a line that names the
-patch.
+If the wrapper fails before it has called TRL's method, or after it has called it once with the very arguments that it
+was given, the unpatched behaviour is still available: TRL runs unpatched from then on, with one warning. The result of
+TRL's method for other arguments is neither the old behaviour nor the new one, so then the error is raised, after a log
+line that names the patch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..model import Wrapper
 
 
 class Guard:
-    """The wrapper of one patch. ``armed`` once it is proven; ``broken`` is the error that has switched it off."""
+    """The wrapper of one patch. It is ``armed`` once it is proven; ``broken`` is the error that has switched it off."""
 
     __slots__ = ("armed", "broken", "patch_id", "wrapper")
 
@@ -32,27 +32,27 @@ class Guard:
             return wrapped(*args, **kwargs)
         if not self.armed:
             return self.wrapper(wrapped, instance, args, kwargs)
-        seen = _CallRecorder(wrapped)
+        recorder = _CallRecorder(wrapped)
         try:
-            return self.wrapper(seen, instance, args, kwargs)
-        # The third border: what goes wrong in a wrapper of ours must not end a run that goes on without it.
+            return self.wrapper(recorder, instance, args, kwargs)
+        # The run can go on without the wrapper, so an error in the wrapper must not end it.
         except Exception as error:
-            if seen.raised:
-                raise  # TRL's own error, or that of the user's code which it calls
-            what = f"{self.patch_id} failed in a call ({type(error).__name__}: {error})"
-            if not seen.as_given(args, kwargs):
-                log.error("%s after TRL had done part of it; TRL_HOTFIX_SKIP=%s leaves it out", what, self.patch_id)
+            if recorder.raised:
+                raise  # This is TRL's own error, or one of the user's code that TRL calls.
+            failure = f"{self.patch_id} failed in a call ({type(error).__name__}: {error})"
+            if not recorder.unchanged(args, kwargs):
+                log.error("%s after TRL had done part of it; TRL_HOTFIX_SKIP=%s leaves it out", failure, self.patch_id)
                 raise
             self.broken = error
-            log.warning("%s and is NOT on any more: from this call on TRL runs unpatched", what)
-            return seen.result if seen.calls else wrapped(*args, **kwargs)
+            log.warning("%s and is NOT on any more: from this call on TRL runs unpatched", failure)
+            return recorder.result if recorder.calls else wrapped(*args, **kwargs)
 
 
 class _CallRecorder:
-    """TRL's method as a wrapper is given it: remembers how it was called and what came of it."""
+    """TRL's method as it is passed to a wrapper. It records the arguments and the result of each call."""
 
-    # Without slots: Dynamo, which traces this where the caller is compiled, does not find what stands in one that has a
-    # ``__getattr__``, and asks that for it without end.
+    # This class has no __slots__. If the caller is compiled, Dynamo traces it, and in a class with slots and a
+    # ``__getattr__`` Dynamo does not find the slots and calls ``__getattr__`` without end.
 
     def __init__(self, wrapped: Callable[..., Any]) -> None:
         self.__wrapped__ = wrapped
@@ -72,10 +72,13 @@ class _CallRecorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
 
-    def as_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Was it called never, or once with these very objects?"""
+    def unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the method was called never, or once with these very objects."""
         if len(self.calls) != 1:
             return not self.calls
-        ours, named = self.calls[0]
-        positional = len(ours) == len(args) and all(one is other for one, other in zip(ours, args, strict=True))
-        return positional and named.keys() == kwargs.keys() and all(named[key] is kwargs[key] for key in kwargs)
+        called_args, called_kwargs = self.calls[0]
+        if len(called_args) != len(args) or called_kwargs.keys() != kwargs.keys():
+            return False
+        if not all(called is argument for called, argument in zip(called_args, args, strict=True)):
+            return False
+        return all(called_kwargs[key] is kwargs[key] for key in kwargs)

@@ -1,4 +1,4 @@
-"""Where the code of a trainer may come from: TRL and the libraries beneath it."""
+"""The libraries from which the code of a trainer may come: TRL and its dependencies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from types import FunctionType
 
 TRL_AND_BELOW = ("trl", "transformers", "torch", "accelerate", "huggingface_hub")
-"""The methods of a trainer and their decorators come from these.
+"""The methods of a trainer and their decorators come from these packages.
 
-``torch.no_grad``, TRL's ``profiling_decorator`` and, on constructors up to 0.12, huggingface_hub's
+The decorators are ``torch.no_grad``, TRL's ``profiling_decorator`` and, on constructors up to 0.12, huggingface_hub's
 ``_deprecate_arguments``.
 """
 
@@ -20,7 +20,7 @@ _DECORATORS = (functools.__file__, contextlib.__file__)
 
 
 def is_of_trl(function: FunctionType) -> bool:
-    """Return whether the code of ``function`` is TRL's, or that of a decorator which TRL takes from these libraries."""
+    """Return whether the code of ``function`` is TRL's, or that of a decorator that TRL takes from these libraries."""
     path = os.path.realpath(function.__code__.co_filename)
     if path in map(os.path.realpath, _DECORATORS):
         return True

@@ -1,4 +1,4 @@
-"""A patch in one module of TRL, and where a patch stands when its module patches stand where they do."""
+"""A patch in one module of TRL, and the state of a patch as a whole, which follows from its module patches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModulePatch(Struct, eq=False):
-    """A patch in one module: its targets there, and what has become of them, step by step in ``journal``."""
+    """A patch in one module: its targets, the current decision, and all earlier ones in ``journal``."""
 
     patch: Patch
     module: str
@@ -38,9 +38,9 @@ class ModulePatch(Struct, eq=False):
         return self.patch.id, self.module
 
     def note(self) -> None:
-        """Put the decision of now into the journal."""
-        stand = f"{self.decision.state.value} ({self.decision.reason.value})"
-        self.journal.append(f"{self.patch.id}: {self.module}: {stand}{in_one_line(self.decision)}")
+        """Add the current decision to the journal."""
+        state = f"{self.decision.state.value} ({self.decision.reason.value})"
+        self.journal.append(f"{self.patch.id}: {self.module}: {state}{in_one_line(self.decision)}")
 
 
 _WORST_FIRST = (
@@ -63,9 +63,9 @@ def status_of(
     options: Options,
     objects: Sequence[object] = (),
 ) -> PatchStatus:
-    """Return where ``patch`` stands: where the worst of its module patches does, or else where the gates left it.
+    """Return the status of ``patch``: the worst decision of its module patches, or else ``decision`` of the gates.
 
-    ``objects`` are those of the classes that patches are on.
+    ``objects`` are the instances of the patched classes.
     """
     fitting = gates.targets_for(patch, trl) if trl is not None else ()
     by_module = {module_patch.module: _current_decision(module_patch, objects) for module_patch in module_patches}
@@ -86,7 +86,7 @@ def status_of(
 
 
 def overtaken(module_patch: ModulePatch) -> bool:
-    """Return whether a reload that nobody saw end has put a new class or function of TRL's over the patched one."""
+    """Return whether a reload whose end was missed has replaced the patched class or function by a new one of TRL."""
     module = sys.modules.get(module_patch.module)
     if module_patch.decision.state is not State.APPLIED or module is None:
         return False
@@ -99,7 +99,7 @@ def overtaken(module_patch: ModulePatch) -> bool:
 
 
 def _current_decision(module_patch: ModulePatch, objects: Sequence[object]) -> Decision:
-    """Return where a module patch stands, after a look whether its wrappers are still on their targets."""
+    """Return the decision of a module patch, after a check that its wrappers are still on their targets."""
     if module_patch.decision.state is not State.APPLIED:
         return module_patch.decision
     from .compiled_code import still_compiled

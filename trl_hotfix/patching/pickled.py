@@ -1,4 +1,4 @@
-"""The module under whose name a patched plain function is pickled: its attributes are ``references``."""
+"""A patched plain function is pickled as an attribute of this module, whose name is one of ``references``."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def __getattr__(name: str) -> Any:
     if reference is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     restored = restore(reference, None)
-    # A class method is given bound to its class; what goes by this name is the function.
+    # A class method is restored bound to its class, but the name stands for the function.
     return getattr(restored, "__func__", restored)

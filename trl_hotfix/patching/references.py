@@ -1,27 +1,27 @@
-"""Names of our own for patched plain functions, so that they pickle as what they are.
+"""Names under which patched plain functions are pickled.
 
-Under TRL's name a pickle of the patched function would be that of the unpatched one, and ``datasets`` would take what
-it has cached from the one for the other. A name holds the module, the attribute, and the ids, the revisions and the
-options of the patches; looking it up here applies those patches first, in a worker that has not done so yet.
+Under TRL's name the pickles of the patched and of the unpatched function would be equal, and ``datasets`` would reuse
+the cached data of one for the other. A name holds the module, the attribute, and the ids, the revisions and the options
+of the patches. Looking it up applies those patches first, in a worker that has not applied them yet.
 """
 
 from __future__ import annotations
 
 MODULE = f"{__package__}.pickled"
-"""The module that looks such a name up."""
+"""The module that looks up such a name."""
 
 Named = tuple[str, int, tuple[tuple[str, str], ...]]
 """A patch as a pickle names it: id, revision, and the (option, choice) pairs."""
 
 Reference = tuple[str, str, tuple[Named, ...]]
-"""How a patched function is named in a pickle: module, attribute, and its patches."""
+"""The name of a patched function in a pickle: module, attribute, and its patches."""
 
 
 def name_of(reference: Reference) -> str:
-    """The reference as one name. It has no dots: pickle takes what stands between them for attributes."""
+    """Return the reference as one name. It has no dots, since pickle splits a name at dots into attributes."""
     module, attribute, patches = reference
     named = (
-        # The bar of a pack's id: a slash stands for a dot here.
+        # The slash in the id of a pack's patch becomes a colon, since a slash stands for a dot here.
         "&".join([f"{patch_id.replace('/', ':')}@{revision}", *(f"{option}={choice}" for option, choice in options)])
         for patch_id, revision, options in patches
     )
@@ -29,11 +29,11 @@ def name_of(reference: Reference) -> str:
 
 
 def parsed(name: str) -> Reference | None:
-    """Return the reference that ``name`` stands for; None if it is another name."""
-    module, bar, rest = name.replace("/", ".").partition("|")
+    """Return the reference that ``name`` stands for, or None if it is another kind of name."""
+    module, bar, path = name.replace("/", ".").partition("|")
     if not bar:
         return None
-    attribute, *patches = rest.split("|")
+    attribute, *patches = path.split("|")
     return module, attribute, tuple(map(_named, patches))
 
 

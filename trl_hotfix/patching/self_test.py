@@ -1,4 +1,4 @@
-"""Run a self-test: within a time limit, and without a trace in the process."""
+"""Run a self-test within a time limit and without side effects in the process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..model import Decision, Options, Outcome, Patch, Reason, State
 from .isolation import TimeLimitExceeded, time_limit, undisturbed
 
 SELF_TEST_SECONDS = 60.0
-"""A self-test takes milliseconds; the first in a process may have to import what it tests from a slow disk."""
+"""A self-test takes milliseconds, but the first in a process may have to import modules from a slow disk."""
 
 
 def self_test(patch: Patch, module: ModuleType, options: Options) -> Outcome | Decision:
-    """Return what the self-test of ``patch`` says of ``module``; ``failed`` with the traceback if it says nothing."""
+    """Return the outcome of the self-test of ``patch`` on ``module``, or ``failed`` with the traceback if it raises."""
     try:
         with time_limit(SELF_TEST_SECONDS), undisturbed():
             outcome = function_of(patch, patch.self_test, options)(module)
-    # A self-test that raises says nothing about the bug, and must not end the user's import.
+    # A self-test that raises gives no verdict, and must not end the user's import.
     except (Exception, SystemExit, TimeLimitExceeded) as error:
         return failed(Reason.SELF_TEST_ERROR, error)
     if not isinstance(outcome, Outcome):

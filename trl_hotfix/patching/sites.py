@@ -1,7 +1,7 @@
-"""Put wrappers on, take them off exactly.
+"""Put wrappers on, and take them off exactly.
 
-A site is one attribute of one class or module; it remembers the raw descriptor that was there, and the layers, one a
-patch, that stand on it. Whenever the layers change, what is installed is built anew from the raw descriptor.
+A site is one attribute of one class or module. It keeps the raw descriptor that TRL has there, and the layers on it,
+one for each patch. When the layers change, the installed wrapper is built anew from the raw descriptor.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..model import Reason, Target
 from .wrappers import Layer, describe, wrapped_descriptor
 
 INHERITED = object()
-"""In place of a raw descriptor: the attribute is inherited. Setting it back would change what the class defines."""
+"""Stands for a raw descriptor: the attribute is inherited. Setting it back would define it in the class itself."""
 
 NOT_INSTALLED = object()
-"""In place of what is installed: nothing of ours is on the site."""
+"""Stands for the installed wrapper: none of our wrappers is on the site."""
 
 MISSING = object()
-"""The answer of a look-up that finds nothing."""
+"""The result of a failed look-up."""
 
 
 class MissingTargetError(LookupError):
@@ -30,7 +30,7 @@ class MissingTargetError(LookupError):
 
 
 class OccupiedError(RuntimeError):
-    """The attribute does not hold our wrapper any more; taking off ours would undo somebody else's work."""
+    """The attribute does not hold our wrapper any more. Taking it off would undo a change by other code."""
 
     def __init__(self, reason: Reason, by: str) -> None:
         self.reason, self.by = reason, by
@@ -39,7 +39,7 @@ class OccupiedError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """One attribute of one class or module, and the patches that stand on it."""
+    """One attribute of one class or module, and the patches on it."""
 
     owner: Any
     name: str
@@ -57,11 +57,11 @@ class Site:
         return self.inherited if self.raw is INHERITED else self.raw
 
     def put_on(self, layer: Layer) -> None:
-        """Add ``layer``, outermost. Raises ``OccupiedError`` or ``UnsupportedTargetError``, with nothing changed."""
+        """Add ``layer`` as the outermost. On ``OccupiedError`` or ``UnsupportedTargetError`` nothing has changed."""
         self._set((*self._without(layer.patch_id), layer))
 
     def take_off(self, patch_id: str) -> None:
-        """Remove a patch's layer; the last one leaves ``vars(owner)`` as it was. Raises ``OccupiedError``."""
+        """Remove a patch's layer. Without layers ``vars(owner)`` is as it was before. Raises ``OccupiedError``."""
         self._set(self._without(patch_id))
 
     def _without(self, patch_id: str) -> tuple[Layer, ...]:
@@ -71,26 +71,26 @@ class Site:
         return any(layer.patch_id == patch_id for layer in self.layers)
 
     def moved(self, patched_classes: Collection[Any]) -> OccupiedError | None:
-        """Return which other class stands where the owner was found, or under its name in ``trl`` or ``trl.trainer``.
+        """Return an error if another class has replaced the owner in its module, or in ``trl`` or ``trl.trainer``.
 
-        A module may have been given a regenerated class since, or a reload one of its own: it must be one of
-        ``patched_classes``, those that the patch is on, or a subclass of one.
+        Another library may have generated the class anew, or a reload may have defined it again. It must be one of
+        ``patched_classes``, which have the patch, or a subclass of one.
         """
         for module, path in self.names:
             for surface in (module, "trl.trainer", "trl") if path else ():
                 current: Any = vars(sys.modules.get(surface, object)).get(path, MISSING)
                 if not isinstance(current, type) or set(patched_classes) & set(current.__mro__):
                     continue
-                # TRL has some names twice, each in a module of its own.
+                # TRL has two classes of the same name in different modules.
                 if surface == module or vars(sys.modules.get(current.__module__, object)).get(path) is not current:
                     by = f"{surface}.{path} is another class, {describe_owner(current)}"
                     return OccupiedError(Reason.REPLACED, by)
         return None
 
     def reloaded(self) -> bool:
-        """Return whether a reload of the module has put its function there anew, over our wrapper.
+        """Return whether a reload of the module has put a new function in place of our wrapper.
 
-        A class that was reloaded has a new site.
+        A reloaded class has a new site.
         """
         current, original = vars(self.owner).get(self.name), self.original
         if not self.layers or current in (self.installed, original) or not isinstance(self.owner, ModuleType):
@@ -101,12 +101,12 @@ class Site:
         return source == (original.__module__, original.__qualname__, original.__code__.co_filename)
 
     def start_over(self) -> None:
-        """Take the function that a reload has put there for the original, also where the old one is held by value."""
+        """Take the reloaded function as the original, also in modules that hold the old one by value."""
         old, self.installed, self.layers = self.installed, NOT_INSTALLED, ()
         self._rebind(old, vars(self.owner)[self.name])
 
     def occupied(self) -> OccupiedError | None:
-        """Return who holds the attribute, if it is neither TRL's own nor our wrapper."""
+        """Return an error that names the attribute's present value, if it is neither TRL's own nor our wrapper."""
         current = vars(self.owner).get(self.name, INHERITED)
         expected = self.installed if self.layers else self.raw
         if current is expected:
@@ -133,7 +133,7 @@ class Site:
             self._rebind(before, after)
 
     def _rebind(self, before: Any, after: Any) -> None:
-        """Follow ``from .utils import f``: other modules of TRL hold the function by value."""
+        """Replace the function in other modules of TRL too, which hold it by value after ``from .utils import f``."""
         for name, module in list(sys.modules.items()):
             # sys.modules may hold None for a name that must not be imported.
             if module is self.owner or not isinstance(module, ModuleType) or not f"{name}.".startswith("trl."):
@@ -144,7 +144,7 @@ class Site:
 
 
 class Sites:
-    """The sites of this process; the same class reached under two names is one site."""
+    """The sites of this process. A class that is reached under two names has one site for each attribute."""
 
     def __init__(self, restore: Callable[..., Any]) -> None:
         self._restore = restore
@@ -165,7 +165,7 @@ class Sites:
         if site.reloaded():
             site.start_over()
         if not site.layers:
-            # Nothing of ours is on it: whatever stands there now is what it was.
+            # None of our wrappers is on it, so the present value is the original.
             bases = owner.__mro__[1:] if isinstance(owner, type) else ()
             site.raw = vars(owner).get(name, INHERITED)
             site.inherited = next((vars(base)[name] for base in bases if name in vars(base)), MISSING)

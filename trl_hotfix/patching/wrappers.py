@@ -1,4 +1,4 @@
-"""What stands on a target: a wrapt wrapper, or a plain function where ``torch.compile`` must see one."""
+"""Build the object that replaces a target: a wrapt wrapper, or a plain function if ``torch.compile`` must see one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Layer:
 
 
 class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
-    # Dynamo looks through a wrapt wrapper and traces the original; with this it takes a graph break and runs ours.
+    # Without this mark Dynamo looks through a wrapt wrapper and traces the original. With it, it breaks the graph.
     _torchdynamo_disable = True
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -50,14 +50,14 @@ class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
         return self._self_parent.__get__(instance, type(instance))
 
 
-_bind = wrapt.FunctionWrapper.__get__  # ``super()`` would cost 0.1 us a call
+_bind = wrapt.FunctionWrapper.__get__  # ``super()`` would cost 0.1 us a call.
 
 
 class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapt wrapper that can be pickled, and that ``torch.compile`` does not look through.
 
-    It pickles by a name of our own with the patches' ids, revisions and options in it: ``datasets`` hashes what it
-    pickles, so data prepared by the unpatched function is not taken for the patched one's.
+    Its pickle has the patches' ids, revisions and options. ``datasets`` hashes pickles, so data prepared by the
+    unpatched function is not reused for the patched one.
     """
 
     _torchdynamo_disable = True
@@ -69,7 +69,7 @@ class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
         super().__init__(wrapped, wrapper)
         self._self_restore = restore
         self._self_reference = reference
-        # Always the same object, as with a function: cloudpickle writes down the code of the original otherwise.
+        # It must always be the same object, as with a function. Otherwise cloudpickle pickles the original's code.
         self._self_unbound: Any = _bind(self, None, owner) if isinstance(owner, type) else None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -90,7 +90,7 @@ class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
 def wrapped_descriptor(
     raw: Any, layers: tuple[Layer, ...], owner: Any, path: tuple[str, str], restore: Callable[..., Any]
 ) -> Any:
-    """Return what takes the place of the descriptor ``raw``, the last layer outermost.
+    """Return the replacement of the descriptor ``raw``, with the last layer outermost.
 
     ``path`` is its module and attribute. Raises ``UnsupportedTargetError``.
     """
@@ -104,7 +104,7 @@ def wrapped_descriptor(
         function = _plain_function(function, layer.wrapper, bound=bound)
     if isinstance(raw, FunctionType) and not any(layer.traced for layer in layers):
         return HotfixWrapper(function, outer.wrapper, restore, reference, owner)
-    # Static and class methods too: Dynamo looks through a wrapt wrapper of theirs whatever it is marked with.
+    # Static and class methods are plain functions too: Dynamo looks through their wrapt wrappers despite the mark.
     plain = _plain_function(function, outer.wrapper, bound=bound)
     plain.__module__, plain.__qualname__ = references.MODULE, references.name_of(reference)
     return plain if isinstance(raw, FunctionType) else type(raw)(plain)
@@ -114,7 +114,7 @@ def _plain_function(raw: Any, wrapper: Wrapper, *, bound: bool) -> FunctionType:
     """Return a plain function, which Dynamo traces, that calls ``wrapper`` around ``raw``."""
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # `raw.__get__` is an internal error in Dynamo on torch 2.6, and refused under fullgraph on 2.9.
+        # `raw.__get__` is an internal error in Dynamo on torch 2.6, and is refused under fullgraph on 2.9.
         return wrapper(functools.partial(raw, self), self, args, kwargs)
 
     async def async_method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -128,17 +128,17 @@ def _plain_function(raw: Any, wrapper: Wrapper, *, bound: bool) -> FunctionType:
 
     coroutine = (async_method if bound else async_function) if inspect.iscoroutinefunction(raw) else None
     plain = coroutine or (method if bound else function)
-    # Not __dict__: it drags `_torchdynamo_orig_callable` along (pytorch issue 172732).
+    # __dict__ is not updated, since it would copy `_torchdynamo_orig_callable` (pytorch issue 172732).
     functools.update_wrapper(plain, raw, updated=())
     assert isinstance(plain, FunctionType)
     return plain
 
 
 def describe(raw: Any) -> str:
-    """Return a raw descriptor in words: what it is and where its code stands."""
+    """Describe a raw descriptor: its type, its name and the location of its code."""
     function = getattr(raw, "__func__", raw)
     code = getattr(function, "__code__", None)
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    location = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
     kind = "" if type(raw) is FunctionType else f"{type(raw).__module__}.{type(raw).__qualname__} "
     name = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', None)}"
-    return f"{kind}{name}{where}"
+    return f"{kind}{name}{location}"

@@ -1,4 +1,4 @@
-"""What happened in the run: the ``callback`` that keeps its record, and the comparison between ``ranks``.
+"""The record of a run: the ``callback`` that writes it, and its comparison between ``ranks``.
 
-``trackers`` and ``model_cards`` are where the record goes besides; ``failures`` keeps a run going without it.
+``trackers`` and ``model_cards`` write it into trackers and model cards. ``failures`` keeps a run going if that fails.
 """

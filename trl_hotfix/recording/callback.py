@@ -1,6 +1,6 @@
-"""What was repaired goes into the records of the run, and is the same in every rank.
+"""Write the patches that are on into the records of the run, and check that every rank has the same.
 
-``TRL_HOTFIX=1`` gives ``HotfixCallback`` to every TRL trainer, unless ``TRL_HOTFIX_CALLBACK=0``; in a script,
+``TRL_HOTFIX=1`` gives ``HotfixCallback`` to every TRL trainer, unless ``TRL_HOTFIX_CALLBACK=0``. A script can call
 ``trainer.add_callback(trl_hotfix.HotfixCallback())``.
 """
 
@@ -32,14 +32,14 @@ from .trackers import FILE, KEY, tracker_writer
 
 
 class HotfixCallback(TrainerCallback):  # type: ignore[misc]
-    """Puts the report into the run's records, and looks whether all ranks have the same repairs.
+    """Write the report into the run's records, and check that all ranks have the same repairs.
 
-    At train begin: what is on goes into the log and, once, into ``state.log_history``, in its next entry; a patch that
-    should be on and is not is a WARNING, as are ranks that differ from rank 0 and a checkpoint that was trained with
-    other patches. Under ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise ``NotAppliedError``, on every
-    rank, before the first step. Then ``trl_hotfix.json`` beside every checkpoint, the config of wandb, trackio, mlflow
-    and TensorBoard where they are active, and a section in the model card. An evaluation without training has the log,
-    the history and the trackers.
+    When training begins, the patches that are on go into the log and, once, into the next entry of
+    ``state.log_history``. A patch that should be on and is not is a WARNING, as are ranks that differ from rank 0 and a
+    checkpoint that was trained with other patches. Under ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise
+    ``NotAppliedError``, on every rank, before the first step. The record is also written to ``trl_hotfix.json`` beside
+    every checkpoint, to the config of wandb, trackio, mlflow and TensorBoard if they are active, and to a section of
+    the model card. An evaluation without training has the log, the history and the trackers.
     """
 
     def __init__(self, strict: bool | None = None) -> None:
@@ -56,34 +56,34 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         with training_goes_on("on_train_begin failed"):
             if not self._is_of_trl(args, state):
                 return
-            speaker = self._speaker(state)
-            if speaker is self:
+            active = self._active_callback(state)
+            if active is self:
                 self._begin_training(state)
-            # The other one may be the strict one.
-            if speaker._problems and self._strict:
-                lines = "".join(f"\n  {problem}" for problem in speaker._problems)
+            # Of two callbacks, the inactive one may be the strict one.
+            if active._problems and self._strict:
+                lines = "".join(f"\n  {problem}" for problem in active._problems)
                 raise NotAppliedError(f"strict mode: training does not begin:{lines}")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # The trackers' own callbacks start their runs at train begin, and do so after this one if TRL_HOTFIX=1 gave it.
+        # The trackers' callbacks start their runs at train begin, after this callback if TRL_HOTFIX=1 added it.
         with training_goes_on("on_step_begin failed"):
-            if self._speaks(args, state):
+            if self._is_active(args, state):
                 self._into_trackers(state)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # PPO's own loop knows no beginning of a step; mlflow's run of a second `train()` starts with what it logs.
+        # PPO's own loop has no step begin, and the run of mlflow in a second `train()` starts with its first log.
         with training_goes_on("on_log failed"):
-            if self._speaks(args, state):
+            if self._is_active(args, state):
                 self._into_trackers(state)
                 self._into_history(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # A checkpoint from before the first entry has the record all the same, for the run that goes on from it.
+        # A checkpoint from before the first log entry needs the record too, for the run that resumes from it.
         with training_goes_on("on_step_end failed"):
             trainer = self._trainer(state)
-            if self._speaks(args, state) and self._record is not None and trainer is not None:
-                flow = trainer.control
-                if flow.should_save and not (flow.should_log or flow.should_evaluate):
+            if self._is_active(args, state) and self._record is not None and trainer is not None:
+                next_actions = trainer.control
+                if next_actions.should_save and not (next_actions.should_log or next_actions.should_evaluate):
                     state.log_history.append({"step": state.global_step})
                     self._into_history(state)
 
@@ -91,8 +91,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with training_goes_on("on_evaluate failed"):
-            if self._speaks(args, state):
-                # Without a record it is no evaluation of a run that is trained, or the next one.
+            if self._is_active(args, state):
+                # If the history has no record, this evaluation is not part of a training run.
                 if not _records(state):
                     self._begin("evaluating", state)
                     self._into_history(state)
@@ -102,36 +102,36 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with training_goes_on("on_save failed"):
-            if self._speaks(args, state) and state.is_world_process_zero:
+            if self._is_active(args, state) and state.is_world_process_zero:
                 checkpoint = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
                 self._write(checkpoint if checkpoint.is_dir() else Path(args.output_dir), state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with training_goes_on("on_train_end failed"):
-            if self._speaks(args, state) and state.is_world_process_zero and Path(args.output_dir).is_dir():
+            if self._is_active(args, state) and state.is_world_process_zero and Path(args.output_dir).is_dir():
                 self._write(Path(args.output_dir), state)
 
-    # Whose event it is.
+    # The trainer of an event, and the active callback.
 
-    def _speaks(self, args: Any, state: Any) -> bool:
-        return self._is_of_trl(args, state) and self._speaker(state) is self
+    def _is_active(self, args: Any, state: Any) -> bool:
+        return self._is_of_trl(args, state) and self._active_callback(state) is self
 
     def _is_of_trl(self, args: Any, state: Any) -> bool:
-        """Nothing of ours concerns a trainer of transformers itself."""
-        # Either alone is not enough: the reward trainer of old releases takes plain TrainingArguments, and a trainer
-        # that was generated from TRL's source is no class of TRL.
+        """Return whether the trainer is one of TRL's. The callback does nothing in a trainer of transformers itself."""
+        # Both classes are looked at: the reward trainer of old releases takes plain TrainingArguments, and a trainer
+        # that was generated from TRL's source is not a class of TRL.
         classes = (*type(self._trainer(state)).__mro__, *type(args).__mro__)
         return any(cls.__module__.startswith("trl.") for cls in classes)
 
-    def _speaker(self, state: Any) -> HotfixCallback:
-        """With the callback given by hand and by ``TRL_HOTFIX=1``, the first of the two speaks."""
-        speaker: HotfixCallback = vars(state).setdefault("_trl_hotfix", self)
-        return speaker
+    def _active_callback(self, state: Any) -> HotfixCallback:
+        """Return the first callback of the run. There are two if a script and ``TRL_HOTFIX=1`` both add one."""
+        active: HotfixCallback = vars(state).setdefault("_trl_hotfix", self)
+        return active
 
     def _trainer(self, state: Any) -> Trainer | None:
-        """Return the trainer whose state this is: looked for once, at its first event.
+        """Return the trainer of this state. It is looked up once, at its first event.
 
-        To look at the variables of a function keeps what they hold, a batch for instance, until it returns.
+        Reading a frame's local variables keeps their values, such as a batch, alive until that function returns.
         """
         if self._trainer_of_state is None or self._trainer_of_state[0]() is not state:
             trainer = _calling_trainer()
@@ -139,7 +139,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         reference = self._trainer_of_state[1]
         return reference() if reference is not None else None
 
-    # What is recorded.
+    # Writing the record.
 
     def _begin_training(self, state: Any) -> None:
         write_into_model_cards(self._trainer(state))
@@ -151,7 +151,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         self._into_trackers(state)
 
     def _begin(self, activity: str, state: Any) -> Report:
-        """Into the log and the history, and from now on into the trackers."""
+        """Log the report, and prepare its record for the history and the trackers."""
         ensure_handler()
         trainer = self._trainer(state)
         report = _report(trainer)
@@ -173,13 +173,13 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         return report
 
     def _into_history(self, state: Any) -> None:
-        # In the entry that was just made: with one of our own, `log_history[0]["loss"]` would be an error in a script.
+        # The record goes into the newest entry. A separate entry would break `log_history[0]["loss"]` in a script.
         if self._record is not None and state.log_history:
             state.log_history[-1][KEY] = self._record
             self._record = None
 
     def _into_trackers(self, state: Any) -> None:
-        """Into each tracker of this trainer that has a run by now and does not have it yet."""
+        """Write the record into each tracker that has started its run and does not have the record yet."""
         if not self._waiting_trackers or not state.is_world_process_zero:
             return
         waiting, self._waiting_trackers = self._waiting_trackers, []
@@ -194,13 +194,13 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def add_to_every_trainer(module: ModuleType) -> None:
-    """Given ``transformers.trainer``: have each trainer made from now on bring a ``HotfixCallback``."""
+    """Add a ``HotfixCallback`` to every trainer that is made from now on. ``module`` is ``transformers.trainer``."""
     if HotfixCallback not in module.DEFAULT_CALLBACKS:
         module.DEFAULT_CALLBACKS.append(HotfixCallback)
 
 
 def _calling_trainer() -> Trainer | None:
-    """Return the trainer whose event is being called. transformers does not tell a callback which it is."""
+    """Return the trainer whose event is being called. transformers does not pass it to a callback."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -216,7 +216,7 @@ def _records(state: Any) -> list[Any]:
 
 
 def _compare_with_checkpoint(in_checkpoint: Any, record: dict[str, Any]) -> None:
-    """Warn where the checkpoint that the run goes on from was trained with other repairs."""
+    """Warn if the checkpoint from which the run resumes was trained with other repairs."""
     before = freeze_files.record(in_checkpoint)
     if before is None:
         log.warning("the checkpoint's record of its repairs cannot be read; they may be other ones")
@@ -226,5 +226,5 @@ def _compare_with_checkpoint(in_checkpoint: Any, record: dict[str, Any]) -> None
 
 
 def _report(trainer: Trainer | None) -> Report:
-    """Return where every patch stands for this trainer: not a look through all objects of the process each time."""
+    """Return the state of every patch for this trainer alone, since a search through all objects takes too long."""
     return engine.ENGINE.status([trainer] if trainer is not None else None)

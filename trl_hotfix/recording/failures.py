@@ -1,4 +1,4 @@
-"""A run does not end because its record cannot be written."""
+"""Keep a run going when its record cannot be written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from ..log import log
 
 @contextlib.contextmanager
 def training_goes_on(without: str) -> Iterator[None]:
-    """Whatever goes wrong with a record, training goes on; a record is one warning less, not one job less."""
+    """Turn every error in writing a record, except ``NotAppliedError``, into a warning, so that training goes on.
+
+    ``without`` tells in the warning what is missing.
+    """
     try:
         yield
     except NotAppliedError:
         raise
-    # The same border as in a wrapper: what goes wrong here must not end a run that goes on without it.
+    # A run trains correctly without its record, so an error in writing it must not end the run.
     except Exception as error:  # noqa: BLE001
         log.warning("the record of the run is not complete, %s (%s: %s)", without, type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""A section in the model card of a run: what was repaired in it."""
+"""Add a section to the model card of a run that names the patches of the run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..patching.wrappers import Layer
 from .failures import training_goes_on
 
 CARD = "trl-hotfix-model-card"
-"""The layer that writes into model cards. It is no patch: it repairs nothing and no report names it."""
+"""The layer that writes into model cards. It is not a patch: it repairs nothing, and no report names it."""
 
 
 def write_into_model_cards(trainer: Any) -> None:
-    """Have a section in every model card that this trainer writes from now on."""
+    """Add the section to every model card that this trainer writes from now on."""
     module: Any = sys.modules.get("trl.trainer.utils")
     target = Target("trl.trainer.utils", "generate_model_card", "in_generated_card")
     wrapper = _in_generated_card
     if not hasattr(module, target.attribute):
-        # Up to 0.11 the cards are those of transformers, by a method that the trainers inherit.
-        of_trl = [each for each in type(trainer).__mro__ if each.__module__.startswith("trl.")]
-        if not of_trl:
+        # Up to TRL 0.11 a method that trainers inherit from transformers writes the card.
+        trl_classes = [cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl.")]
+        if not trl_classes:
             return
-        module = sys.modules[of_trl[-1].__module__]
-        target = Target(module.__name__, f"{of_trl[-1].__qualname__}.create_model_card", "in_written_card")
+        module = sys.modules[trl_classes[-1].__module__]
+        target = Target(module.__name__, f"{trl_classes[-1].__qualname__}.create_model_card", "in_written_card")
         wrapper = _in_written_card
     site = engine.site_registry().at(module, target)
     if site.occupied() is None and not site.has(CARD):
@@ -52,8 +52,10 @@ def _in_written_card(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 def _section() -> str:
     report = engine.ENGINE.status()
-    lines = [f"- `{each.id}` (revision {each.patch.revision})" for each in report if each.state is State.APPLIED]
+    lines = [
+        f"- `{status.id}` (revision {status.patch.revision})" for status in report if status.state is State.APPLIED
+    ]
     if not lines:
         return "\n"
-    what = f"TRL {report.trl}, trl_hotfix {report.trl_hotfix}, digest `{report.digest}`:"
-    return "\n".join(["", "", "### TRL repaired at run time", "", what, "", *lines, ""])
+    versions = f"TRL {report.trl}, trl_hotfix {report.trl_hotfix}, digest `{report.digest}`:"
+    return "\n".join(["", "", "### TRL repaired at run time", "", versions, "", *lines, ""])

@@ -1,7 +1,7 @@
-"""Have all ranks the same repairs?
+"""Check that all ranks have the same repairs.
 
-Asked through the key-value store of ``torch.distributed`` and not with a collective: a rank on which ``TRL_HOTFIX`` was
-not set would never take part, and the others would hang.
+The records are exchanged through the key-value store of ``torch.distributed`` and not by a collective: a rank on which
+``TRL_HOTFIX`` is not set would never take part in a collective, and the other ranks would hang.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ..selection import freeze_files
 RANK_TIMEOUT = 60.0
 """Seconds to wait for a rank, unless ``TRL_HOTFIX_PATIENCE`` says otherwise.
 
-Ranks have made their wrapped model together just before.
+All ranks have built their wrapped model together just before, so they arrive at nearly the same time.
 """
 
 Record = Mapping[str, Any]
-"""What ``Report.freeze()`` returns."""
+"""The result of ``Report.freeze()``."""
 
 _rounds = itertools.count()
 
 
-def compare(mine: Record) -> list[str]:
-    """What differs between the ranks, in words, the same on each; empty if nothing does or there is one process only.
+def compare(own_record: Record) -> list[str]:
+    """Return the differences between the ranks in words, the same list on each rank. With one process it is empty.
 
-    Every rank must call it the same number of times; one that does not is among what is said.
+    Every rank must call it the same number of times. A rank that does not is reported as one of the differences.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -42,23 +42,23 @@ def compare(mine: Record) -> list[str]:
     rank, world = distributed.get_rank(), distributed.get_world_size()
     if world == 1:
         return []
-    patience = _patience()
-    everybodys = distributed.distributed_c10d._get_default_store()
-    store = distributed.PrefixStore(f"trl_hotfix/{next(_rounds)}", everybodys)
+    timeout = _patience()
+    default_store = distributed.distributed_c10d._get_default_store()
+    store = distributed.PrefixStore(f"trl_hotfix/{next(_rounds)}", default_store)
     if rank == 0:
-        said = _collected(store, mine, world, patience)
-        store.set("verdict", json.dumps(said))
-        return said
-    store.set(str(rank), json.dumps(mine))
-    if not _wait_for_key(store, "verdict", patience + 10):
+        messages = _collected(store, own_record, world, timeout)
+        store.set("verdict", json.dumps(messages))
+        return messages
+    store.set(str(rank), json.dumps(own_record))
+    if not _wait_for_key(store, "verdict", timeout + 10):
         return ["rank 0 does not answer: no trl_hotfix is on there"]
     verdict = _read(store.get("verdict"))
-    said = verdict if isinstance(verdict, list) else ["rank 0 answers what cannot be read"]
-    return [plain(str(each)) for each in said]
+    messages = verdict if isinstance(verdict, list) else ["rank 0 answers what cannot be read"]
+    return [plain(str(message)) for message in messages]
 
 
 def _patience() -> float:
-    """Seconds. Not a number, or without end, would be a hang of the whole job while one rank is missing."""
+    """Return the timeout in seconds. NaN and infinity are refused: they would hang the job while a rank is missing."""
     value = os.environ.get("TRL_HOTFIX_PATIENCE") or RANK_TIMEOUT
     try:
         seconds = float(value)
@@ -77,45 +77,52 @@ def _read(text: Any) -> Any:
         return None
 
 
-def _collected(store: Any, mine: Record, world: int, patience: float) -> list[str]:
-    by_what: dict[str, list[int]] = {}
-    until = time.monotonic() + patience
+def _collected(store: Any, own_record: Record, world: int, timeout: float) -> list[str]:
+    """Return the differences of the other ranks from rank 0, with the ranks of equal differences in one message."""
+    ranks_by_difference: dict[str, list[int]] = {}
+    deadline = time.monotonic() + timeout
     for rank in range(1, world):
-        what = "no trl_hotfix is on there"
-        if _wait_for_key(store, str(rank), until - time.monotonic()):
-            theirs = freeze_files.record(_read(store.get(str(rank))))
-            what = "its record cannot be read"
-            if theirs is not None:
-                what = "; ".join(differences(mine, theirs, "on rank 0", "there"))
-        if what:
-            by_what.setdefault(what, []).append(rank)
-    return [f"rank {', '.join(map(str, ranks))}: {what}" for what, ranks in by_what.items()]
+        difference = "no trl_hotfix is on there"
+        if _wait_for_key(store, str(rank), deadline - time.monotonic()):
+            rank_record = freeze_files.record(_read(store.get(str(rank))))
+            difference = "its record cannot be read"
+            if rank_record is not None:
+                difference = "; ".join(differences(own_record, rank_record, "on rank 0", "there"))
+        if difference:
+            ranks_by_difference.setdefault(difference, []).append(rank)
+    return [f"rank {', '.join(map(str, ranks))}: {difference}" for difference, ranks in ranks_by_difference.items()]
 
 
-def _wait_for_key(store: Any, key: str, patience: float) -> bool:
-    """Has somebody set ``key`` within ``patience`` seconds? ``Store.wait`` leaves some stores unusable when it ends."""
-    until = time.monotonic() + patience
+def _wait_for_key(store: Any, key: str, timeout: float) -> bool:
+    """Wait for ``key`` up to ``timeout`` seconds, and return whether it is set.
+
+    ``Store.wait`` is not used, since it leaves some stores unusable when it ends.
+    """
+    deadline = time.monotonic() + timeout
     pause = 0.01
     while not store.check([key]):
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return False
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
     return True
 
 
-def differences(one: Record, other: Record, in_one: str, in_other: str) -> list[str]:
-    """How two records differ, each difference in words: patches with their revisions and options, and the TRL."""
-    said = []
-    if one["trl"] != other["trl"]:
-        said.append(f"TRL {one['trl']} {in_one}, {other['trl']} {in_other}")
-    ours, theirs = ({each["id"]: each for each in record["patches"]} for record in (one, other))
-    for patch_id in sorted(ours.keys() | theirs.keys()):
-        how = [_how(its[patch_id]) if patch_id in its else "not on" for its in (ours, theirs)]
-        if how[0] != how[1]:
-            said.append(f"{patch_id} is {how[0]} {in_one}, {how[1]} {in_other}")
-    return [plain(each) for each in said]
+def differences(first: Record, second: Record, in_first: str, in_second: str) -> list[str]:
+    """Return the differences between two records in words: the TRL, and patches with their revisions and options."""
+    messages = []
+    if first["trl"] != second["trl"]:
+        messages.append(f"TRL {first['trl']} {in_first}, {second['trl']} {in_second}")
+    first_patches = {patch["id"]: patch for patch in first["patches"]}
+    second_patches = {patch["id"]: patch for patch in second["patches"]}
+    for patch_id in sorted(first_patches.keys() | second_patches.keys()):
+        before, after = _describe(first_patches.get(patch_id)), _describe(second_patches.get(patch_id))
+        if before != after:
+            messages.append(f"{patch_id} is {before} {in_first}, {after} {in_second}")
+    return [plain(message) for message in messages]
 
 
-def _how(patch: Record) -> str:
+def _describe(patch: Record | None) -> str:
+    if patch is None:
+        return "not on"
     return " ".join([f"r{patch['revision']}", *(f"{name}={choice}" for name, choice in patch["options"].items())])

@@ -1,4 +1,4 @@
-"""The record of a run in the config of each tracker that is active."""
+"""Write the record of a run into the config of each active tracker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 FILE = "trl_hotfix.json"
-"""Beside every checkpoint. ``TRL_HOTFIX_ONLY=@trl_hotfix.json`` applies exactly what it names."""
+"""The file beside every checkpoint. ``TRL_HOTFIX_ONLY=@trl_hotfix.json`` applies exactly the patches in it."""
 
 
 KEY = "trl_hotfix"
@@ -33,10 +33,10 @@ def _into_trackio(tracker: Any, record: Mapping[str, Any]) -> bool:
 
 def _into_mlflow(tracker: Any, record: Mapping[str, Any]) -> bool:
     mlflow: Any = sys.modules["mlflow"]
-    # Without this look, a tag would start a run.
+    # Setting a tag without an active run would start one.
     if mlflow.active_run() is None:
         return False
-    # A parameter cannot be changed by a run that goes on, and has no room for more than a few hundred characters.
+    # A resumed run cannot change a parameter, and a parameter holds a few hundred characters at most.
     mlflow.set_tag(KEY, record["digest"])
     mlflow.log_dict(record, FILE)
     return True
@@ -59,8 +59,8 @@ _TRACKERS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
 
 
 def tracker_writer(callback: Any) -> Callable[[Any, Mapping[str, Any]], bool] | None:
-    """How to tell the tracker that this callback is of; None for every other callback."""
-    for each in type(callback).__mro__:
-        if each.__name__ in _TRACKERS and each.__module__.startswith("transformers."):
-            return _TRACKERS[each.__name__]
+    """Return the function that writes into the tracker of this callback, or None for any other callback."""
+    for cls in type(callback).__mro__:
+        if cls.__name__ in _TRACKERS and cls.__module__.startswith("transformers."):
+            return _TRACKERS[cls.__name__]
     return None

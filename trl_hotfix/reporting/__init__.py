@@ -1,4 +1,4 @@
-"""What is told: the ``report`` of a process, its ``table``, the ``explanation`` of a patch, the ``trail`` of its gates.
+"""The ``report`` of a process, its ``table``, the ``explanation`` of a patch, and the ``trail`` of its gates.
 
 ``sentences`` puts decisions and evidence into words.
 """

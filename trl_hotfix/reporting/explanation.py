@@ -1,4 +1,4 @@
-"""One patch in words, and where it stands in this process."""
+"""Explain one patch and its state in this process in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .sentences import because, links, turn_off
 
 
 def explanation(status: PatchStatus, journal: Sequence[str]) -> str:
-    """Return one patch in words: the bug, the repair, where it stands here, and by which steps (``journal``)."""
+    """Return one patch in words: the bug, the repair, its state here, and the steps that led to it (``journal``)."""
     patch = status.patch
     fixed_in = f"; fixed upstream in {patch.upstream.fixed_in}" if patch.upstream.fixed_in else ""
     lines = [
@@ -30,7 +30,7 @@ def explanation(status: PatchStatus, journal: Sequence[str]) -> str:
     lines += [f"why        {patch.why}", f"how        {patch.how}"]
     if patch.not_repaired:
         lines.append(f"left out   {patch.not_repaired}")
-    lines += [f"turn off   {way}" for way in turn_off(patch)]
+    lines += [f"turn off   {switch}" for switch in turn_off(patch)]
     lines += [f"trail      {step}" for step in journal]
     return "\n".join(lines)
 

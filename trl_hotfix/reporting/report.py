@@ -1,4 +1,4 @@
-"""What ``apply()``, ``revert()`` and ``status()`` return: every patch, and where it stands in this process."""
+"""The report that ``apply()``, ``revert()`` and ``status()`` return: every patch and its state in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..model import DEGRADED, Evidence, Options, Patch, Reason, State, Target
 from .sentences import because
 
 _STYLES = {State.APPLIED: "color: #2e8b57; font-weight: bold", State.PENDING: "color: #2e8b57"}
-"""For HTML: the style of a patch that is on or goes on later. Others are red if they should be on, else gray."""
+"""The HTML style of a patch that is on or goes on later. Others are red if they should be on, else gray."""
 
 
 class TargetStatus(Struct, frozen=True):
@@ -23,7 +23,7 @@ class TargetStatus(Struct, frozen=True):
 
 
 class PatchStatus(Struct, frozen=True):
-    """A patch and where it stands in this process."""
+    """A patch and its state in this process."""
 
     patch: Patch
     state: State
@@ -57,18 +57,18 @@ class PatchStatus(Struct, frozen=True):
             "evidence": dict(self.evidence),
             "targets": [
                 {
-                    "module": each.target.module,
-                    "attribute": each.target.attribute,
-                    "trl": each.trl,
-                    "state": each.state.value,
+                    "module": status.target.module,
+                    "attribute": status.target.attribute,
+                    "trl": status.trl,
+                    "state": status.state.value,
                 }
-                for each in self.targets
+                for status in self.targets
             ],
         }
 
 
 class Report(Struct, frozen=True):
-    """What ``apply()``, ``revert()`` and ``status()`` return: every patch of the catalogue and where it stands."""
+    """Every patch of the catalogue and its state; ``apply()``, ``revert()`` and ``status()`` return it."""
 
     trl_hotfix: str
     trl: str | None
@@ -91,7 +91,7 @@ class Report(Struct, frozen=True):
         return "\n".join([self._head(), *lines])
 
     def _repr_html_(self) -> str:
-        from html import escape  # only a notebook needs it
+        from html import escape  # Only a notebook needs it.
 
         def row(*texts: str, tag: str = "td") -> str:
             start = f'<{tag} style="text-align: left">'
@@ -108,7 +108,7 @@ class Report(Struct, frozen=True):
                 state(status),
                 *map(escape, (because(status.reason, status.evidence), status.patch.title, status.patch.trl)),
             )
-            # Those that should be on and are not come first.
+            # The patches that should be on and are not come first.
             for status in sorted(self, key=lambda status: not status.degraded)
         ]
         names = row("patch", "state", "why", "repairs", "TRL range", tag="th")
@@ -128,32 +128,32 @@ class Report(Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Names the set of repairs of this process: equal in two processes if and only if these are the same.
+        """The digest of the set of repairs. It is equal in two processes if and only if the sets are equal.
 
-        Made of the TRL version and the id, the revision and the options of every patch that is on or that goes on when
+        It is made of the TRL version and the id, the revision and the options of every patch that is on or goes on when
         its module is imported, so a rank that has not imported a trainer yet does not differ from one that has.
         """
         on = sorted(
-            (each.id, each.patch.revision, *([dict(each.options)] if each.options else []))
-            for each in self.patches
-            if each.state in (State.APPLIED, State.PENDING)
+            (status.id, status.patch.revision, *([dict(status.options)] if status.options else []))
+            for status in self.patches
+            if status.state in (State.APPLIED, State.PENDING)
         )
         text = json.dumps({"trl": self.trl, "on": on}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def freeze(self) -> dict[str, Any]:
-        """The record of a run: what is on, or goes on when its module is imported, with revisions and options.
+        """Return the record of a run: the patches that are on or go on at import, with revisions and options.
 
-        As a file it is what ``TRL_HOTFIX_ONLY=@file`` takes.
+        As a file it can be given to ``TRL_HOTFIX_ONLY=@file``.
         """
         on: list[dict[str, Any]] = [
-            {"id": each.id, "revision": each.patch.revision, "options": dict(each.options)}
-            for each in self.patches
-            if each.state in (State.APPLIED, State.PENDING)
+            {"id": status.id, "revision": status.patch.revision, "options": dict(status.options)}
+            for status in self.patches
+            if status.state in (State.APPLIED, State.PENDING)
         ]
         record = {"trl_hotfix": self.trl_hotfix, "trl": self.trl, "digest": self.digest, "patches": on}
-        theirs = {each["id"].partition("/")[0] for each in on}
-        used = {name: release for name, release in self.packs.items() if name in theirs}
+        pack_names = {entry["id"].partition("/")[0] for entry in on}
+        used = {name: release for name, release in self.packs.items() if name in pack_names}
         return {**record, "packs": used} if used else record
 
     def to_dict(self) -> dict[str, Any]:

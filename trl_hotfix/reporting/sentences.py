@@ -1,4 +1,4 @@
-"""Decisions, evidence and addresses in words."""
+"""Put decisions, evidence and addresses into words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _in_words(evidence: Evidence) -> str:
 
 
 def in_one_line(decision: Decision) -> str:
-    """Return the evidence of a decision in one line. A traceback is left to ``status()``."""
+    """Return the evidence of a decision in one line, without its traceback, which ``status()`` has."""
 
     def short(value: Any) -> str:
         if isinstance(value, Mapping):
@@ -58,14 +58,14 @@ def links(upstream: Upstream) -> list[str]:
     """Return the addresses of upstream's issues and pull requests."""
 
     def urls(kind: str, numbers: int | tuple[int, ...] | None) -> list[str]:
-        several = (numbers,) if isinstance(numbers, int) else numbers or ()
-        return [f"https://github.com/huggingface/trl/{kind}/{number}" for number in several]
+        as_tuple = (numbers,) if isinstance(numbers, int) else numbers or ()
+        return [f"https://github.com/huggingface/trl/{kind}/{number}" for number in as_tuple]
 
     return urls("issues", upstream.issue) + urls("pull", upstream.fix)
 
 
 def turn_off(patch: Patch) -> list[str]:
-    """Return the ways to do without ``patch``."""
+    """Return the settings and calls that leave ``patch`` out."""
     return [
         f"TRL_HOTFIX_SKIP={patch.id}",
         f"trl_hotfix.apply(skip=[{patch.id!r}])",

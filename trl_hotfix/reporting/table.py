@@ -1,4 +1,4 @@
-"""Reports and other views in a terminal."""
+"""Show reports and other views in a terminal."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ def table(report: Report, *, not_repaired: bool = False) -> Table:
     With ``not_repaired`` the table also has what each patch leaves as it is.
     """
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    # An id is to be copied, and never folded. With `min_width` rich makes the others too wide for the terminal.
-    longest = max((len(each.id) for each in report), default=0)
+    # An id must be easy to copy, so it is never folded. `min_width` would make rich's other columns too wide.
+    longest = max((len(status.id) for status in report), default=0)
     view.add_column("patch, what it repairs", overflow="fold", width=max(longest, int(0.45 * _width())))
     view.add_column("TRL range, evidence", overflow="fold")
     view.add_column(f"here: TRL {report.trl or 'none'}", overflow="fold")
-    for each in report:
-        applies = {State.PENDING: "applies", State.APPLIED: "applied"}.get(each.state, "does not apply")
-        answer = Text(f"{applies}: {because(each.reason, each.evidence)}", style=_COLOURS.get(each.state, "dim"))
-        # Text, not rich's markup: a cell may start with a bracket.
-        what = Text.assemble((each.id, "bold"), f"\n{each.patch.severity.value}: {each.patch.title}")
-        if not_repaired and each.patch.not_repaired:
-            what.append(f"\nnot repaired: {each.patch.not_repaired}", style="dim")
-        view.add_row(what, Text(f"{each.patch.trl}\n{evidence.in_words(each.patch)}"), answer)
+    for status in report:
+        patch, state = status.patch, status.state
+        applies = {State.PENDING: "applies", State.APPLIED: "applied"}.get(state, "does not apply")
+        answer = Text(f"{applies}: {because(status.reason, status.evidence)}", style=_COLOURS.get(state, "dim"))
+        # A cell may start with a bracket, which rich would read as markup in a plain string.
+        title = Text.assemble((patch.id, "bold"), f"\n{patch.severity.value}: {patch.title}")
+        if not_repaired and patch.not_repaired:
+            title.append(f"\nnot repaired: {patch.not_repaired}", style="dim")
+        view.add_row(title, Text(f"{patch.trl}\n{evidence.in_words(patch)}"), answer)
     return view
 
 
 def show(view: Any) -> None:
-    """Print a rich view: coloured and folded in a terminal, plain and not cut where output is piped."""
+    """Print a rich view: coloured and folded in a terminal, plain and not cut in a pipe or a file."""
     console = Console(emoji=False)
     if console.is_terminal:
         console.print(view)
@@ -54,11 +55,11 @@ def show(view: Any) -> None:
     console = Console(width=_width(), no_color=True, emoji=False)
     with console.capture() as captured:
         console.print(view)
-    # rich fills each line of a table up to the whole width.
+    # rich fills each line of a table with spaces up to the full width.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _width() -> int:
-    """Of what is printed: the terminal's, or so much that little is folded."""
+    """Return the width of the terminal, or a width without a terminal at which little is folded."""
     console = Console()
     return console.width if console.is_terminal else 200

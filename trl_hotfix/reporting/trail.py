@@ -1,7 +1,7 @@
-"""Why a patch goes on here, or does not: each gate in turn, with what it wants and what it found.
+"""Trace why a patch goes on here or does not: each gate in turn, with its condition and its observation.
 
-Nothing is imported for it: the bodies are read from the files of the TRL that is installed. What a process has done is
-in ``status()``; whether the bug is there, the self-test says, which ``verify`` runs.
+TRL is not imported: the bodies are read from the files of the installed TRL. ``status()`` has the state of a process,
+and ``verify`` runs the self-tests, which reproduce the bug.
 """
 
 from __future__ import annotations
@@ -17,25 +17,29 @@ from ..selection.selection import Selection
 
 
 class Step(Struct, frozen=True):
-    """One gate: what it looks at, what it found, and whether the patch may go on. None: it cannot be told here."""
+    """One gate, its observation in words, and whether the patch passes it. None: that cannot be told here."""
 
     gate: str
-    found: str
+    observation: str
     passed: bool | None
 
 
 def trail(
     patch: Patch, selection: Selection, release: Release | None, version_of: VersionOf = versions.installed
 ) -> list[Step]:
-    """The gates of ``patch``, as far as the first that it does not pass. ``release``: the TRL that is installed."""
+    """Return the gates of ``patch``. The bodies are looked at only if all gates before them are passed.
+
+    ``release`` is the installed TRL.
+    """
     steps = [_selected(patch, selection)]
     trl = version_of("trl")
     if trl is None:
         return [*steps, Step("TRL", "not installed", False)]
     inside = versions.in_range(trl, patch.trl) or versions.is_unreleased(trl)
     steps.append(Step("TRL", f"{trl}, the range is {patch.trl}", inside))
-    for each in gates.requirements(patch, version_of):
-        steps.append(Step(each.distribution, f"{each.found or 'not installed'}, required is {each.wanted}", each.met))
+    for requirement in gates.requirements(patch, version_of):
+        observation = f"{requirement.installed or 'not installed'}, required is {requirement.specifiers}"
+        steps.append(Step(requirement.distribution, observation, requirement.met))
     if all(step.passed for step in steps[1:]):
         targets = gates.targets_for(patch, trl) or patch.targets
         steps += [_body(patch, target, release) for target in targets]
@@ -61,11 +65,13 @@ def _body(patch: Patch, target: Target, release: Release | None) -> Step:
     body, known = release.body(target.module, target.attribute), bodies_for(patch.id)
     if body is None:
         return Step(gate, "this TRL has no such method", False)
-    what = known.what(patch.id, target.name, body)
-    same = known.releases_with(target.name, body)
-    those = f", as in TRL {same[0]}" + (f" ... {same[-1]}" if len(same) > 1 else "") if same else ""
-    if what == "buggy":
-        return Step(gate, f"{body}: the bug was reproduced with this body{those}", True)
-    if what is not None:
-        return Step(gate, f"{body}: without the bug{those}", False)
+    verdict = known.verdict(patch.id, target.name, body)
+    releases = known.releases_with(target.name, body)
+    as_in = f", as in TRL {releases[0]}" if releases else ""
+    if len(releases) > 1:
+        as_in += f" ... {releases[-1]}"
+    if verdict == "buggy":
+        return Step(gate, f"{body}: the bug was reproduced with this body{as_in}", True)
+    if verdict is not None:
+        return Step(gate, f"{body}: without the bug{as_in}", False)
     return Step(gate, f"{body}: on record for no release; TRL_HOTFIX_UNKNOWN_BODY=try lets the self-test decide", False)

@@ -79,7 +79,7 @@ def _finding(call: TrainerCall, patch: Patch, trl: str, other_release: bool) -> 
     if unmet and not other_release:
         return Finding(patch, Answer.NOT_HIT, patch.title, (call.line,), (), ())
     needs = tuple(
-        f"needs {requirement.distribution} {requirement.wanted}, and here is {requirement.found or 'none'}"
+        f"needs {requirement.distribution} {requirement.specifiers}, and here is {requirement.installed or 'none'}"
         for requirement in unmet
     )
     best = [finding for finding in ways if finding.answer is Answer.HIT] or ways

@@ -1,1 +1,1 @@
-"""What the user asked for: a ``selection``, from arguments and variables, or ``freeze_files``, which name a set."""
+"""The user's choice of patches: a ``selection`` from arguments and variables, or one of the ``freeze_files``."""

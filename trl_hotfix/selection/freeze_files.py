@@ -1,6 +1,6 @@
-"""A freeze file: exactly which patches a run had, as ``trl_hotfix.json`` beside its checkpoints says it.
+"""A freeze file names exactly the patches of a run, such as ``trl_hotfix.json`` beside its checkpoints.
 
-It is data: ids, revisions and choices, which are looked up in the catalogue. No path, module or address in it is used.
+It is data: ids, revisions and options, which are looked up in the catalogue. No path, module or address in it is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import SettingError, plain, suggestion
 from ..model import Patch
 
 LARGEST = 1 << 16
-"""Bytes. A record of a hundred patches is a tenth of it."""
+"""The largest size of a freeze file in bytes. A record of a hundred patches takes a tenth of it."""
 
 
 class FrozenPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,64 +36,70 @@ class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None = None) -> Frozen:
-    """The freeze file at ``path``, if this catalogue has all of it. Raises ``SettingError`` with every mistake.
+    """Return the freeze file at ``path``. Raises ``SettingError`` with every mistake, if the catalogue lacks a part.
 
-    ``named`` are the packs that the user has named, with their releases. That the file names one is not enough.
+    ``named`` are the packs that the user has named, with their releases. A pack that only the file names is a mistake.
     """
     try:
-        frozen = msgspec.convert(json.loads(_content(path), object_pairs_hook=_each_once), Frozen)
-    # Up to 0.20, what msgspec raises is no ValueError.
+        frozen = msgspec.convert(json.loads(_content(path), object_pairs_hook=_without_duplicates), Frozen)
+    # Up to 0.20, msgspec's errors are not ValueErrors.
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        why = plain(str(error)) or type(error).__name__
-        raise SettingError(f"the freeze file {path!r} cannot be used: {why}") from None
+        reason = plain(str(error)) or type(error).__name__
+        raise SettingError(f"the freeze file {path!r} cannot be used: {reason}") from None
     named = named or {}
-    wanted = {pack_of(each.id) for each in frozen.patches} - {""} | frozen.packs.keys()
+    required_packs = {pack_of(entry.id) for entry in frozen.patches} - {""} | frozen.packs.keys()
     mistakes = [
         f"it is of the pack {name!r}, which you have not named: packs=[...] or TRL_HOTFIX_PACKS"
-        for name in sorted(wanted - named.keys())
+        for name in sorted(required_packs - named.keys())
     ]
     for name in sorted(frozen.packs.keys() & named.keys()):
-        there, here = (release.partition("==")[0] for release in (frozen.packs[name], named[name]))
-        if there != here:
-            mistakes.append(f"the pack {name!r} is of {there!r} there, of {here!r} here")
-    for each in frozen.patches:
-        patch = known.get(each.id)
-        if patch is None and pack_of(each.id) not in {"", *named}:
+        in_file, installed = (release.partition("==")[0] for release in (frozen.packs[name], named[name]))
+        if in_file != installed:
+            mistakes.append(f"the pack {name!r} is of {in_file!r} there, of {installed!r} here")
+    for entry in frozen.patches:
+        patch = known.get(entry.id)
+        if patch is None and pack_of(entry.id) not in {"", *named}:
             continue
         if patch is None:
-            mistakes.append(f"unknown patch {each.id!r}{suggestion(each.id, known)}")
-        elif each.revision != patch.revision:
-            mistakes.append(f"{each.id} is revision {each.revision} there, {patch.revision} in this trl_hotfix")
-        elif each.options.keys() != patch.options.keys():
-            there, here = (plain(", ".join(sorted(its))) or "none" for its in (each.options, patch.options))
-            mistakes.append(f"{each.id} has the options {there} there, {here} in this trl_hotfix")
+            mistakes.append(f"unknown patch {entry.id!r}{suggestion(entry.id, known)}")
         else:
-            for name, choice in each.options.items():
-                if choice not in patch.options[name].choices:
-                    mistakes.append(
-                        f"{each.id}.{name} is {choice!r}, expected {', '.join(patch.options[name].choices)}"
-                    )
-    times = Counter(each.id for each in frozen.patches)
-    mistakes += [f"{each!r} is there twice" for each in sorted(times) if times[each] > 1]
+            mistakes += _differences(entry, patch)
+    counts = Counter(entry.id for entry in frozen.patches)
+    mistakes += [f"{patch_id!r} is there twice" for patch_id in sorted(counts) if counts[patch_id] > 1]
     if mistakes:
-        raise SettingError(
-            f"the freeze file {path!r} cannot be applied as it is:" + "".join(f"\n  {x}" for x in mistakes)
-        )
+        lines = "".join(f"\n  {mistake}" for mistake in mistakes)
+        raise SettingError(f"the freeze file {path!r} cannot be applied as it is:{lines}")
     return frozen
 
 
+def _differences(entry: FrozenPatch, patch: Patch) -> list[str]:
+    """Return what the file says of a patch and the catalogue does not have: its revision, or else its options."""
+    if entry.revision != patch.revision:
+        return [f"{entry.id} is revision {entry.revision} there, {patch.revision} in this trl_hotfix"]
+    if entry.options.keys() != patch.options.keys():
+        in_file, in_catalogue = (
+            plain(", ".join(sorted(options))) or "none" for options in (entry.options, patch.options)
+        )
+        return [f"{entry.id} has the options {in_file} there, {in_catalogue} in this trl_hotfix"]
+    return [
+        f"{entry.id}.{name} is {choice!r}, expected {', '.join(patch.options[name].choices)}"
+        for name, choice in entry.options.items()
+        if choice not in patch.options[name].choices
+    ]
+
+
 def record(data: Any) -> dict[str, Any] | None:
-    """``data`` from a checkpoint or another rank, with every field that a record has; None if it is no record."""
+    """Return ``data`` from a checkpoint or another rank with every field of a record, or None if it is not a record."""
     try:
-        found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(data, Frozen))
+        fields: dict[str, Any] = msgspec.to_builtins(msgspec.convert(data, Frozen))
     except msgspec.ValidationError:
         return None
-    return found
+    return fields
 
 
 def _content(path: str) -> bytes:
     if not Path(path).is_file():
-        # A pipe or a device may never end, and who waits for it holds up the import of TRL.
+        # A pipe or a device may never end, and reading it would block the import of TRL.
         Path(path).stat()
         raise ValueError("it is no regular file")
     with Path(path).open("rb") as file:
@@ -103,10 +109,10 @@ def _content(path: str) -> bytes:
     return content
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two fields of one name, other programs take the other one."""
-    once = dict(pairs)
-    if len(once) < len(pairs):
-        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise ValueError(f"the field {twice!r} is there twice in one object")
-    return once
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs as a dict. A field that occurs twice is an error, since programs differ in which they take."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        duplicate = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the field {duplicate!r} is there twice in one object")
+    return fields

@@ -1,4 +1,4 @@
-"""What the user asked for: which patches, and with which options."""
+"""The patches and the options that the user asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .freeze_files import Frozen
 
 
 class Selection(Struct, frozen=True):
-    """What the user asked for: only these ids (None: all), and not those; and for some, other options."""
+    """The user's choice: the ids in ``only`` (None: all), without those in ``skip``, with these ``options``."""
 
     only: frozenset[str] | None = None
     skip: frozenset[str] = frozenset()
@@ -32,9 +32,10 @@ class Selection(Struct, frozen=True):
         options: Mapping[str, Options] | None = None,
         packs: tuple[str, ...] = (),
     ) -> Selection:
-        """An argument wins over its variable: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, ``TRL_HOTFIX_OPTIONS``.
+        """Return the selection from the arguments or their variables: ``TRL_HOTFIX_ONLY``, ``_SKIP``, ``_OPTIONS``.
 
-        ``only`` may be ``"@file"``: the freeze file decides then, and neither of the others is looked at.
+        An argument wins over its variable. If ``only`` is ``"@file"``, the freeze file decides alone, and the variables
+        of ``skip`` and ``options`` are ignored.
 
         Raises ``UnknownPatchError`` for an id that none of ``patches`` has, ``SettingError`` for an unknown option or
         choice, and for a freeze file that cannot be applied as it is.
@@ -46,8 +47,8 @@ class Selection(Struct, frozen=True):
                 raise SettingError(f"only={file!r} applies exactly what the file names: leave skip= and options= out")
             frozen = freeze_files.read(file[1:], known, {name: find(name).release for name in packs})
             return cls(
-                only=frozenset(each.id for each in frozen.patches),
-                options={each.id: each.options for each in frozen.patches if each.options},
+                only=frozenset(entry.id for entry in frozen.patches),
+                options={entry.id: entry.options for entry in frozen.patches if entry.options},
                 frozen=frozen,
                 packs=packs,
             )
@@ -59,53 +60,53 @@ class Selection(Struct, frozen=True):
         )
 
     def options_of(self, patch: Patch) -> dict[str, str]:
-        """Every option of ``patch``, as the user wants it or as it is by default."""
+        """Return every option of ``patch``, with the user's choice or else the default."""
         return patch.chosen(self.options.get(patch.id, {}))
 
 
 def _ids(
     argument: Iterable[str] | None, name: str, variable: str, environment: Mapping[str, str], known: Collection[str]
 ) -> frozenset[str] | None:
-    where = f"{name}="
+    source = f"{name}="
     if argument is None:
-        argument = [each for each in map(str.strip, environment.get(variable, "").split(",")) if each]
-        where = variable
+        argument = [patch_id for patch_id in map(str.strip, environment.get(variable, "").split(",")) if patch_id]
+        source = variable
         if not argument:
             return None
     ids = frozenset([argument] if isinstance(argument, str) else argument)
-    unknown = {each for each in ids if each not in known}
+    unknown = {patch_id for patch_id in ids if patch_id not in known}
     if unknown:
-        raise UnknownPatchError([str(each) for each in unknown], known, where)
+        raise UnknownPatchError([str(patch_id) for patch_id in unknown], known, source)
     return ids
 
 
 def _options(
     argument: Mapping[str, Options] | None, environment: Mapping[str, str], known: Mapping[str, Patch]
 ) -> Mapping[str, Options]:
-    """``{id: {option: choice}}``; in the variable ``id.option=choice``, separated by commas."""
-    wanted, where = argument, "options="
-    if wanted is None:
-        where = "TRL_HOTFIX_OPTIONS"
-        split: dict[str, dict[str, str]] = {}
-        for each in filter(None, map(str.strip, environment.get(where, "").split(","))):
-            name, equals, choice = each.partition("=")
+    """Return ``{id: {option: choice}}``. In the variable it is ``id.option=choice``, separated by commas."""
+    options, source = argument, "options="
+    if options is None:
+        source = "TRL_HOTFIX_OPTIONS"
+        parsed: dict[str, dict[str, str]] = {}
+        for text in filter(None, map(str.strip, environment.get(source, "").split(","))):
+            name, equals, choice = text.partition("=")
             patch_id, dot, option = name.strip().partition(".")
             if not (equals and dot):
-                raise SettingError(f"{where}: expected id.option=choice, found {each!r}")
-            split.setdefault(patch_id, {})[option] = choice.strip()
-        wanted = split
-    unknown = [patch_id for patch_id in wanted if patch_id not in known]
+                raise SettingError(f"{source}: expected id.option=choice, found {text!r}")
+            parsed.setdefault(patch_id, {})[option] = choice.strip()
+        options = parsed
+    unknown = [patch_id for patch_id in options if patch_id not in known]
     if unknown:
-        raise UnknownPatchError(unknown, known, where)
-    for patch_id, choices in wanted.items():
+        raise UnknownPatchError(unknown, known, source)
+    for patch_id, choices in options.items():
+        declared = known[patch_id].options
         for option, choice in choices.items():
-            its = known[patch_id].options
-            if option not in its:
-                said = f"; it has {', '.join(its)}" if its else "; it has none"
-                said = suggestion(option, its) or said
-                raise SettingError(f"{where}: {patch_id} has no option {option!r}{said}")
-            if choice not in its[option].choices:
-                said = suggestion(str(choice), its[option].choices)
-                there = ", ".join(its[option].choices)
-                raise SettingError(f"{where}: {patch_id}.{option} is {choice!r}, expected one of {there}{said}")
-    return {patch_id: dict(choices) for patch_id, choices in wanted.items()}
+            if option not in declared:
+                names = f"; it has {', '.join(declared)}" if declared else "; it has none"
+                hint = suggestion(option, declared) or names
+                raise SettingError(f"{source}: {patch_id} has no option {option!r}{hint}")
+            if choice not in declared[option].choices:
+                hint = suggestion(str(choice), declared[option].choices)
+                expected = ", ".join(declared[option].choices)
+                raise SettingError(f"{source}: {patch_id}.{option} is {choice!r}, expected one of {expected}{hint}")
+    return {patch_id: dict(choices) for patch_id, choices in options.items()}

@@ -1,1 +1,1 @@
-"""Red, green, red on request: ``cells`` are the verdicts on one patch beside the TRL that is installed."""
+"""Verify patches on request: ``cells`` computes the verdict on a patch with the installed TRL."""

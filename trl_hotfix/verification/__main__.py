@@ -1,4 +1,4 @@
-"""``python -m trl_hotfix.verification OUT [ID ...]``: the cells of patches, a line of JSON each."""
+"""``python -m trl_hotfix.verification OUT [ID ...]`` writes the cells of patches to OUT, a line of JSON each."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Red, green, red: does each patch do what it says, on the TRL that is installed?
+"""Run the self-tests of patches on the installed TRL: red without the patch, green with it, red after revert.
 
-``python -m trl_hotfix.verification OUT ID...`` does it in this process and writes the answers to OUT, a line of JSON
-each. The command line calls it in a fresh process, since one that has patched or imported things is no witness.
+``python -m trl_hotfix.verification OUT ID...`` does so in this process and writes the cells to OUT, a line of JSON
+each. The command line calls it in a fresh process, since earlier imports or patches could change the result.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ..patching.self_test import self_test
 
 
 class SelfTestError(Exception):
-    """A self-test raised, and so said nothing about the bug. The message ends with its traceback."""
+    """A self-test raised, so there is no verdict about the bug. The message ends with its traceback."""
 
 
 class CellVerdict(str, Enum):
-    """What is known of one patch on one TRL release."""
+    """The verdict on one patch on one TRL release."""
 
     PROVEN = "proven"
     ABSENT = "absent"
@@ -48,8 +48,10 @@ class CellVerdict(str, Enum):
 
 @dataclass(slots=True)
 class Cell:
-    """One patch on the installed TRL. ``leaves`` has, for each leaf module, the outcome of each self-test run;
-    ``bodies``, for each target that is there, the fingerprint of its body."""
+    """One patch on the installed TRL.
+
+    ``leaves`` has the outcome of each self-test run by module, ``bodies`` the fingerprint of each target that exists.
+    """
 
     patch: str
     revision: int
@@ -72,109 +74,110 @@ class Cell:
 
 
 def verify(patch: Patch) -> Cell:
-    """One patch on the TRL installed here, in this process. Nothing of it is left on afterwards."""
+    """Verify one patch on the installed TRL, in this process. The patch is off again afterwards."""
     trl = installed("trl")
     if trl is None:
         return Cell(patch.id, patch.revision, "", CellVerdict.ERROR, "TRL is not installed")
     cell = Cell(patch.id, patch.revision, trl, CellVerdict.ABSENT)
-    here = {target.module for target in gates.targets_here(patch)}
+    modules_in_range = {target.module for target in gates.targets_here(patch)}
     try:
-        found = {
-            leaf: _one_leaf(patch, leaf, inside=leaf in here, cell=cell)
-            for leaf in dict.fromkeys(target.module for target in patch.targets)
+        verdicts = {
+            module: _verify_module(patch, module, inside=module in modules_in_range, cell=cell)
+            for module in dict.fromkeys(target.module for target in patch.targets)
         }
     except SelfTestError as error:
         cell.verdict, cell.why = CellVerdict.ERROR, str(error).splitlines()[0]
         print(error, file=sys.stderr)
         return cell
-    # A release that breaks in an unknown way when it is imported is a finding, not the end of the run over all of them.
+    # A release that cannot be imported is a finding. It must not end the run over all releases.
     except Exception as error:  # noqa: BLE001
         cell.verdict, cell.why = CellVerdict.ERROR, f"{type(error).__name__}: {error}"
         print(traceback.format_exc(), file=sys.stderr)
         return cell
-    worst_first = (*(each for each in CellVerdict if not each.good), CellVerdict.PROVEN, CellVerdict.ABSENT)
-    cell.verdict, cell.why = min(found.values(), key=lambda each: worst_first.index(each[0]))
+    worst_first = (*(verdict for verdict in CellVerdict if not verdict.good), CellVerdict.PROVEN, CellVerdict.ABSENT)
+    cell.verdict, cell.why = min(verdicts.values(), key=lambda verdict: worst_first.index(verdict[0]))
     return cell
 
 
-def _one_leaf(patch: Patch, leaf: str, *, inside: bool, cell: Cell) -> tuple[CellVerdict, str]:
-    seen = cell.leaves.setdefault(leaf, {})
-    module = imported(leaf)
-    targets = [target for target in patch.targets if target.module == leaf]
-    missing = [each for each in targets if module is None or _found(module, each.attribute) is None]
-    # A method that has another name in other releases is a target under each of them, with a range of its own.
-    wanted = gates.targets_for(patch, cell.trl) if inside else targets
-    if module is None or any(each in wanted for each in missing):
-        why = f"{leaf} has no {', '.join(each.attribute for each in missing if each in wanted)}"
-        return (CellVerdict.ERROR if inside else CellVerdict.ABSENT), why
-    targets = [each for each in targets if each not in missing]
+def _verify_module(patch: Patch, name: str, *, inside: bool, cell: Cell) -> tuple[CellVerdict, str]:
+    """Return the verdict on the targets in the module ``name``, and the reason. ``inside``: they are in range."""
+    runs = cell.leaves.setdefault(name, {})
+    module = imported(name)
+    targets = [target for target in patch.targets if target.module == name]
+    missing = [target for target in targets if module is None or _attribute_of(module, target.attribute) is None]
+    # A method with another name in other releases is a target under each name, with a range of its own.
+    required = gates.targets_for(patch, cell.trl) if inside else targets
+    if module is None or any(target in required for target in missing):
+        reason = f"{name} has no {', '.join(target.attribute for target in missing if target in required)}"
+        return (CellVerdict.ERROR if inside else CellVerdict.ABSENT), reason
+    targets = [target for target in targets if target not in missing]
 
     for target in targets:
-        body = cell.bodies[target.name] = digests.loaded(_found(module, target.attribute)).digest
+        body = cell.bodies[target.name] = digests.loaded(_attribute_of(module, target.attribute)).digest
         on_record = fingerprints.bodies_for(patch.id).at(target.name, cell.trl)
         if on_record not in (None, body):
             return CellVerdict.ERROR, f"{target.name} has body {body}; on record for TRL {cell.trl} is {on_record}"
 
-    found = (CellVerdict.ABSENT, "")
+    verdict = (CellVerdict.ABSENT, "")
     for options in patch.every_choice():
-        found = _red_green_red(patch, module, options, inside=inside, seen=seen)
-        if not found[0].good:
+        verdict = _red_green_red(patch, module, options, inside=inside, runs=runs)
+        if not verdict[0].good:
             break
-    return found
+    return verdict
 
 
 def _red_green_red(
-    patch: Patch, module: ModuleType, options: Options, *, inside: bool, seen: dict[str, Any]
+    patch: Patch, module: ModuleType, options: Options, *, inside: bool, runs: dict[str, Any]
 ) -> tuple[CellVerdict, str]:
-    # What differs from the defaults is part of a run's name.
-    others = [f"{name}={choice}" for name, choice in options.items() if choice != patch.options[name].default]
-    with_them = f" ({', '.join(others)})" if others else ""
+    # Options that differ from the defaults are part of a run's name.
+    changed = [f"{name}={choice}" for name, choice in options.items() if choice != patch.options[name].default]
+    suffix = f" ({', '.join(changed)})" if changed else ""
 
     def test(run: str) -> Outcome:
         outcome = self_test(patch, module, options)
         if isinstance(outcome, Decision):
             trace = outcome.evidence.get("traceback", "")
-            raise SelfTestError(f"{run}{with_them}: {outcome.evidence['error']}\n{trace}".strip())
-        seen[run + with_them] = outcome.to_dict()
+            raise SelfTestError(f"{run}{suffix}: {outcome.evidence['error']}\n{trace}".strip())
+        runs[run + suffix] = outcome.to_dict()
         return outcome
 
     red = test("red")
     if not inside:
-        bug = red.verdict is Verdict.REPRODUCED
-        why = f"out of range, but the bug is in {module.__name__}{with_them}"
-        return (CellVerdict.UNCOVERED, why) if bug else (CellVerdict.ABSENT, "")
+        if red.verdict is Verdict.REPRODUCED:
+            return CellVerdict.UNCOVERED, f"out of range, but the bug is in {module.__name__}{suffix}"
+        return CellVerdict.ABSENT, ""
     if red.verdict is not Verdict.REPRODUCED:
-        return CellVerdict.NOT_REPRODUCED, f"in range, but the self-test says {red.verdict.value}{with_them}"
+        return CellVerdict.NOT_REPRODUCED, f"in range, but the self-test says {red.verdict.value}{suffix}"
 
-    # A body that is not on record yet is what the bench is there to prove.
+    # The bench has to prove bodies that are not on record yet, so they are tried.
     with engine.ENGINE.patched((patch.id,), False, {patch.id: options}, unknown_body="try") as report:
         status = report[patch.id]
         if status.state is not State.APPLIED:
             return CellVerdict.UNREPAIRED, f"{status.state.value} ({status.reason.value}): {dict(status.evidence)}"
         green = test("green")
     if green.verdict is not Verdict.FIXED:
-        return CellVerdict.UNREPAIRED, f"patched, the self-test says {green.verdict.value}{with_them}"
-    again = test("red again")
-    if again.verdict is not Verdict.REPRODUCED:
-        return CellVerdict.ERROR, f"after revert, the self-test says {again.verdict.value}{with_them}"
+        return CellVerdict.UNREPAIRED, f"patched, the self-test says {green.verdict.value}{suffix}"
+    reverted = test("red again")
+    if reverted.verdict is not Verdict.REPRODUCED:
+        return CellVerdict.ERROR, f"after revert, the self-test says {reverted.verdict.value}{suffix}"
     return CellVerdict.PROVEN, ""
 
 
-def imported(leaf: str) -> ModuleType | None:
-    """The leaf module, or None if this TRL has none of that name. An error inside it is not caught."""
-    names = leaf.split(".")
-    for depth in range(1, len(names) + 1):
-        if find_spec(".".join(names[:depth])) is None:
+def imported(name: str) -> ModuleType | None:
+    """Import a module, or return None if this TRL does not have it. An error inside the module is not caught."""
+    steps = name.split(".")
+    for depth in range(1, len(steps) + 1):
+        if find_spec(".".join(steps[:depth])) is None:
             return None
-    return import_module(leaf)
+    return import_module(name)
 
 
-def _found(module: ModuleType, attribute: str) -> Any:
-    """What stands at ``attribute``, or None."""
-    found: Any = module
-    for step in attribute.split("."):
-        found = getattr(found, step, None)
-    return found
+def _attribute_of(module: ModuleType, path: str) -> Any:
+    """Return the attribute at a dotted path, or None if the module does not have it."""
+    value: Any = module
+    for step in path.split("."):
+        value = getattr(value, step, None)
+    return value
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -183,5 +186,5 @@ def main(arguments: Sequence[str]) -> None:
     with Path(out).open("w", encoding="utf-8") as file:
         for patch in loading.known(names):
             if not ids or patch.id in ids:
-                # One line as soon as it is known: whoever waits sees how far it is, and what was seen before a crash.
+                # Each line is written at once: the waiting process sees the progress, and the results before a crash.
                 print(json.dumps(verify(patch).to_dict()), file=file, flush=True)

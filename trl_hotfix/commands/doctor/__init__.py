@@ -1,4 +1,4 @@
-"""``doctor``: why does it not work here, and what belongs into an issue."""
+"""``doctor`` reports the problems of an installation, and the facts that belong into an issue."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def _examined(packs: str | None) -> Answer:
         problems.add("wrapt, which trl_hotfix needs, is not installed", "install trl_hotfix again, with what it needs")
     files, patches = counted_files(packs, problems)
     variables = checked_variables(patches, packs, problems)
-    applies, digest = _set(packs, problems)
+    applies, digest = _patch_set(packs, problems)
     answer = Answer(
         trl_hotfix=__version__,
         folder=str(PACKAGE),
-        problems=problems.found,
+        problems=problems.entries,
         python=this_python(),
         trl=trl,
         packages=packages,
@@ -80,29 +80,29 @@ def _examined(packs: str | None) -> Answer:
     return private
 
 
-def _set(packs: str | None, problems: Problems) -> tuple[int | None, str | None]:
-    """How many patches would be on here, and the digest of the set."""
+def _patch_set(packs: str | None, problems: Problems) -> tuple[int | None, str | None]:
+    """Return the number of patches that would be on here, and the digest of the set."""
     try:
         report = apply(dry_run=True, packs=packs)
     except HotfixError as error:
-        if not any(str(error) in each["problem"] for each in problems.found):
+        if not any(str(error) in entry["problem"] for entry in problems.entries):
             problems.add(str(error), "correct it: until then nothing is patched")
         return None, None
     except InvalidVersion as error:
         problems.add(f"a version that is installed is none: {error}", "install that distribution again")
         return None, None
-    return sum(each.state is State.PENDING for each in report), report.digest
+    return sum(status.state is State.PENDING for status in report), report.digest
 
 
 def _without_home(value: Any) -> Any:
-    """The same with ``~`` for the home folder in every text: its name is mostly that of its owner."""
+    """Return ``value`` with ``~`` for the home folder in every text, since that folder mostly has its owner's name."""
     if isinstance(value, Mapping):
-        return {key: _without_home(each) for key, each in value.items()}
+        return {key: _without_home(element) for key, element in value.items()}
     if isinstance(value, list):
-        return [_without_home(each) for each in value]
+        return [_without_home(element) for element in value]
     if not isinstance(value, str):
         return value
     home = os.path.expanduser("~")  # noqa: PTH111  pathlib raises where a container's user has no home
-    for each in sorted({home, os.path.realpath(home)} - {"~", "", os.sep}, key=len, reverse=True):
-        value = re.sub(rf"(?<![\w.~/\\-]){re.escape(each.rstrip(os.sep))}(?![\w.-])", "~", value)
+    for folder in sorted({home, os.path.realpath(home)} - {"~", "", os.sep}, key=len, reverse=True):
+        value = re.sub(rf"(?<![\w.~/\\-]){re.escape(folder.rstrip(os.sep))}(?![\w.-])", "~", value)
     return value

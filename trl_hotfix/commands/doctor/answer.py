@@ -1,4 +1,4 @@
-"""What ``doctor --json`` prints, and the problems that are found on the way."""
+"""The shape of ``doctor --json``, and a collection of the problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Python(TypedDict):
     executable: str
     platform: str
     flags: list[str]
-    """The options of this Python that decide which .pth files and variables it looks at: -S, -E, -I, -P, -s."""
+    """The options of this Python that decide which .pth files and variables it reads: -S, -E, -I, -P, -s."""
 
 
 class Trl(TypedDict):
@@ -28,7 +28,7 @@ class Trl(TypedDict):
 
 
 class Hook(TypedDict):
-    """``problem``: why TRL_HOTFIX=1 cannot work in this Python. ``effective``: was a fresh one seen waiting for TRL?"""
+    """``problem``: why TRL_HOTFIX=1 cannot work in this Python. ``effective``: whether a fresh one waited for TRL."""
 
     problem: str | None
     effective: bool
@@ -56,7 +56,7 @@ class PthFile(TypedDict):
 
 
 class DataFile(TypedDict):
-    """``count``: of patches; of releases whose bodies are known; of pairs of a patch and a release; of trainings."""
+    """``count``: the number of patches, releases with known bodies, pairs of a patch and a release, or trainings."""
 
     path: str
     sha256: str | None
@@ -89,9 +89,11 @@ class Answer(TypedDict):
 
 @dataclass(slots=True)
 class Problems:
-    found: list[Problem] = field(default_factory=list)
+    """The problems so far, without duplicates."""
+
+    entries: list[Problem] = field(default_factory=list)
 
     def add(self, problem: str, remedy: str) -> None:
-        each = Problem(problem=problem, remedy=remedy)
-        if each not in self.found:
-            self.found.append(each)
+        entry = Problem(problem=problem, remedy=remedy)
+        if entry not in self.entries:
+            self.entries.append(entry)

@@ -1,4 +1,4 @@
-"""The data files of this package: whether they can be read, and what is in them."""
+"""Check that the data files of this package can be read, and count their entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .answer import DataFile, Problems
 
 
 def counted_files(packs: str | None, problems: Problems) -> tuple[dict[str, DataFile], tuple[Patch, ...]]:
-    """The data files of this package; and the patches that may be named, as far as they can be read."""
+    """Return the data files of this package, and the patches of the catalogue and the packs that can be read."""
     patches: tuple[Patch, ...] = ()
 
     def of_manifest() -> int:
@@ -25,23 +25,23 @@ def counted_files(packs: str | None, problems: Problems) -> tuple[dict[str, Data
         patches = loading.load()
         return len(patches)
 
-    ways: dict[str, tuple[Path, Callable[[], int]]] = {
+    counters: dict[str, tuple[Path, Callable[[], int]]] = {
         "patches": (manifest(), of_manifest),
         "fingerprints": (data_file("fingerprints.json"), _releases),
         "proven": (data_file("proven.json"), _pairs),
         "evidence": (evidence_file(), lambda: len(evidence.trainings()["proofs"])),
     }
     files = {}
-    for name, (path, count) in ways.items():
-        its = DataFile(path=str(path), sha256=None, count=None)
+    for name, (path, count) in counters.items():
+        entry = DataFile(path=str(path), sha256=None, count=None)
         try:
-            its["count"] = count()
-            its["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            entry["count"] = count()
+            entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
         except HotfixError as error:
             problems.add(str(error), "install trl_hotfix again, or mend the file if it is yours")
         except OSError as error:
             problems.add(f"{path} cannot be read: {error.strerror}", "install trl_hotfix again")
-        files[name] = its
+        files[name] = entry
     try:
         patches += loading.known(third_party.named(packs, os.environ))[len(patches) :] if patches else ()
     except HotfixError as error:
@@ -54,4 +54,4 @@ def _releases() -> int:
 
 
 def _pairs() -> int:
-    return sum(len(each["releases"]) for each in evidence.proven().values())
+    return sum(len(proven["releases"]) for proven in evidence.proven().values())

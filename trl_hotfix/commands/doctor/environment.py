@@ -1,4 +1,4 @@
-"""What is installed in this Python: TRL, what stands beside it, ``.pth`` files and packs."""
+"""Inspect this Python: its TRL and the packages beside it, its ``.pth`` files and its packs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def this_python() -> Python:
         version=f"{platform.python_implementation()} {platform.python_version()}",
         executable=sys.executable,
         platform=platform.platform(),
-        flags=[flag for flag, given in flags.items() if given],
+        flags=[flag for flag, is_set in flags.items() if is_set],
     )
 
 
@@ -73,16 +73,16 @@ def installed_trl(problems: Problems) -> Trl:
         kinds = ["not a version"]
     if not supported:
         problems.add(f"TRL {plain(version)} is not supported", f"install TRL {versions.SUPPORTED}")
-    its = metadata.distribution("trl")
-    # Looked up, not imported: the folder that `import trl` would take.
+    distribution = metadata.distribution("trl")
+    # The folder that `import trl` would take is looked up, and TRL is not imported.
     spec = find_spec("trl")
     folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-    there = Path(str(its.locate_file("trl")))
-    if _is_editable(its):
+    installed_folder = Path(str(distribution.locate_file("trl")))
+    if _is_editable(distribution):
         kinds.append("editable checkout")
-    elif folder is not None and not (there.is_dir() and there.samefile(folder)):
+    elif folder is not None and not (installed_folder.is_dir() and installed_folder.samefile(folder)):
         problems.add(
-            f"`import trl` takes {folder}, but the version {version} is that of {there}",
+            f"`import trl` takes {folder}, but the version {version} is that of {installed_folder}",
             "one of the two is on the path by mistake: look at PYTHONPATH, the working folder, and for two installs",
         )
     if folder is None:
@@ -93,14 +93,14 @@ def installed_trl(problems: Problems) -> Trl:
 
 def _is_editable(distribution: metadata.Distribution) -> bool:
     try:
-        said: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
+        direct_url: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
     except ValueError:
         return False
-    return isinstance(said, dict) and bool((said.get("dir_info") or {}).get("editable"))
+    return isinstance(direct_url, dict) and bool((direct_url.get("dir_info") or {}).get("editable"))
 
 
 def pth_files() -> list[PthFile]:
-    """What runs, or adds to the path, at every start of this Python: the names alone."""
+    """Return the names of the files that run, or add to the path, at every start of this Python."""
     folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     return [
         PthFile(folder=folder, name=path.name, ours="trl_hotfix" in path.name)
@@ -110,10 +110,10 @@ def pth_files() -> list[PthFile]:
 
 
 def installed_packs(pack_names: str | None) -> list[Pack]:
-    """The packs that are installed. Nothing of them is imported."""
+    """Return the installed packs. Nothing of them is imported."""
     named = packs.named(pack_names, os.environ)
-    found = {
-        (each.name, f"{each.dist.name}=={each.dist.version}" if each.dist is not None else "?")
-        for each in metadata.entry_points(group=packs.GROUP)
+    releases = {
+        (pack.name, f"{pack.dist.name}=={pack.dist.version}" if pack.dist is not None else "?")
+        for pack in metadata.entry_points(group=packs.GROUP)
     }
-    return [Pack(name=plain(name), release=plain(release), named=name in named) for name, release in sorted(found)]
+    return [Pack(name=plain(name), release=plain(release), named=name in named) for name, release in sorted(releases)]

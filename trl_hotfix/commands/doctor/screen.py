@@ -1,4 +1,4 @@
-"""How ``doctor`` looks in a terminal."""
+"""Show the answer of ``doctor`` in a terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ COUNTED = {"patches": "patches", "fingerprints": "releases", "proven": "cells", 
 
 
 def print_answer(answer: Answer) -> None:
-    for each in answer["problems"]:
-        show(Text.assemble(("PROBLEM  ", "bold red"), each["problem"]))
-        show(Text(f"   -> {each['remedy']}"))
+    for entry in answer["problems"]:
+        show(Text.assemble(("PROBLEM  ", "bold red"), entry["problem"]))
+        show(Text(f"   -> {entry['remedy']}"))
     if not answer["problems"]:
         show(Text("no problem found", style="green"))
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
@@ -43,12 +43,15 @@ def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
     for patcher in answer["patchers"]:
         yield "patcher", f"{patcher['name']} {patcher['version']}: {patcher['does']}. Look at {patcher['look']}"
     yield "finders", ", ".join(answer["finders"]) or "none but Python's and ours"
-    folders = dict.fromkeys(each["folder"] for each in answer["pth"])
-    for folder in folders:
-        names = (f"{each['name']}{' (ours)' * each['ours']}" for each in answer["pth"] if each["folder"] == folder)
-        yield ".pth files", f"{folder}: {', '.join(names)}"
+    by_folder: dict[str, list[str]] = {}
+    for pth_file in answer["pth"]:
+        label = f"{pth_file['name']} (ours)" if pth_file["ours"] else pth_file["name"]
+        by_folder.setdefault(pth_file["folder"], []).append(label)
+    for folder, labels in by_folder.items():
+        yield ".pth files", f"{folder}: {', '.join(labels)}"
     for name, file in answer["files"].items():
         count = "unreadable" if file["count"] is None else f"{file['count']} {COUNTED[name]}"
-        yield name, f"{count}, {file['path']}, sha256 {(file['sha256'] or 'none')[:16]}"
+        digest = file["sha256"][:16] if file["sha256"] else "none"
+        yield name, f"{count}, {file['path']}, sha256 {digest}"
     for pack in answer["packs"]:
         yield "pack", f"{pack['name']} of {pack['release']}, {'named' if pack['named'] else 'not named'}"

@@ -1,4 +1,4 @@
-"""Whether ``TRL_HOTFIX=1`` works, as seen in a fresh Python."""
+"""Check in a fresh Python that ``TRL_HOTFIX=1`` works."""
 
 from __future__ import annotations
 
@@ -16,50 +16,51 @@ from ...errors import plain
 from .answer import Hook, Problems
 
 SECONDS = 120.0
-"""For a fresh Python to start: on a slow disk, with a hundred nodes that start too."""
+"""The time limit for the start of a fresh Python, which may be slow on a disk that a hundred nodes use at once."""
 
 
 _LOOK = """
 import json, sys
-ours = [each for each in sys.meta_path if type(each).__module__ == "trl_hotfix.import_hooks"]
-own = ("_frozen_importlib", "_frozen_importlib_external", "trl_hotfix.import_hooks")
-kinds = [each if isinstance(each, type) else type(each) for each in sys.meta_path]
-others = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__module__ not in own]
+effective = any(type(finder).__module__ == "trl_hotfix.import_hooks" for finder in sys.meta_path)
+known = ("_frozen_importlib", "_frozen_importlib_external", "trl_hotfix.import_hooks")
+classes = [finder if isinstance(finder, type) else type(finder) for finder in sys.meta_path]
+foreign = [f"{cls.__module__}.{cls.__qualname__}" for cls in classes if cls.__module__ not in known]
 package = sys.modules.get("trl_hotfix")
-print(json.dumps({"effective": bool(ours), "finders": others, "file": getattr(package, "__file__", None)}))
+print(json.dumps({"effective": effective, "finders": foreign, "file": getattr(package, "__file__", None)}))
 """
 
 
 def start_hook(problems: Problems) -> tuple[Hook, list[str]]:
-    """Whether TRL_HOTFIX=1 works, seen in a fresh Python; and whose finders are on ``sys.meta_path`` there."""
+    """Return whether TRL_HOTFIX=1 works in a fresh Python, and the foreign finders on ``sys.meta_path`` there."""
     problem = settings.hook_problem()
     if problem is not None:
         problems.add(
             f"TRL_HOTFIX=1 does nothing here: {problem}", "mend that, or call trl_hotfix.apply() in the script"
         )
-    seen, said = _in_a_fresh_python()
-    file = seen.get("file")
+    result, messages = _in_a_fresh_python()
+    file = result.get("file")
     folder = str(Path(file).parent) if file else None
-    effective = bool(seen.get("effective"))
+    effective = bool(result.get("effective"))
     if not effective and problem is None:
+        reasons = "".join(f"; it said: {message}" for message in messages)
         problems.add(
-            "a fresh Python with TRL_HOTFIX=1 does not wait for TRL" + "".join(f"; it said: {each}" for each in said),
+            f"a fresh Python with TRL_HOTFIX=1 does not wait for TRL{reasons}",
             f"install trl_hotfix again into the environment of {sys.executable}, or call trl_hotfix.apply()",
         )
-    here = PACKAGE
-    if folder is not None and not (Path(folder).is_dir() and here.samefile(folder)):
+    if folder is not None and not (Path(folder).is_dir() and PACKAGE.samefile(folder)):
         problems.add(
-            f"a fresh Python takes trl_hotfix from {folder}; this one is {here}",
+            f"a fresh Python takes trl_hotfix from {folder}; this one is {PACKAGE}",
             "one of the two is on the path by mistake: look at PYTHONPATH, the working folder, and for two installs",
         )
-    return Hook(problem=problem, effective=effective, folder=folder, said=said), list(seen.get("finders", ()))
+    hook = Hook(problem=problem, effective=effective, folder=folder, said=messages)
+    return hook, list(result.get("finders", ()))
 
 
 def _in_a_fresh_python() -> tuple[Mapping[str, Any], list[str]]:
-    """What a fresh Python sees, and what it says of trl_hotfix on standard error."""
+    """Return the output of ``_LOOK`` in a fresh Python, and the lines about trl_hotfix on its standard error."""
     environment = {**os.environ, "TRL_HOTFIX": "1"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _LOOK],
             env=environment,
             capture_output=True,
@@ -70,11 +71,11 @@ def _in_a_fresh_python() -> tuple[Mapping[str, Any], list[str]]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {}, [f"{type(error).__name__}: {plain(str(error))}"]
-    # Of others' words on standard error nobody knows what is in them.
-    said = [plain(line) for line in done.stderr.splitlines() if line.startswith("trl_hotfix")]
+    # The lines of other programs on standard error are left out, since they may hold private data.
+    messages = [plain(line) for line in process.stderr.splitlines() if line.startswith("trl_hotfix")]
     try:
-        # What else prints at the start of Python comes before.
-        seen = json.loads((done.stdout.splitlines() or [""])[-1])
+        # Other output at the start of Python comes before the last line.
+        result = json.loads((process.stdout.splitlines() or [""])[-1])
     except ValueError:
-        return {}, [*said, f"no answer, exit code {done.returncode}"]
-    return seen, said
+        return {}, [*messages, f"no answer, exit code {process.returncode}"]
+    return result, messages

@@ -1,4 +1,4 @@
-"""The variables of trl_hotfix that are set here, and what is wrong with them."""
+"""Check the variables of trl_hotfix that are set here."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .answer import Problems, Variable
 
 def checked_variables(patches: tuple[Patch, ...], packs: str | None, problems: Problems) -> list[Variable]:
     names = third_party.named(packs, os.environ)
-    found = []
+    variables = []
     for name, value in sorted(os.environ.items()):
         if name.startswith("TRL_HOTFIX"):
-            problem = _wrong(name, value, patches, names)
+            problem = _problem(name, value, patches, names)
             if problem is not None:
                 problems.add(f"{name}={plain(value)}: {problem}", f"correct it, or unset {name}")
-            found.append(Variable(name=name, value=plain(value), problem=problem))
+            variables.append(Variable(name=name, value=plain(value), problem=problem))
     if settings.switch(os.environ.get("TRL_HOTFIX", "") or "unset") == "off":
         problems.add(
             f"TRL_HOTFIX={os.environ['TRL_HOTFIX']} turns everything off, also an apply() in the script",
             "unset it, or set it to 1",
         )
-    return found
+    return variables
 
 
-def _wrong(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str, ...]) -> str | None:
-    """What is wrong with a variable, or None."""
+def _problem(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str, ...]) -> str | None:
+    """Return the problem of a variable, or None."""
 
     def selection() -> str | None:
-        # With a manifest that cannot be read, every id would be unknown.
+        # If the manifest cannot be read, every id would be unknown.
         if patches:
             Selection.of(None, None, {name: value}, patches, None, packs)
         return None

@@ -1,0 +1,135 @@
+"""``explain`` describes one bug: its symptom and cause, its repair, and why the patch goes on here or does not."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from ... import __version__
+from ...catalogue import evidence, loading
+from ...catalogue.modules import module_of
+from ...catalogue.packs import named
+from ...errors import UnknownPatchError
+from ...matching import sources, versions
+from ...model import Patch
+from ...patching.previews import preview
+from ...reporting.report import PatchStatus
+from ...reporting.sentences import because, links, turn_off
+from ...reporting.table import show
+from ...reporting.trail import Step, trail
+from ...selection.selection import Selection
+from ..common import Exit, unsupported, with_packs
+from .answer import Answer
+from .screen import answer_view
+
+
+@click.command("explain")
+@click.argument("patch_id", metavar="ID")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    help="A TRL wheel, or a folder with one: what the installed TRL has changed in the patched methods since.",
+)
+@click.option("--json", "as_data", is_flag=True, help="All of it as JSON.")
+@with_packs
+def command(patch_id: str, against: Path | None, as_data: bool, packs: str | None) -> int:
+    """One bug: what you see when it hits you, why, what the patch does, and whether it goes on here."""
+    names = named(packs, os.environ)
+    patches = loading.known(names)
+    by_id = {patch.id: patch for patch in patches}
+    if patch_id not in by_id:
+        raise UnknownPatchError([patch_id], list(by_id), "explain")
+    patch = by_id[patch_id]
+    selection = Selection.of(None, None, os.environ, patches, None, names)
+    status = preview(patches, selection)[patch_id]
+    installed = sources.installed()
+    steps = trail(patch, selection, installed)
+    differences = _differences(patch, installed, _release(against)) if against is not None else {}
+    answer = _answer(patch, status, steps, differences)
+    if as_data:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show(answer_view(answer, patch))
+    return Exit.NO_TRL if unsupported(versions.installed("trl")) else Exit.FINE
+
+
+def _release(path: Path) -> sources.Release:
+    try:
+        return sources.Release(path)
+    except sources.NotATrlError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _differences(patch: Patch, installed: sources.Release | None, reference: sources.Release) -> dict[str, str]:
+    """Return a unified diff from ``reference`` to the installed TRL for each target that differs."""
+    if installed is None:
+        raise click.ClickException("--against: the files of a TRL that is installed here cannot be read")
+    differences = {}
+    for target in patch.targets:
+        texts = [release.text(target.module, target.attribute) for release in (reference, installed)]
+        if texts[0] != texts[1]:
+            before, after = ((text or "").splitlines() for text in texts)
+            names = (f"TRL {reference.version}", f"TRL {installed.version}")
+            differences[target.name] = "\n".join(difflib.unified_diff(before, after, *names, lineterm=""))
+    return differences
+
+
+def _notes(patch: Patch) -> str:
+    """Return the docstring of the patch's module, with the author's formulas and sources."""
+    spec = find_spec(module_of(patch.id))
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+
+
+def _answer(patch: Patch, status: PatchStatus, steps: list[Step], differences: dict[str, str]) -> Answer:
+    return {
+        "trl_hotfix": __version__,
+        "id": patch.id,
+        "revision": patch.revision,
+        "title": patch.title,
+        "severity": patch.severity.value,
+        "trl": patch.trl,
+        "requires": dict(patch.requires),
+        "review_by": patch.review_by.isoformat() if patch.review_by is not None else None,
+        "fixed_in": patch.upstream.fixed_in,
+        "links": links(patch.upstream),
+        "why": patch.why,
+        "how": patch.how,
+        "not_repaired": patch.not_repaired,
+        "notes": _notes(patch),
+        "options": {
+            name: {"choices": dict(option.choices), "default": option.default} for name, option in patch.options.items()
+        },
+        "targets": [
+            {"module": target.module, "attribute": target.attribute, "trl": patch.range_of(target)}
+            for target in patch.targets
+        ],
+        "proven_on": list(evidence.proven_on(patch)),
+        "proofs": [
+            {"release": proof["release"], "stack": proof["stack"], "verdict": proof["verdict"], "runs": proof["runs"]}
+            for proof in evidence.proofs_of(patch)
+        ],
+        "parity": [
+            {
+                "release": parity["release"],
+                "fixed_release": parity["fixed_release"],
+                "loss_difference": parity["loss_difference"],
+                "gradient_difference": parity["gradient_difference"],
+            }
+            for parity in evidence.parity_of(patch)
+        ],
+        "turn_off": turn_off(patch),
+        "installed": versions.installed("trl"),
+        "state": status.state.value,
+        "reason": status.reason.value,
+        "because": because(status.reason, status.evidence),
+        "trail": [{"gate": step.gate, "found": step.observation, "passed": step.passed} for step in steps],
+        "differences": differences,
+    }

@@ -1,0 +1,116 @@
+"""Show the answer of ``explain`` in a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from ...catalogue import evidence
+from ...matching.fingerprints import bodies_for
+from ...model import Patch, Target
+from .answer import Answer
+
+
+def answer_view(answer: Answer, patch: Patch) -> Group:
+    """Return the answer as text and tables."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    open_end = f"still in the newest release looked at; to be reviewed by {answer['review_by']}"
+    rows = [
+        ("severity", answer["severity"]),
+        ("TRL", f"{answer['trl']}; {'fixed in ' + answer['fixed_in'] if answer['fixed_in'] else open_end}"),
+        *(("requires", f"{name} {versions}") for name, versions in answer["requires"].items()),
+        *(("upstream", link) for link in answer["links"]),
+        *(("target", f"{target['module']}: {target['attribute']} ({target['trl']})") for target in answer["targets"]),
+        ("evidence", evidence.in_words(patch)),
+        *(("proof", line) for line in _proofs(answer)),
+    ]
+    for name, option in answer["options"].items():
+        for choice, meaning in option["choices"].items():
+            default = " (default)" if choice == option["default"] else ""
+            rows.append(("option", f"{name}={choice}{default}: {meaning}"))
+    rows += [("turn off", switch) for switch in answer["turn_off"]]
+    for name, value in rows:
+        facts.add_row(Text(name), Text(value))
+    marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("?", "yellow")}
+    gate_by_gate = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("gate", "found", "passed"):
+        gate_by_gate.add_column(column, overflow="fold")
+    for step in answer["trail"]:
+        word, colour = marks[step["passed"]]
+        gate_by_gate.add_row(Text(step["gate"]), Text(step["found"]), Text(word, style=colour))
+    parts: list[Any] = [
+        Text(f"{answer['id']} (revision {answer['revision']})", style="bold"),
+        Text(answer["title"]),
+        *_section("What you see, and why", answer["why"]),
+        *_section("What the patch does", answer["how"]),
+        *(_section("What is not repaired", answer["not_repaired"]) if answer["not_repaired"] else []),
+        *_section("More", answer["notes"]),
+        Text(""),
+        facts,
+        *_section(f"Here: {answer['state']} ({answer['reason']})", answer["because"]),
+        gate_by_gate,
+    ]
+    for target, difference in answer["differences"].items():
+        parts += [Text(f"what has changed in {target}", style="bold"), Syntax(difference, "diff", word_wrap=True)]
+    if any(step["passed"] is False and "on record for no release" in step["found"] for step in answer["trail"]):
+        parts.append(Text(_hint(patch)))
+    return Group(*parts)
+
+
+def _section(head: str, text: str) -> list[Any]:
+    paragraphs = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return [Text(""), Text(head, style="bold"), Padding(Text(paragraphs), (0, 0, 0, 2), expand=False)]
+
+
+def _proofs(answer: Answer) -> list[str]:
+    """Return the numbers of the first release with a proof, and those of the comparison with the fixed release."""
+    lines = []
+    proven = [proof for proof in answer["proofs"] if proof["verdict"] == "proven"]
+    for proof in proven[:1]:
+        red, green = (proof["runs"][name].get("measured") for name in ("red", "green"))
+        expected = proof["runs"]["red"].get("right")
+        if _is_number(red) and _is_number(green):
+            right = f", {expected:.7g} is right" if _is_number(expected) else ""
+            lines.append(f"trained with TRL {proof['release']}: {red:.7g} before, {green:.7g} patched{right}")
+    for parity in answer["parity"][:1]:
+        largest = max(parity["loss_difference"], parity["gradient_difference"])
+        lines.append(
+            f"patched TRL {parity['release']} is TRL {parity['fixed_release']}, losses and gradients, to {largest:.1g}"
+        )
+    return lines
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _hint(patch: Patch) -> str:
+    """Return the commands that show the changes. They download a wheel, since the package has no sources of TRL."""
+    known = bodies_for(patch.id)
+    releases = [
+        release for target in patch.targets for release in known.releases_with(target.name, _last_buggy(patch, target))
+    ]
+    if not releases:
+        return ""
+    last = releases[-1]
+    return (
+        f"To see what has changed since TRL {last}: pip download --no-deps trl=={last}; "
+        f"trl-hotfix explain {patch.id} --against trl-{last}-py3-none-any.whl"
+    )
+
+
+def _last_buggy(patch: Patch, target: Target) -> str | None:
+    """Return the body with the bug that the newest of the releases on record has, or None."""
+    known = bodies_for(patch.id)
+    buggy = [
+        body for body in known.targets.get(target.name, {}) if known.verdict(patch.id, target.name, body) == "buggy"
+    ]
+    return max(buggy, key=lambda body: known.releases.index(known.releases_with(target.name, body)[-1]), default=None)

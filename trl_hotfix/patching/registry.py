@@ -1,0 +1,149 @@
+"""The module patches of this process, and the steps by which one of them goes on its targets and off again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+
+from ..import_hooks import FINDER
+from ..log import log
+from ..matching import gates
+from ..matching.versions import installed
+from ..model import Decision, Options, Patch, Reason, State, Target
+from ..reporting.sentences import in_one_line
+from .module_patch import ModulePatch
+
+
+class Registry:
+    """The module patches of an engine. Several threads may import modules, and so work on them, at once.
+
+    ``_lock`` guards the records and is held for a few instructions only, never while something is imported, called or
+    tested, since this runs inside import locks. ``_busy`` has the keys of the module patches that a thread works on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._module_patches: dict[tuple[str, str], ModulePatch] = {}
+        self._busy: set[tuple[str, str]] = set()
+
+    def all(self) -> list[ModulePatch]:
+        # This makes a list under the lock: another thread's import may add to the records at any time.
+        with self._lock:
+            return list(self._module_patches.values())
+
+    def of(self, patch_id: str) -> list[ModulePatch]:
+        return [module_patch for module_patch in self.all() if module_patch.patch.id == patch_id]
+
+    def waiting(self, patch: Patch, trl: str, options: Options) -> Iterator[ModulePatch]:
+        """Yield the module patches of ``patch`` that wait for their module. New and reverted ones begin to wait."""
+        by_module: dict[str, list[Target]] = {}
+        for target in gates.targets_for(patch, trl) or patch.targets:
+            by_module.setdefault(target.module, []).append(target)
+        for module, targets in by_module.items():
+            with self._lock:
+                module_patch = self._module_patches.get((patch.id, module))
+                if module_patch is None or module_patch.decision.state is State.REVERTED:
+                    journal = module_patch.journal if module_patch is not None else []
+                    module_patch = ModulePatch(patch, module, tuple(targets), options, journal=journal)
+                    self._module_patches[module_patch.key] = module_patch
+            if module_patch.decision.state is State.PENDING:
+                yield module_patch
+
+    def claim(self, module_patch: ModulePatch, undo: ExitStack) -> bool:
+        """Take a module patch to work on, unless another thread has it, and return whether this thread has it now.
+
+        An applied one is taken too, since its module may be a new one. ``undo`` gets the undoing of an interruption.
+        """
+        with self._lock:
+            free = module_patch.key not in self._busy
+            if not free or module_patch.decision.state not in (State.PENDING, State.APPLIED):
+                return False
+            undo.callback(self._interrupted, module_patch)
+            self._busy.add(module_patch.key)
+            return True
+
+    def _interrupted(self, module_patch: ModulePatch) -> None:
+        """Take it off after an interruption, such as a keyboard interrupt. It waits for the next import again."""
+        self._off_its_sites(module_patch)
+        with self._lock:
+            if module_patch.decision.state is State.REVERTED and not module_patch.cancel_requested:
+                module_patch.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
+            self._busy.discard(module_patch.key)
+
+    def record_decision(self, module_patch: ModulePatch, decision: Decision) -> bool:
+        """Record the result of the work. Return False if another thread has cancelled it, so that it is undone."""
+        with self._lock:
+            is_news = module_patch.decision is not decision
+            if not module_patch.cancel_requested:
+                module_patch.decision = decision
+                self._busy.discard(module_patch.key)
+        if module_patch.cancel_requested:
+            self._off_its_sites(module_patch)
+            with self._lock:
+                self._busy.discard(module_patch.key)
+            return False
+        if is_news:
+            module_patch.note()
+            _log_decision(module_patch)
+        return True
+
+    def take_off(self, module_patch: ModulePatch) -> None:
+        """Take it off its targets, or stop waiting. If other code is on top of a wrapper, leave it and log that."""
+        with self._lock:
+            # Another thread is putting it on, within an import. To wait for that thread here could be to wait for ever.
+            module_patch.cancel_requested = module_patch.key in self._busy
+            if module_patch.cancel_requested:
+                module_patch.decision = Decision(State.REVERTED, Reason.BY_REQUEST)
+        if module_patch.cancel_requested:
+            module_patch.note()
+        else:
+            self._off_its_sites(module_patch)
+        module = module_patch.module
+        if not any(other.module == module and other.decision.state is not State.REVERTED for other in self.all()):
+            FINDER.forget(module)
+
+    def drop(self, module_patches: Iterable[ModulePatch]) -> None:
+        """Take module patches off and forget them. One that cannot be taken off, since other code is on it, is kept."""
+        for module_patch in module_patches:
+            self.take_off(module_patch)
+            if module_patch.decision.state is State.REVERTED:
+                self._module_patches.pop(module_patch.key, None)
+
+    def _off_its_sites(self, module_patch: ModulePatch) -> None:
+        from .sites import OccupiedError
+
+        occupied = []
+        for site in module_patch.sites:
+            try:
+                site.take_off(module_patch.patch.id)
+            except OccupiedError as error:
+                occupied.append((site, error))
+        with self._lock:
+            module_patch.sites = [site for site, _ in occupied]
+            module_patch.decision = Decision(State.REVERTED, Reason.BY_REQUEST)
+            if occupied:
+                first = occupied[0][1]
+                module_patch.decision = Decision(State.DISPLACED, first.reason, {"by": first.by})
+        module_patch.note()
+        if occupied:
+            patch_id, by = module_patch.patch.id, occupied[0][1].by
+            log.warning("%s cannot be taken off: %s stands in its place", patch_id, by)
+
+
+def _log_decision(module_patch: ModulePatch) -> None:
+    """Log one line if the patch went on, and a WARNING if it should be on and is not."""
+    decision, evidence = module_patch.decision, in_one_line(module_patch.decision)
+    name = f"{module_patch.patch.id} (r{module_patch.patch.revision})"
+    if decision.state is State.APPLIED:
+        targets = ", ".join(target.attribute for target in module_patch.targets)
+        choices = "".join(f", {option}={choice}" for option, choice in module_patch.options.items())
+        log.info("applied %s to TRL %s, %s%s%s", name, installed("trl"), targets, choices, evidence)
+    elif decision.degraded:
+        log.warning(
+            "%s is NOT on: %s (%s)%s. `python -m trl_hotfix --list` says more",
+            name,
+            decision.state.value,
+            decision.reason.value,
+            evidence,
+        )
