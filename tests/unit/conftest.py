@@ -32,10 +32,10 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Dec
     declared: list[Patch] = []
     monkeypatch.setattr(loading, "load", lambda: tuple(declared))
     monkeypatch.setattr(
-        fingerprints, "bodies", lambda: SimpleNamespace(what=lambda *seen: "buggy", at=lambda *seen: None)
+        fingerprints, "bodies", lambda: SimpleNamespace(what=lambda *arguments: "buggy", at=lambda *arguments: None)
     )
 
-    def one(
+    def declare_patch(
         self_test: Callable[..., Any],
         wrapper: Callable[..., Any],
         *,
@@ -43,12 +43,12 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Dec
         attribute: str = "DPOTrainer.dpo_loss",
         trl: str = ">=0.9.6",
         traced: bool = False,
-        **others: Any,
+        **fields: Any,
     ) -> Patch:
         module = ModuleType(modules.module_of(id))
         module.wrapper, module.self_test = wrapper, self_test  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        targets = tuple(Target("trl.trainer.dpo_trainer", each, "wrapper", traced=traced) for each in attribute.split())
+        targets = tuple(Target("trl.trainer.dpo_trainer", name, "wrapper", traced=traced) for name in attribute.split())
         patch = Patch(
             id=id,
             revision=1,
@@ -60,9 +60,9 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Dec
             how="",
             targets=targets,
             self_test="self_test",
-            **others,
+            **fields,
         )
         declared.append(patch)
         return patch
 
-    return one
+    return declare_patch

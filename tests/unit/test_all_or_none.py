@@ -26,7 +26,7 @@ METHODS = ("dpo_loss", "compute_loss", "training_step")
 """Two that the class defines, and one that it inherits."""
 
 
-def goes_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+def pass_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return wrapped(*args, **kwargs)
 
 
@@ -35,16 +35,17 @@ def is_wrapped(module: ModuleType) -> Outcome:
     return Outcome(Verdict.FIXED if on else Verdict.REPRODUCED)
 
 
-def seen() -> dict[str, dict[str, Any]]:
+def trl_attributes() -> dict[str, dict[str, Any]]:
     """What TRL's modules and the class hold, in their order."""
     modules = {name: module for name, module in sys.modules.items() if f"{name}.".startswith("trl.")}
     return {"class": dict(vars(DPOTrainer)), **{name: dict(vars(module)) for name, module in modules.items()}}
 
 
-def same(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bool:
+def identical(left_side: dict[str, dict[str, Any]], right_side: dict[str, dict[str, Any]]) -> bool:
     return all(
-        list(its) == list(other[name]) and all(other[name][key] is value for key, value in its.items())
-        for name, its in one.items()
+        list(attributes) == list(right_side[name])
+        and all(right_side[name][key] is value for key, value in attributes.items())
+        for name, attributes in left_side.items()
     )
 
 
@@ -101,32 +102,32 @@ def three_targets(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "loaded", functools.cache(digests.loaded))
     # And the look through all objects of the process takes the longer, the more tests have run before.
     monkeypatch.setattr(conflicts, "objects_of", lambda sites: [])
-    declare(is_wrapped, goes_through, attribute=" ".join(f"DPOTrainer.{name}" for name in METHODS))
+    declare(is_wrapped, pass_through, attribute=" ".join(f"DPOTrainer.{name}" for name in METHODS))
 
 
 def test_a_failure_at_any_step_of_apply_leaves_all_or_nothing(three_targets: None) -> None:
     trl_hotfix.apply()
     trl_hotfix.revert()
-    before, steps, on = seen(), 0, 0
-    for where in every_step(trl_hotfix.apply, trl_hotfix.revert):
+    before, steps, on = trl_attributes(), 0, 0
+    for step_name in every_step(trl_hotfix.apply, trl_hotfix.revert):
         steps += 1
         if trl_hotfix.status()["made-up"].state is State.APPLIED:
-            assert is_wrapped(trl.trainer.dpo_trainer).verdict is Verdict.FIXED, where
+            assert is_wrapped(trl.trainer.dpo_trainer).verdict is Verdict.FIXED, step_name
             on += 1
         else:
-            assert same(before, seen()), where
+            assert identical(before, trl_attributes()), step_name
     assert steps > 200
     assert on < steps / 2
     assert trl_hotfix.apply()["made-up"].state is State.APPLIED
     trl_hotfix.revert()
-    assert same(before, seen())
+    assert identical(before, trl_attributes())
 
 
 def test_after_a_failure_at_any_step_of_revert_the_next_one_takes_all_off(three_targets: None) -> None:
-    before = seen()
+    before = trl_attributes()
     steps = 0
-    for where in every_step(trl_hotfix.revert, trl_hotfix.apply):
+    for step_name in every_step(trl_hotfix.revert, trl_hotfix.apply):
         steps += 1
         trl_hotfix.revert()
-        assert same(before, seen()), where
+        assert identical(before, trl_attributes()), step_name
     assert steps > 50

@@ -55,27 +55,27 @@ def with_lines(changes: Mapping[int, str | None]) -> str:
 def mistakes(text: str) -> list[tuple[int, str]]:
     with pytest.raises(CatalogueError) as caught:
         parsing.parse(text, "patches.yaml")
-    return [(each.line, each.message) for each in caught.value.mistakes]
+    return [(mistake.line, mistake.message) for mistake in caught.value.mistakes]
 
 
 def the_mistake(text: str) -> tuple[int, str]:
-    found = mistakes(text)
-    assert len(found) == 1, found
-    return found[0]
+    refused = mistakes(text)
+    assert len(refused) == 1, refused
+    return refused[0]
 
 
 def patches_or_mistakes(text: str) -> None:
-    found: tuple[Mistake, ...] | None = None
+    refused: tuple[Mistake, ...] | None = None
     try:
         patches = parsing.parse(text, "patches.yaml")
     except CatalogueError as error:
-        found = error.mistakes
-    if found is None:
+        refused = error.mistakes
+    if refused is None:
         assert all(isinstance(patch, Patch) for patch in patches)
         return
     last = len(LINE_BREAK.split(text))
-    assert found
-    assert all(1 <= each.line <= last and each.message for each in found), (found, last)
+    assert refused
+    assert all(1 <= mistake.line <= last and mistake.message for mistake in refused), (refused, last)
 
 
 # The shipped catalogue
@@ -384,16 +384,16 @@ def test_a_key_that_is_not_text_is_a_mistake() -> None:
     ],
 )
 def test_a_tag_on_text_is_refused(value: str) -> None:
-    found = mistakes(with_lines({3: f"  title: {value}"}))
-    assert any(line == 3 and message.startswith("a tag (") for line, message in found)
+    refused = mistakes(with_lines({3: f"  title: {value}"}))
+    assert any(line == 3 and message.startswith("a tag (") for line, message in refused)
 
 
 def test_a_tag_that_calls_a_function_is_refused_and_calls_nothing(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    call = f"!!python/object/apply:os.mkdir [{json.dumps(str(made))}]"
-    found = mistakes(with_lines({3: f"  title: {call}"}))
-    assert {line for line, _ in found} == {3}
-    assert not made.exists()
+    folder = tmp_path / "made"
+    call = f"!!python/object/apply:os.mkdir [{json.dumps(str(folder))}]"
+    refused = mistakes(with_lines({3: f"  title: {call}"}))
+    assert {line for line, _ in refused} == {3}
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.getcwd", "!!python/tuple", "!!set", "!unknown"])
@@ -503,8 +503,8 @@ def test_brackets_without_end_are_a_mistake_and_not_the_end_of_the_process() -> 
         "try:\n    parsing.parse('[' * 100_000, 'patches.yaml')\n"
         "except CatalogueError:\n    print('refused')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "refused")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout.strip()) == (0, "refused")
 
 
 # Whatever the text, patches or mistakes
@@ -575,8 +575,8 @@ def mutated_entries(draw: st.DrawFn) -> str:
     entries = yaml.safe_load(ENTRY)
     for _ in range(draw(st.integers(1, 3))):
         container = draw(st.sampled_from(list(_containers(entries)) or [entries]))
-        how = draw(st.sampled_from(["drop", "replace", "insert"]))
-        if how == "insert" or not container:
+        mutation = draw(st.sampled_from(["drop", "replace", "insert"]))
+        if mutation == "insert" or not container:
             if isinstance(container, dict):
                 container[draw(NAMES)] = draw(STRUCTURES)
             else:
@@ -584,7 +584,7 @@ def mutated_entries(draw: st.DrawFn) -> str:
             continue
         keys = sorted(container) if isinstance(container, dict) else range(len(container))
         key = draw(st.sampled_from(keys))
-        if how == "drop":
+        if mutation == "drop":
             del container[key]
         else:
             container[key] = draw(STRUCTURES)
@@ -646,17 +646,17 @@ def test_an_option_has_choices_with_their_meaning_and_a_default() -> None:
     ],
 )
 def test_a_mistake_in_an_option_is_told_with_its_line(right: str, wrong: str, line: int, message: str) -> None:
-    found = the_mistake(with_options(OPTIONS.replace(right, wrong)))
-    assert (found[0], found[1][: len(message)]) == (line, message)
+    refused = the_mistake(with_options(OPTIONS.replace(right, wrong)))
+    assert (refused[0], refused[1][: len(message)]) == (line, message)
 
 
 def test_functions_take_options_if_and_only_if_the_entry_declares_them() -> None:
-    said = [message for _, message in mistakes(with_options(""))]
-    assert len(said) == 2
-    assert all(message.endswith("takes options, and the entry declares none") for message in said)
-    said = [message for _, message in mistakes(ENTRY + OPTIONS)]
-    assert len(said) == 2
-    assert all(message.endswith("does not take options, which the entry declares") for message in said)
+    messages = [message for _, message in mistakes(with_options(""))]
+    assert len(messages) == 2
+    assert all(message.endswith("takes options, and the entry declares none") for message in messages)
+    messages = [message for _, message in mistakes(ENTRY + OPTIONS)]
+    assert len(messages) == 2
+    assert all(message.endswith("does not take options, which the entry declares") for message in messages)
 
 
 # What a bug needs
@@ -725,5 +725,5 @@ def test_hits_say_what_a_bug_needs() -> None:
 )
 def test_a_mistake_in_a_hit_is_told_with_its_line(right: str, wrong: str, line: int, message: str) -> None:
     assert right in HITS
-    found = the_mistake(ENTRY + HITS.replace(right, wrong, 1))
-    assert (found[0], found[1][: len(message)]) == (line, message)
+    refused = the_mistake(ENTRY + HITS.replace(right, wrong, 1))
+    assert (refused[0], refused[1][: len(message)]) == (line, message)

@@ -29,10 +29,10 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_list_says_what_applies_here_and_why() -> None:
-    done = run("--list")
-    assert done.returncode == 0, done.stderr
-    assert ID in done.stdout
-    assert "applies: TRL 0.11.4 has this bug" in done.stdout
+    process = run("--list")
+    assert process.returncode == 0, process.stderr
+    assert ID in process.stdout
+    assert "applies: TRL 0.11.4 has this bug" in process.stdout
 
 
 def test_list_all_is_the_same_as_dash_dash_list_and_imports_neither_torch_nor_trl() -> None:
@@ -41,15 +41,15 @@ def test_list_all_is_the_same_as_dash_dash_list_and_imports_neither_torch_nor_tr
         "import sys; from trl_hotfix.commands.main import main\ntry: main(['--list'])\n"
         "finally: print([name for name in ('torch', 'trl', 'wrapt') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_json_list_has_the_shape_of_a_report() -> None:
     for arguments in (("--list", "--json"), ("--json", "--list"), ("list", "--json")):
         report = json.loads(run(*arguments).stdout)
         assert list(report) == ["trl_hotfix", "trl", "python", "digest", "patches"]
-        (patch,) = (each for each in report["patches"] if each["id"] == ID)
+        (patch,) = (row for row in report["patches"] if row["id"] == ID)
         assert list(patch) == [
             *("id", "revision", "title", "severity", "trl", "upstream", "review_by", "state", "reason", "options"),
             *("evidence", "targets"),
@@ -59,19 +59,19 @@ def test_the_json_list_has_the_shape_of_a_report() -> None:
 
 
 def test_an_unknown_option_in_the_environment_is_a_usage_error() -> None:
-    done = run("list", TRL_HOTFIX_OPTIONS="grpo-loss-normalisation.normalization=global")
-    assert done.returncode == 2
-    assert "has no option 'normalization'; did you mean 'normalisation'?" in done.stderr
+    process = run("list", TRL_HOTFIX_OPTIONS="grpo-loss-normalisation.normalization=global")
+    assert process.returncode == 2
+    assert "has no option 'normalization'; did you mean 'normalisation'?" in process.stderr
 
 
 def test_verify_shows_red_green_red_with_the_numbers() -> None:
-    done = run("--verify", ID)
-    assert done.returncode == 0, done.stderr
+    process = run("--verify", ID)
+    assert process.returncode == 0, process.stderr
     for expected in ("proven", "red", "reproduced", "green", "fixed", "red again", "1.693147"):
-        assert expected in done.stdout
+        assert expected in process.stdout
     (cell,) = json.loads(run("verify", "--json", ID).stdout)["cells"]
     assert cell["verdict"] == "proven"
-    assert [seen["verdict"] for seen in cell["leaves"]["trl.trainer.dpo_trainer"].values()] == [
+    assert [run_record["verdict"] for run_record in cell["leaves"]["trl.trainer.dpo_trainer"].values()] == [
         *("reproduced", "fixed", "reproduced"),
     ]
 
@@ -81,25 +81,25 @@ def test_a_wrapper_that_repairs_nothing_is_unrepaired_and_exit_1(package: Path) 
     repair = "    args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)\n"
     assert repair in module.read_text()
     module.write_text(module.read_text().replace(repair, ""))
-    done = run("--verify", ID, PYTHONPATH=str(package.parent))
-    assert done.returncode == 1, done.stderr
-    assert "unrepaired" in done.stdout
+    process = run("--verify", ID, PYTHONPATH=str(package.parent))
+    assert process.returncode == 1, process.stderr
+    assert "unrepaired" in process.stdout
 
 
 @pytest.mark.parametrize(
     "arguments", [("--lits",), ("lits",), ("list", "--jsn"), ("verify", "moe-aux-los"), ("--list", "extra")]
 )
 def test_wrong_usage_is_exit_2_with_one_clear_line(arguments: tuple[str, ...]) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    process = run(*arguments)
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr
 
 
 def test_an_unknown_id_in_the_environment_is_exit_2() -> None:
-    done = run("--list", TRL_HOTFIX_ONLY="moe-aux-loss-lost-under-deepsped")
-    assert done.returncode == 2
-    assert "unknown patch in TRL_HOTFIX_ONLY" in done.stderr
-    assert f"did you mean '{ID}'?" in done.stderr
+    process = run("--list", TRL_HOTFIX_ONLY="moe-aux-loss-lost-under-deepsped")
+    assert process.returncode == 2
+    assert "unknown patch in TRL_HOTFIX_ONLY" in process.stderr
+    assert f"did you mean '{ID}'?" in process.stderr
 
 
 def test_a_broken_manifest_is_exit_3_with_every_mistake_and_its_line(package: Path) -> None:
@@ -107,20 +107,20 @@ def test_a_broken_manifest_is_exit_3_with_every_mistake_and_its_line(package: Pa
     text = manifest.read_text().replace("severity: wrong-gradient", "severity: bad", 1).replace("title:", "tittle:", 1)
     manifest.write_text(text)
     for arguments in (("--list",), ("list", "--json"), ("verify",)):
-        done = run(*arguments, PYTHONPATH=str(package.parent))
-        assert done.returncode == 3
-        assert "has 3 mistakes" in done.stderr
-        assert "did you mean 'title'?" in done.stderr
-        assert done.stderr.count("  line ") == 3
-        assert done.stdout == ""
+        process = run(*arguments, PYTHONPATH=str(package.parent))
+        assert process.returncode == 3
+        assert "has 3 mistakes" in process.stderr
+        assert "did you mean 'title'?" in process.stderr
+        assert process.stderr.count("  line ") == 3
+        assert process.stdout == ""
 
 
 def test_damaged_evidence_is_exit_3_and_says_what_to_do(package: Path) -> None:
     (package / "data" / "proven.json").write_text("{")
-    done = run("--list", PYTHONPATH=str(package.parent))
-    assert done.returncode == 3
-    assert "install trl_hotfix again" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = run("--list", PYTHONPATH=str(package.parent))
+    assert process.returncode == 3
+    assert "install trl_hotfix again" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_apply_raises_for_a_broken_manifest_and_changes_nothing(package: Path) -> None:
@@ -130,7 +130,7 @@ def test_apply_raises_for_a_broken_manifest_and_changes_nothing(package: Path) -
         "try: trl_hotfix.apply()\nexcept trl_hotfix.CatalogueError as error: print(error.mistakes[0].line)\n"
         "print(sys.meta_path == before)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(package.parent)},
         cwd=package.parent,
@@ -138,7 +138,7 @@ def test_apply_raises_for_a_broken_manifest_and_changes_nothing(package: Path) -
         text=True,
         check=False,
     )
-    assert done.stdout == "1\nTrue\n", done.stderr
+    assert process.stdout == "1\nTrue\n", process.stderr
 
 
 def without_trl(tmp_path: Path, version: str | None) -> str:
@@ -160,61 +160,65 @@ def without_trl(tmp_path: Path, version: str | None) -> str:
 @pytest.mark.parametrize("version", [None, "0.7.4"])
 @pytest.mark.parametrize("command", ["--list", "--verify"])
 def test_no_trl_or_one_that_is_not_supported_is_exit_4(tmp_path: Path, version: str | None, command: str) -> None:
-    done = run(command, PYTHONPATH=without_trl(tmp_path, version))
-    assert done.returncode == 4, done.stderr
+    process = run(command, PYTHONPATH=without_trl(tmp_path, version))
+    assert process.returncode == 4, process.stderr
 
 
 def test_a_release_with_the_fix_is_retired_and_exit_0(tmp_path: Path) -> None:
-    done = run("--list", "--json", PYTHONPATH=without_trl(tmp_path, "0.12.0"))
-    (patch,) = (each for each in json.loads(done.stdout)["patches"] if each["id"] == ID)
+    process = run("--list", "--json", PYTHONPATH=without_trl(tmp_path, "0.12.0"))
+    (patch,) = (row for row in json.loads(process.stdout)["patches"] if row["id"] == ID)
     assert (patch["state"], patch["reason"]) == ("retired", "fixed-upstream")
     assert patch["evidence"]["fixed_in"] == "0.12.0"
-    assert done.returncode == 0
+    assert process.returncode == 0
 
 
 def test_list_shows_what_applies_here_the_worst_first_and_counts_the_rest() -> None:
-    every = {each["id"]: each for each in json.loads(run("list", "--json").stdout)["patches"]}
-    done = run("list")
-    assert done.returncode == 0, done.stderr
-    here = [each["id"] for each in every.values() if each["state"] == "pending"]
-    rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip() and line.split()[0] in every]
-    assert rows == here
-    severities = [every[each]["severity"] for each in here]
-    assert severities == sorted(severities, key=[each.value for each in Severity].index)
-    assert f"{len(every) - len(here)} patches are for other releases than TRL 0.11.4: --all" in done.stdout
+    patches = {patch["id"]: patch for patch in json.loads(run("list", "--json").stdout)["patches"]}
+    process = run("list")
+    assert process.returncode == 0, process.stderr
+    pending = [patch["id"] for patch in patches.values() if patch["state"] == "pending"]
+    rows = [line.split()[0] for line in process.stdout.splitlines() if line.strip() and line.split()[0] in patches]
+    assert rows == pending
+    severities = [patches[patch_id]["severity"] for patch_id in pending]
+    assert severities == sorted(severities, key=[severity.value for severity in Severity].index)
+    assert f"{len(patches) - len(pending)} patches are for other releases than TRL 0.11.4: --all" in process.stdout
 
 
 def test_list_answers_for_a_release_that_is_not_installed_and_for_one_severity() -> None:
-    done = run("list", "--json", "--trl", "0.16.1", "--severity", "data-loss")
-    report = json.loads(done.stdout)
+    process = run("list", "--json", "--trl", "0.16.1", "--severity", "data-loss")
+    report = json.loads(process.stdout)
     assert report["trl"] == "0.16.1"
-    assert {each["severity"] for each in report["patches"]} == {"data-loss"}
-    states = {each["id"]: each["state"] for each in report["patches"]}
+    assert {patch["severity"] for patch in report["patches"]} == {"data-loss"}
+    states = {patch["id"]: patch["state"] for patch in report["patches"]}
     assert states["grpo-resume-replays-epoch-0-order"] == "pending"
     assert "is none of the" in run("list", "--trl", "9.0.0").stdout
     assert "there is no TRL 0.16.7; did you mean '0.16." in run("list", "--trl", "0.16.7").stderr
     of_kto = json.loads(run("list", "--json", "--trainer", "KTOTrainer").stdout)["patches"]
-    assert ID in {each["id"] for each in of_kto}
-    assert "grpo-loss-normalisation" not in {each["id"] for each in of_kto}
+    assert ID in {patch["id"] for patch in of_kto}
+    assert "grpo-loss-normalisation" not in {patch["id"] for patch in of_kto}
     assert "did you mean 'GRPO'?" in run("list", "--trainer", "gpro").stderr
     assert "is not a version such as" in run("list", "--trl", "latest").stderr
     assert run("list", "--trl", "0.9.0").returncode == 4
 
 
 def test_explain_says_why_a_patch_goes_on_here_gate_by_gate() -> None:
-    done = run("explain", ID)
-    assert done.returncode == 0, done.stderr
+    process = run("explain", ID)
+    assert process.returncode == 0, process.stderr
     for expected in ("What you see, and why", "What the patch does", "TRL_HOTFIX_SKIP=" + ID, "the bug was reproduced"):
-        assert expected in done.stdout
+        assert expected in process.stdout
     answer = json.loads(run("explain", ID, "--json").stdout)
     assert all(step["passed"] for step in answer["trail"])
     bodies = [step["gate"] for step in answer["trail"] if step["gate"].startswith("body of")]
-    assert bodies == [f"body of {each['module']}: {each['attribute']}" for each in answer["targets"] if here(each)]
+    assert bodies == [
+        f"body of {target['module']}: {target['attribute']}"
+        for target in answer["targets"]
+        if is_in_this_release(target)
+    ]
     assert answer["notes"].startswith("The router auxiliary loss")
     assert answer["proofs"]
 
 
-def here(target: dict[str, str]) -> bool:
+def is_in_this_release(target: dict[str, str]) -> bool:
     return versions.in_range("0.11.4", target["trl"])
 
 
@@ -235,11 +239,11 @@ def test_explain_shows_what_the_installed_trl_has_changed_since_another(tmp_path
     installed = Path(str(metadata.distribution("trl").locate_file("")))
     (tmp_path / "trl-0.11.3.dist-info").mkdir()
     shutil.copytree(installed / "trl", tmp_path / "trl", ignore=shutil.ignore_patterns("*.pyc"))
-    other = tmp_path / "trl/trainer/dpo_trainer.py"
+    module = tmp_path / "trl/trainer/dpo_trainer.py"
     head = "    def get_batch_loss_metrics("
-    text = other.read_text()
-    at = text.index('"""', text.index('"""', text.index(head)) + 3) + 3
-    other.write_text(f"{text[:at]}\n        was_here = True\n{text[at:]}")
+    text = module.read_text()
+    end_of_docstring = text.index('"""', text.index('"""', text.index(head)) + 3) + 3
+    module.write_text(f"{text[:end_of_docstring]}\n        was_here = True\n{text[end_of_docstring:]}")
     differences = json.loads(run("explain", ID, "--json", "--against", str(tmp_path)).stdout)["differences"]
     assert [line for line in "\n".join(differences.values()).splitlines() if line[:1] in "+-"] == [
         *("--- TRL 0.11.3", "+++ TRL 0.11.4", "-    was_here = True"),
@@ -251,12 +255,12 @@ def test_explain_shows_what_the_installed_trl_has_changed_since_another(tmp_path
 
 
 def test_verify_full_trains_without_the_patch_with_it_and_without_it_again() -> None:
-    done = run("verify", "--full", "--json", "dpo-eval-reference-from-trained-policy", ID)
-    assert done.returncode == 0, done.stderr
-    proofs = {each["patch"]: each for each in json.loads(done.stdout)["proofs"]}
+    process = run("verify", "--full", "--json", "dpo-eval-reference-from-trained-policy", ID)
+    assert process.returncode == 0, process.stderr
+    proofs = {proof["patch"]: proof for proof in json.loads(process.stdout)["proofs"]}
     trained = proofs["dpo-eval-reference-from-trained-policy"]
     assert trained["verdict"] == "proven"
-    assert [seen["verdict"] for seen in trained["runs"].values()] == ["reproduced", "fixed", "reproduced"]
+    assert [run_record["verdict"] for run_record in trained["runs"].values()] == ["reproduced", "fixed", "reproduced"]
     assert trained["runs"]["red"]["loss"] != trained["runs"]["green"]["loss"]
     # What a proof needs and this environment has not is said, and is no failure.
     assert (proofs[ID]["verdict"], proofs[ID]["why"]) == ("not-run", "it needs scikit-learn")
@@ -265,18 +269,18 @@ def test_verify_full_trains_without_the_patch_with_it_and_without_it_again() -> 
 def test_verify_says_which_self_test_ended_the_process_and_exits_2(package: Path) -> None:
     module = package / "patches" / "moe_aux_loss_lost_under_deepspeed.py"
     text = module.read_text()
-    self_test = next(each.self_test for each in loading.load() if each.id == ID)
+    self_test = next(patch.self_test for patch in loading.load() if patch.id == ID)
     start = text.index(f"def {self_test}(")
     body = text.index('"""', text.index('"""', start) + 3) + 3
     module.write_text(f"{text[:body]}\n    import os\n\n    os._exit(9)\n{text[body:]}")
-    done = run("verify", ID, PYTHONPATH=str(package.parent))
-    assert done.returncode == 2
-    assert f"ended with exit code 9; {ID} was next" in done.stderr
+    process = run("verify", ID, PYTHONPATH=str(package.parent))
+    assert process.returncode == 2
+    assert f"ended with exit code 9; {ID} was next" in process.stderr
 
 
 @pytest.mark.parametrize("command", [["list", "--all"], ["explain", "orpo-nan-gradient-near-certainty"]])
 def test_what_is_piped_can_be_pasted(command: list[str]) -> None:
-    done = run(*command)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
+    process = run(*command)
+    assert process.returncode == 0, process.stderr
+    assert "\x1b" not in process.stdout
+    assert [line for line in process.stdout.splitlines() if line != line.rstrip()] == []

@@ -52,13 +52,13 @@ def without_trl(folder: Path, version: str | None) -> str:
 
 
 def diagnosis(*arguments: str, **variables: str) -> tuple[int, dict[str, Any]]:
-    done = run("doctor", "--json", *arguments, **variables)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    process = run("doctor", "--json", *arguments, **variables)
+    assert process.stdout, process.stderr
+    return process.returncode, json.loads(process.stdout)
 
 
 def problems(answer: dict[str, Any]) -> str:
-    return "\n".join(each["problem"] for each in answer["problems"])
+    return "\n".join(row["problem"] for row in answer["problems"])
 
 
 # doctor
@@ -72,7 +72,7 @@ def test_doctor_says_what_is_installed_and_finds_nothing_wrong_here() -> None:
     assert answer["hook"]["effective"] is True
     assert answer["files"]["patches"]["count"] == len(loading.load())
     assert answer["digest"] == json.loads(run("list", "--json").stdout)["digest"]
-    assert [each["name"] for each in answer["pth"] if each["name"] == "trl_hotfix_autoapply.pth" and each["ours"]]
+    assert [file["name"] for file in answer["pth"] if file["name"] == "trl_hotfix_autoapply.pth" and file["ours"]]
     text = run("doctor").stdout
     assert "no problem found" in text
     assert "TRL            0.11.4, release" in text
@@ -90,12 +90,12 @@ def test_doctor_imports_neither_torch_nor_trl() -> None:
         "import sys; from trl_hotfix.commands.main import main\ntry: main(['doctor'])\n"
         "finally: print([name for name in ('torch', 'transformers', 'trl', 'wrapt') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "expected"),
     [
         ("TRL_HOTFIX", "maybe", "expected 1, strict or 0"),
         ("TRL_HOTFIX_SKP", "x", "did you mean 'TRL_HOTFIX_SKIP'?"),
@@ -108,19 +108,19 @@ def test_doctor_imports_neither_torch_nor_trl() -> None:
         ("TRL_HOTFIX_UNKNOWN_BODY", "tri", "expected skip or try"),
     ],
 )
-def test_doctor_marks_a_variable_that_is_wrong(name: str, value: str, said: str) -> None:
+def test_doctor_marks_a_variable_that_is_wrong(name: str, value: str, expected: str) -> None:
     code, answer = diagnosis(**{name: value})
     assert code == 1
-    (variable,) = (each for each in answer["variables"] if each["name"] == name)
+    (variable,) = (row for row in answer["variables"] if row["name"] == name)
     assert variable["value"] == value
-    assert said in variable["problem"]
-    assert said in problems(answer)
+    assert expected in variable["problem"]
+    assert expected in problems(answer)
 
 
 @pytest.mark.parametrize("value", ["1", "strict", "on"])
 def test_doctor_has_nothing_against_a_variable_that_is_right(value: str) -> None:
     code, answer = diagnosis(TRL_HOTFIX=value, TRL_HOTFIX_SKIP=ID, TRL_HOTFIX_CALLBACK="0", TRL_HOTFIX_PATIENCE="5")
-    assert (code, [each["problem"] for each in answer["variables"]]) == (0, [None] * 4)
+    assert (code, [variable["problem"] for variable in answer["variables"]]) == (0, [None] * 4)
 
 
 def test_doctor_says_that_0_turns_everything_off() -> None:
@@ -164,8 +164,8 @@ def test_doctor_tells_a_release_from_what_is_none(tmp_path: Path, version: str, 
     (tmp_path / "trl").mkdir()
     (tmp_path / "trl" / "__init__.py").write_text("")
     if editable:
-        said = {"url": "file:///x", "dir_info": {"editable": True}}
-        (tmp_path / f"trl-{version}.dist-info" / "direct_url.json").write_text(json.dumps(said))
+        origin = {"url": "file:///x", "dir_info": {"editable": True}}
+        (tmp_path / f"trl-{version}.dist-info" / "direct_url.json").write_text(json.dumps(origin))
     code, answer = diagnosis(PYTHONPATH=os.pathsep.join([str(tmp_path), str(CHECKOUT)]))
     assert answer["trl"]["kind"] == kind
     assert answer["trl"]["folder"] == doctor._without_home(str(tmp_path / "trl"))
@@ -188,7 +188,7 @@ def test_doctor_names_finders_of_others(tmp_path: Path) -> None:
     )
     _, answer = diagnosis(PYTHONPATH=os.pathsep.join([str(tmp_path), str(CHECKOUT)]))
     assert "sitecustomize.Nosy" in answer["finders"]
-    assert not [each for each in answer["finders"] if each.startswith(("_frozen", "trl_hotfix"))]
+    assert not [finder for finder in answer["finders"] if finder.startswith(("_frozen", "trl_hotfix"))]
 
 
 def test_doctor_sees_a_hook_that_is_there_and_does_nothing(tmp_path: Path) -> None:
@@ -216,16 +216,16 @@ def test_doctor_shows_no_other_variable_and_no_home(tmp_path: Path) -> None:
     file = tmp_path / "home" / "somebody" / "frozen.json"
     file.parent.mkdir(parents=True)
     for arguments in ((), ("--json",)):
-        done = run(
+        process = run(
             *("doctor", *arguments),
             HOME=str(file.parent),
             HF_TOKEN="hf_secret",
             TRL_HOTFIX_ONLY=f"@{file}",
         )
-        assert "~/frozen.json" in done.stdout
-        assert "hf_secret" not in done.stdout
-        assert "HF_TOKEN" not in done.stdout
-        assert "somebody" not in done.stdout
+        assert "~/frozen.json" in process.stdout
+        assert "hf_secret" not in process.stdout
+        assert "HF_TOKEN" not in process.stdout
+        assert "somebody" not in process.stdout
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def test_only_the_home_folder_itself_is_shortened(text: str, shown: str, monkeyp
 
 
 def test_run_hands_its_options_to_the_command_and_to_what_that_starts() -> None:
-    done = run("run", "--skip", ID, "--", "sh", "-c", '"$0" -c "$1"', sys.executable, HOOKED)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"TRL_HOTFIX": "1", "TRL_HOTFIX_SKIP": ID}
+    process = run("run", "--skip", ID, "--", "sh", "-c", '"$0" -c "$1"', sys.executable, HOOKED)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == {"TRL_HOTFIX": "1", "TRL_HOTFIX_SKIP": ID}
 
 
 @pytest.mark.parametrize(
@@ -261,17 +261,17 @@ def test_run_hands_its_options_to_the_command_and_to_what_that_starts() -> None:
     ],
 )
 def test_run_is_on_or_strict(arguments: list[str], before: dict[str, str], value: str) -> None:
-    done = run("run", *arguments, sys.executable, "-c", HOOKED, **before)
-    assert json.loads(done.stdout) == {"TRL_HOTFIX": value}
+    process = run("run", *arguments, sys.executable, "-c", HOOKED, **before)
+    assert json.loads(process.stdout) == {"TRL_HOTFIX": value}
 
 
 def test_what_run_starts_waits_for_trl() -> None:
-    code = "import sys; print([type(each).__module__ for each in sys.meta_path][0])"
+    code = "import sys; print([type(finder).__module__ for finder in sys.meta_path][0])"
     assert run("run", "--", sys.executable, "-c", code).stdout == "trl_hotfix.import_hooks\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--only", ID[:-1]], f"did you mean '{ID}'?"),
         (["--only", ""], "--only names no patch"),
@@ -283,17 +283,17 @@ def test_what_run_starts_waits_for_trl() -> None:
         (["--sikp", "x"], "--skip"),
     ],
 )
-def test_run_looks_at_its_options_before_the_job_starts(arguments: list[str], said: str) -> None:
-    done = run("run", *arguments, "--", "echo", "started")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_run_looks_at_its_options_before_the_job_starts(arguments: list[str], expected: str) -> None:
+    process = run("run", *arguments, "--", "echo", "started")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert expected in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_run_refuses_a_variable_that_the_job_would_refuse() -> None:
-    done = run("run", "--", "echo", "started", TRL_HOTFIX_UNKNOWN_BODY="maybe")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "'maybe'" in done.stderr
+    process = run("run", "--", "echo", "started", TRL_HOTFIX_UNKNOWN_BODY="maybe")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "'maybe'" in process.stderr
 
 
 def test_run_without_a_command_is_a_usage_error() -> None:
@@ -320,13 +320,13 @@ def test_run_is_replaced_by_the_command() -> None:
 
 
 def test_a_command_that_is_not_found_or_cannot_be_run_has_the_exit_codes_of_a_shell(tmp_path: Path) -> None:
-    done = run("run", "--", "no-such-command")
-    assert (done.returncode, done.stderr.count("\n")) == (127, 1)
-    assert "'no-such-command' is not found" in done.stderr
+    process = run("run", "--", "no-such-command")
+    assert (process.returncode, process.stderr.count("\n")) == (127, 1)
+    assert "'no-such-command' is not found" in process.stderr
     (tmp_path / "data").write_text("no program")
-    done = run("run", "--", str(tmp_path / "data"))
-    assert (done.returncode, done.stderr.count("\n")) == (126, 1)
-    assert "Permission denied" in done.stderr
+    process = run("run", "--", str(tmp_path / "data"))
+    assert (process.returncode, process.stderr.count("\n")) == (126, 1)
+    assert "Permission denied" in process.stderr
 
 
 def test_options_behind_the_command_are_its_own() -> None:
@@ -338,34 +338,34 @@ def test_run_refuses_where_the_hook_cannot_work() -> None:
     start = f"import sys; sys.path[:0] = {[str(CHECKOUT)]!r}\n"
     start += "from trl_hotfix.commands.main import main; main(sys.argv[1:])"
     command = [sys.executable, "-I", "-c", start, "run", "--", "echo", "started"]
-    done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Python runs with -I" in done.stderr
-    assert "The job was not started." in done.stderr
+    process = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "Python runs with -I" in process.stderr
+    assert "The job was not started." in process.stderr
 
 
 def test_run_says_that_there_is_no_trl_and_runs(tmp_path: Path) -> None:
     path = os.pathsep.join([without_trl(tmp_path, None), str(CHECKOUT)])
-    done = run("run", "--", "echo", "started", PYTHONPATH=path)
-    assert (done.returncode, done.stdout) == (0, "started\n")
-    assert "TRL is not installed" in done.stderr
+    process = run("run", "--", "echo", "started", PYTHONPATH=path)
+    assert (process.returncode, process.stdout) == (0, "started\n")
+    assert "TRL is not installed" in process.stderr
 
 
 def test_the_freeze_file_of_run_is_found_from_any_folder_and_strict_refuses_what_cannot_be_on(tmp_path: Path) -> None:
     frozen = CHECKOUT / "tests" / "frozen.tmp.json"
     try:
         frozen.write_text(run("freeze").stdout)
-        done = run("run", "--only", f"@{frozen.name}", "--", sys.executable, "-c", HOOKED)
-        assert json.loads(done.stdout)["TRL_HOTFIX_ONLY"] == f"@{frozen}"
+        process = run("run", "--only", f"@{frozen.name}", "--", sys.executable, "-c", HOOKED)
+        assert json.loads(process.stdout)["TRL_HOTFIX_ONLY"] == f"@{frozen}"
     finally:
         frozen.unlink()
     record = {"patches": [{"id": "grpo-dapo-normaliser", "revision": revision("grpo-dapo-normaliser"), "options": {}}]}
     (tmp_path / "other.json").write_text(json.dumps(record))
     only = ("--only", f"@{tmp_path / 'other.json'}")
     assert run("run", *only, "--", "echo", "started").stdout == "started\n"
-    done = run("run", "--strict", *only, "--", "echo", "started")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "grpo-dapo-normaliser: skipped (trl-version)" in done.stderr
+    process = run("run", "--strict", *only, "--", "echo", "started")
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "grpo-dapo-normaliser: skipped (trl-version)" in process.stderr
 
 
 def revision(patch_id: str) -> int:
@@ -377,40 +377,40 @@ def revision(patch_id: str) -> int:
 
 def test_what_is_frozen_is_applied_with_the_same_digest(tmp_path: Path) -> None:
     file = tmp_path / "set.json"
-    done = run("freeze", "-o", str(file), TRL_HOTFIX_SKIP="dpo-eval-reference-from-trained-policy")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = run("freeze", "-o", str(file), TRL_HOTFIX_SKIP="dpo-eval-reference-from-trained-policy")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
     frozen, listed = json.loads(file.read_text()), json.loads(run("list", "--json").stdout)
     assert frozen["digest"] != listed["digest"]
-    again = json.loads(run("list", "--json", TRL_HOTFIX_ONLY=f"@{file}").stdout)
-    assert again["digest"] == frozen["digest"]
-    on = [each["id"] for each in again["patches"] if each["state"] == "pending"]
-    assert sorted(on) == sorted(each["id"] for each in frozen["patches"])
-    assert ID in on
+    reapplied = json.loads(run("list", "--json", TRL_HOTFIX_ONLY=f"@{file}").stdout)
+    assert reapplied["digest"] == frozen["digest"]
+    pending = [patch["id"] for patch in reapplied["patches"] if patch["state"] == "pending"]
+    assert sorted(pending) == sorted(patch["id"] for patch in frozen["patches"])
+    assert ID in pending
     assert [path.name for path in tmp_path.iterdir()] == ["set.json"]
 
 
 def test_freeze_prints_what_it_would_write(tmp_path: Path) -> None:
-    done = run("freeze")
+    process = run("freeze")
     run("freeze", "-o", str(tmp_path / "set.json"))
-    assert (tmp_path / "set.json").read_text() == done.stdout
-    assert json.loads(done.stdout)["trl"] == "0.11.4"
+    assert (tmp_path / "set.json").read_text() == process.stdout
+    assert json.loads(process.stdout)["trl"] == "0.11.4"
 
 
 def test_freeze_overwrites_only_if_it_is_told_to(tmp_path: Path) -> None:
     file = tmp_path / "set.json"
     file.write_text("mine")
-    done = run("freeze", "-o", str(file))
-    assert (done.returncode, file.read_text()) == (2, "mine")
-    assert "--force overwrites it" in done.stderr
+    process = run("freeze", "-o", str(file))
+    assert (process.returncode, file.read_text()) == (2, "mine")
+    assert "--force overwrites it" in process.stderr
     assert run("freeze", "--force", "-o", str(file)).returncode == 0
     assert json.loads(file.read_text())["digest"]
 
 
 @pytest.mark.parametrize("path", ["no/such/folder/set.json", "."])
 def test_a_file_that_cannot_be_written_is_one_error(tmp_path: Path, path: str) -> None:
-    done = run("freeze", "--force", "-o", str(tmp_path / path))
-    assert done.returncode == 2
-    assert "cannot be written" in done.stderr
+    process = run("freeze", "--force", "-o", str(tmp_path / path))
+    assert process.returncode == 2
+    assert "cannot be written" in process.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -429,8 +429,8 @@ def test_a_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("version", [None, "0.7.4"])
 def test_freeze_without_a_trl_is_exit_4_and_no_file(tmp_path: Path, version: str | None) -> None:
     path = os.pathsep.join([without_trl(tmp_path, version), str(CHECKOUT)])
-    done = run("freeze", "-o", str(tmp_path / "set.json"), PYTHONPATH=path)
-    assert (done.returncode, done.stdout) == (4, "")
+    process = run("freeze", "-o", str(tmp_path / "set.json"), PYTHONPATH=path)
+    assert (process.returncode, process.stdout) == (4, "")
     assert not (tmp_path / "set.json").exists()
 
 
@@ -454,9 +454,9 @@ def new(checkout: Path, *arguments: str, target: str = TARGET, **variables: str)
 
 
 def as_listed(checkout: Path, patch_id: str) -> dict[str, Any]:
-    done = run("list", "--json", PYTHONPATH=str(checkout))
-    assert done.returncode == 0, done.stderr
-    return next(each for each in json.loads(done.stdout)["patches"] if each["id"] == patch_id)
+    process = run("list", "--json", PYTHONPATH=str(checkout))
+    assert process.returncode == 0, process.stderr
+    return next(patch for patch in json.loads(process.stdout)["patches"] if patch["id"] == patch_id)
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -469,8 +469,8 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 def test_new_writes_three_parts_that_are_red_and_the_list_still_works(checkout: Path) -> None:
     before = everything(checkout)
-    done = new(checkout, NEW, "--pull", "1234", "--title", 'The "loss": wrong by 2')
-    assert done.returncode == 0, done.stderr
+    process = new(checkout, NEW, "--pull", "1234", "--title", 'The "loss": wrong by 2')
+    assert process.returncode == 0, process.stderr
     after = everything(checkout)
     module, proof = "trl_hotfix/patches/dpo_made_up_bug.py", "tests/proofs/dpo_made_up_bug.py"
     assert set(after) - set(before) == {module, proof}
@@ -497,25 +497,25 @@ def test_new_writes_three_parts_that_are_red_and_the_list_still_works(checkout: 
     for order, next_step in enumerate(
         ("trl-hotfix verify", "says `proven`", "bench.py run", "trl-hotfix scan", "make matrix"), 1
     ):
-        assert f"  {order}. " in done.stdout
-        assert next_step in done.stdout
+        assert f"  {order}. " in process.stdout
+        assert next_step in process.stdout
 
 
 def test_the_proof_of_a_new_patch_fails_until_it_is_written(checkout: Path) -> None:
     new(checkout, NEW)
-    code = "import dpo_made_up_bug as proof\nfor each in (proof.train, proof.unaffected):\n    try: each()\n"
+    code = "import dpo_made_up_bug as proof\nfor function in (proof.train, proof.unaffected):\n    try: function()\n"
     code += "    except NotImplementedError as error: print(str(error)[:21])\n"
     folders = [CHECKOUT, checkout / "tests", checkout / "tests" / "proofs"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "write the proof first\n" * 2, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert process.stdout == "write the proof first\n" * 2, process.stderr
 
 
 def test_new_says_what_it_wrote_as_json(checkout: Path) -> None:
-    done = new(checkout, NEW, "--json")
-    answer = msgspec.json.decode(done.stdout.encode(), type=Answer, strict=True)
+    process = new(checkout, NEW, "--json")
+    answer = msgspec.json.decode(process.stdout.encode(), type=Answer, strict=True)
     assert all((checkout / answer[part]).is_file() for part in ("manifest", "module", "proof"))
-    assert (answer["id"], answer["trl"], set(json.loads(done.stdout))) == (NEW, "==0.11.4", set(answer))
+    assert (answer["id"], answer["trl"], set(json.loads(process.stdout))) == (NEW, "==0.11.4", set(answer))
 
 
 @pytest.mark.parametrize(("specifiers", "reviewed"), [(">=0.9.6", True), (">=0.9.6,<0.12", False), ("==0.11.*", False)])
@@ -526,7 +526,7 @@ def test_a_new_range_without_an_end_has_a_day_of_review(checkout: Path, specifie
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ((ID,), "already"),
         (("Made-Up",), "lower-case words"),
@@ -546,22 +546,22 @@ def test_a_new_range_without_an_end_has_a_day_of_review(checkout: Path, specifie
         ((NEW, "--title", "\x1b[31m"), "is not plain text"),
     ],
 )
-def test_new_refuses_and_writes_nothing(checkout: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_new_refuses_and_writes_nothing(checkout: Path, arguments: tuple[str, ...], expected: str) -> None:
     before = everything(checkout)
-    done = new(checkout, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    process = new(checkout, *arguments)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert expected in " ".join(process.stderr.split())
+    assert "Traceback" not in process.stderr
     assert everything(checkout) == before
 
 
-@pytest.mark.parametrize("there", ["trl_hotfix/patches/dpo_made_up_bug.py", "tests/proofs/dpo_made_up_bug.py"])
-def test_new_does_not_touch_a_file_that_is_there(checkout: Path, there: str) -> None:
-    (checkout / there).write_text("mine")
+@pytest.mark.parametrize("existing", ["trl_hotfix/patches/dpo_made_up_bug.py", "tests/proofs/dpo_made_up_bug.py"])
+def test_new_does_not_touch_a_file_that_is_there(checkout: Path, existing: str) -> None:
+    (checkout / existing).write_text("mine")
     before = everything(checkout)
-    done = new(checkout, NEW)
-    assert done.returncode == 2
-    assert "is there already; nothing was written" in done.stderr
+    process = new(checkout, NEW)
+    assert process.returncode == 2
+    assert "is there already; nothing was written" in process.stderr
     assert everything(checkout) == before
 
 
@@ -574,18 +574,18 @@ def test_new_leaves_nothing_if_the_last_write_fails(checkout: Path) -> None:
         f"Path.replace = fails; main(['new', {NEW!r}, '--target', {TARGET!r}])"
     )
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "No space left on device; nothing was written" in done.stderr
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 2, process.stderr
+    assert "No space left on device; nothing was written" in process.stderr
     assert everything(checkout) == before
     assert [path for path in checkout.rglob("*made_up*") if path.is_file()] == []
 
 
 def test_new_outside_of_a_checkout_says_so(package: Path) -> None:
-    done = run("new", NEW, "--target", TARGET, PYTHONPATH=str(package.parent))
-    assert done.returncode == 2
-    assert "is no checkout of trl_hotfix" in done.stderr
-    assert "docs/packs.md" in done.stderr
+    process = run("new", NEW, "--target", TARGET, PYTHONPATH=str(package.parent))
+    assert process.returncode == 2
+    assert "is no checkout of trl_hotfix" in process.stderr
+    assert "docs/packs.md" in process.stderr
 
 
 def test_new_looks_for_the_target_in_the_release_that_is_named(checkout: Path, tmp_path: Path) -> None:
@@ -594,7 +594,7 @@ def test_new_looks_for_the_target_in_the_release_that_is_named(checkout: Path, t
     (release / "trl" / "__init__.py").write_text("")
     (release / "trl" / "trainer" / "future.py").write_text("class Trainer:\n    def step(self):\n        return 1\n")
     (release / "trl-9.0.0.dist-info").mkdir()
-    done = new(checkout, NEW, "--wheel", str(release), target="trl.trainer.future:Trainer.step")
-    assert done.returncode == 0, done.stderr
-    assert '"==9.0.0"' in done.stdout
+    process = new(checkout, NEW, "--wheel", str(release), target="trl.trainer.future:Trainer.step")
+    assert process.returncode == 0, process.stderr
+    assert '"==9.0.0"' in process.stdout
     assert new(checkout, "another", "--wheel", str(release)).returncode == 2

@@ -82,11 +82,11 @@ NUMBERS = iter(range(1000))
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """A name for each: Dynamo keeps the module that it has seen under a name."""
-    made = ModuleType(f"trl.compiled_{next(NUMBERS)}")
+    made_up = ModuleType(f"trl.compiled_{next(NUMBERS)}")
     (tmp_path / "source.py").write_text(SOURCE)
-    exec(compile(SOURCE, str(tmp_path / "source.py"), "exec"), vars(made))
-    monkeypatch.setitem(sys.modules, made.__name__, made)
-    return made
+    exec(compile(SOURCE, str(tmp_path / "source.py"), "exec"), vars(made_up))
+    monkeypatch.setitem(sys.modules, made_up.__name__, made_up)
+    return made_up
 
 
 @pytest.fixture(scope="session")
@@ -127,9 +127,9 @@ def step_of(module: ModuleType, attribute: str) -> Callable[[Any], Any]:
 
 
 def value(step: Callable[[Any], Any]) -> float:
-    found: list[float] = step(torch.ones(2)).tolist()
-    assert found[0] == found[1]
-    return found[0]
+    elements: list[float] = step(torch.ones(2)).tolist()
+    assert elements[0] == elements[1]
+    return elements[0]
 
 
 def every_kind(test: Callable[..., None]) -> Callable[..., None]:
@@ -164,27 +164,32 @@ def test_in_one_graph_it_is_eager_or_a_loud_error(
 ) -> None:
     put_on(module, attribute, layers, traced)
     step = step_of(module, attribute)
-    whole = torch.compile(step, backend=backend, fullgraph=True)
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
     if traced or attribute in PLAIN:
-        assert value(whole) == value(step) == 3.0 + (100.0 if layers == 1 else 1100.0)
+        assert value(compiled) == value(step) == 3.0 + (100.0 if layers == 1 else 1100.0)
     else:
         with pytest.raises(torch._dynamo.exc.TorchDynamoException):
-            whole(torch.ones(2))
+            compiled(torch.ones(2))
 
 
 # A late apply()
 
 
-def a_trainer() -> Any:
+def stub_dpo_trainer() -> Any:
     """Enough of a real DPOTrainer for the real ``dpo_loss``."""
-    made = object.__new__(DPOTrainer)
-    made.accelerator = SimpleNamespace(device=torch.device("cpu"))
-    made.beta, made.label_smoothing, made.loss_type, made.f_divergence_type = 0.1, 0.0, "sigmoid", "reverse_kl"
-    made.reference_free = False
-    return made
+    trainer = object.__new__(DPOTrainer)
+    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"))
+    trainer.beta, trainer.label_smoothing, trainer.loss_type, trainer.f_divergence_type = (
+        0.1,
+        0.0,
+        "sigmoid",
+        "reverse_kl",
+    )
+    trainer.reference_free = False
+    return trainer
 
 
-LOGPS = tuple(torch.tensor([each]) for each in (-1.0, -2.0, -1.5, -1.8))
+LOGPS = tuple(torch.tensor([log_prob]) for log_prob in (-1.0, -2.0, -1.5, -1.8))
 
 
 def loss_of(trainer: Any, *logps: Any) -> Any:
@@ -192,16 +197,16 @@ def loss_of(trainer: Any, *logps: Any) -> Any:
 
 
 def adds_100(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    losses, *others = wrapped(*args, **kwargs)
-    return losses + 100, *others
+    losses, *metrics = wrapped(*args, **kwargs)
+    return losses + 100, *metrics
 
 
-def is_100_off(module: ModuleType) -> Outcome:
-    loss = float(loss_of(a_trainer()))
+def loss_is_raised(module: ModuleType) -> Outcome:
+    loss = float(loss_of(stub_dpo_trainer()))
     return Outcome(Verdict.FIXED if loss > 100 else Verdict.REPRODUCED, {"loss": loss})
 
 
-def stands(report: Any) -> tuple[State, Reason]:
+def state_of(report: Any) -> tuple[State, Reason]:
     return report["made-up"].state, report["made-up"].reason
 
 
@@ -217,7 +222,9 @@ def warnings_at_train_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     handler = CallbackHandler([trl_hotfix.HotfixCallback()], None, None, None, None)
     handler.on_train_begin(args, TrainerState(), TrainerControl())
     return [
-        each.getMessage() for each in caplog.records if (each.name, each.levelno) == ("trl_hotfix", logging.WARNING)
+        record.getMessage()
+        for record in caplog.records
+        if (record.name, record.levelno) == ("trl_hotfix", logging.WARNING)
     ]
 
 
@@ -226,28 +233,28 @@ def warnings_at_train_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 def test_compiled_before_it_is_unreached_and_applied_after_a_reset(
     declare: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, traced: bool, backend: str
 ) -> None:
-    trainer = a_trainer()
+    trainer = stub_dpo_trainer()
     compiled = torch.compile(lambda *logps: loss_of(trainer, *logps), backend=backend)
     unpatched = float(compiled(*LOGPS))
     assert unpatched < 1
-    declare(is_100_off, adds_100, traced=traced)
+    declare(loss_is_raised, adds_100, traced=traced)
 
-    assert stands(trl_hotfix.apply()) == LATE
+    assert state_of(trl_hotfix.apply()) == LATE
     # What the report is about: eager code runs the wrapper, what is compiled does not.
     assert float(loss_of(trainer)) > 100
     assert float(compiled(*LOGPS)) == pytest.approx(unpatched)
-    assert stands(trl_hotfix.status()) == LATE
+    assert state_of(trl_hotfix.status()) == LATE
     assert __file__ in trl_hotfix.status()["made-up"].evidence["trl.trainer.dpo_trainer"]["by"]
     assert warnings_at_train_begin(tmp_path, caplog) == ["made-up: unreached (compiled)"]
     with pytest.raises(trl_hotfix.NotAppliedError, match="compiled"):
         trl_hotfix.apply(strict=True)
 
     torch._dynamo.reset()
-    assert stands(trl_hotfix.status()) == ON
+    assert state_of(trl_hotfix.status()) == ON
     assert warnings_at_train_begin(tmp_path, caplog) == []
     assert float(compiled(*LOGPS)) == pytest.approx(float(loss_of(trainer))) == pytest.approx(unpatched + 100)
     # Compiled again with the wrapper in it: that is no reason to warn.
-    assert stands(trl_hotfix.status()) == ON
+    assert state_of(trl_hotfix.status()) == ON
 
 
 def test_a_compiled_model_matters_to_what_is_called_inside_it_only(declare: Any) -> None:
@@ -257,9 +264,9 @@ def test_a_compiled_model_matters_to_what_is_called_inside_it_only(declare: Any)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes))
     torch.compile(model, backend="eager")(torch.tensor([[1, 2]]))
     assert torch._dynamo.convert_frame.output_codes.seen
-    declare(is_100_off, adds_100)
-    declare(is_100_off, adds_100, id="inside", traced=True)
-    assert stands(trl_hotfix.apply(only=["made-up"])) == ON
+    declare(loss_is_raised, adds_100)
+    declare(loss_is_raised, adds_100, id="inside", traced=True)
+    assert state_of(trl_hotfix.apply(only=["made-up"])) == ON
     trl_hotfix.revert()
     inside = trl_hotfix.apply(only=["inside"])["inside"]
     assert (inside.state, inside.reason) == LATE
@@ -275,5 +282,5 @@ def test_what_was_compiled_before_trl_was_imported_is_no_reason_to_warn() -> Non
         "import trl.trainer.dpo_trainer\n"
         "print(trl_hotfix.status()[one].state.value)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
-    assert done.stdout.split()[-1:] == ["applied"], done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    assert process.stdout.split()[-1:] == ["applied"], process.stderr

@@ -54,33 +54,33 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 @st.composite
 def damaged(draw: st.DrawFn) -> list[bytes]:
     """The files, with the same kind of damage in all: something in it replaced or cut off."""
-    found = []
-    for right in FILES.values():
-        data = json.loads(json.dumps(right))
+    contents = []
+    for content in FILES.values():
+        data = json.loads(json.dumps(content))
         container, key = draw(st.sampled_from(places(data)))
         container[key] = draw(json_values)
         text = json.dumps(data).encode()
-        found.append(text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text)
-    return found
+        contents.append(text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text)
+    return contents
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
-    def all_of_them(folder: Path, contents: list[bytes]) -> Any:
+    def read_contents(folder: Path, contents: list[bytes]) -> Any:
         """What is made of the files. The caches are those of the process: they are gone past."""
         (folder / "data").mkdir(exist_ok=True)
         for name, content in zip(FILES, contents, strict=True):
             path = folder / name if name == "evidence.json" else folder / "data" / name
             path.write_bytes(content)
-        with monkeypatch.context() as its:
-            its.setattr(data_files, "PACKAGE", folder)
-            its.setattr(evidence, "proven", evidence.proven.__wrapped__)
-            its.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
-            what = fingerprints.bodies.__wrapped__().what(PATCH.id, TARGET, "c1:0")
+        with monkeypatch.context() as context:
+            context.setattr(data_files, "PACKAGE", folder)
+            context.setattr(evidence, "proven", evidence.proven.__wrapped__)
+            context.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
+            verdict = fingerprints.bodies.__wrapped__().what(PATCH.id, TARGET, "c1:0")
             evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
-            return what, evidence.in_words(PATCH)
+            return verdict, evidence.in_words(PATCH)
 
-    return all_of_them
+    return read_contents
 
 
 def test_the_files_as_they_should_be(read: Any, tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_the_files_as_they_should_be(read: Any, tmp_path: Path) -> None:
 @given(contents=damaged() | st.lists(st.binary(max_size=30), min_size=len(FILES), max_size=len(FILES)))
 def test_whatever_is_damaged_is_read_or_is_one_error(contents: list[bytes], read: Any, tmp_path: Path) -> None:
     try:
-        what, words = read(tmp_path, contents)
+        verdict, words = read(tmp_path, contents)
     except DamagedError:
         return
-    assert what is None or isinstance(what, str)
+    assert verdict is None or isinstance(verdict, str)
     assert isinstance(words, str)
 
 
@@ -104,7 +104,7 @@ def test_whatever_is_damaged_is_read_or_is_one_error(contents: list[bytes], read
 )
 @pytest.mark.parametrize("name", FILES)
 def test_one_damaged_file_is_named_with_the_remedy(wrong: bytes, name: str, read: Any, tmp_path: Path) -> None:
-    contents = [wrong if each == name else json.dumps(right).encode() for each, right in FILES.items()]
+    contents = [wrong if file == name else json.dumps(right).encode() for file, right in FILES.items()]
     with pytest.raises(DamagedError, match="install trl_hotfix again") as caught:
         read(tmp_path, contents)
     assert name in str(caught.value)

@@ -35,13 +35,13 @@ def mark(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 def is_marked(module: ModuleType) -> Outcome:
     trainer = object.__new__(module.DPOTrainer)
     try:
-        said = trainer.dpo_loss(1, 2, 3, 4)
+        loss = trainer.dpo_loss(1, 2, 3, 4)
     except AttributeError:
-        said = "raised"
-    return Outcome(Verdict.FIXED if said == MARK else Verdict.REPRODUCED, {"said": said})
+        loss = "raised"
+    return Outcome(Verdict.FIXED if loss == MARK else Verdict.REPRODUCED, {"said": loss})
 
 
-def goes_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+def pass_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return wrapped(*args, **kwargs)
 
 
@@ -66,9 +66,9 @@ def test_applied_carries_the_numbers_before_and_after(declare: Any) -> None:
     declare(is_marked, mark)
     report = trl_hotfix.apply()
     assert identity(report) == (State.APPLIED, Reason.PROVEN)
-    seen = report["made-up"].evidence["trl.trainer.dpo_trainer"]
-    assert seen["red"] == {"verdict": "reproduced", "said": "raised"}
-    assert seen["green"] == {"verdict": "fixed", "said": MARK}
+    evidence = report["made-up"].evidence["trl.trainer.dpo_trainer"]
+    assert evidence["red"] == {"verdict": "reproduced", "said": "raised"}
+    assert evidence["green"] == {"verdict": "fixed", "said": MARK}
     assert report.ok
 
 
@@ -154,7 +154,7 @@ def test_an_unknown_id_is_an_error_with_a_suggestion_and_changes_nothing(declare
 @pytest.mark.parametrize(
     ("self_test", "wrapper", "attribute", "expected"),
     [
-        (is_marked, goes_through, "DPOTrainer.dpo_loss", (State.FAILED, Reason.SELF_TEST)),
+        (is_marked, pass_through, "DPOTrainer.dpo_loss", (State.FAILED, Reason.SELF_TEST)),
         (raises, mark, "DPOTrainer.dpo_loss", (State.FAILED, Reason.SELF_TEST_ERROR)),
         (lambda module: "yes", mark, "DPOTrainer.dpo_loss", (State.FAILED, Reason.SELF_TEST_ERROR)),
         (is_marked, mark, "DPOTrainer.gone", (State.SKIPPED, Reason.MISSING_TARGET)),
@@ -231,8 +231,8 @@ def test_replaced_later_is_displaced_and_revert_leaves_the_others_work(
 
     declare(is_marked, mark)
     trl_hotfix.apply()
-    with monkeypatch.context() as theirs:
-        theirs.setattr(DPOTrainer, "dpo_loss", foreign)
+    with monkeypatch.context() as context:
+        context.setattr(DPOTrainer, "dpo_loss", foreign)
         assert identity(trl_hotfix.status()) == (State.DISPLACED, Reason.REPLACED)
         assert identity(trl_hotfix.revert()) == (State.DISPLACED, Reason.REPLACED)
         assert vars(DPOTrainer)["dpo_loss"] is foreign
@@ -242,8 +242,8 @@ def test_replaced_later_is_displaced_and_revert_leaves_the_others_work(
 def test_deleted_later_is_displaced_and_not_resurrected(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(is_marked, mark)
     trl_hotfix.apply()
-    with monkeypatch.context() as theirs:
-        theirs.delattr(DPOTrainer, "dpo_loss")
+    with monkeypatch.context() as context:
+        context.delattr(DPOTrainer, "dpo_loss")
         assert identity(trl_hotfix.status()) == (State.DISPLACED, Reason.DELETED)
         assert identity(trl_hotfix.revert()) == (State.DISPLACED, Reason.DELETED)
         assert "dpo_loss" not in vars(DPOTrainer)
@@ -254,14 +254,14 @@ def test_a_wrapper_on_top_of_ours_leaves_it_applied_and_is_named(declare: Any, m
 
     declare(is_marked, mark)
     trl_hotfix.apply()
-    ours = vars(DPOTrainer)["dpo_loss"]
+    installed = vars(DPOTrainer)["dpo_loss"]
 
-    @functools.wraps(ours)
+    @functools.wraps(installed)
     def on_top(self: Any, *args: Any) -> Any:
-        return ours.__get__(self)(*args)
+        return installed.__get__(self)(*args)
 
-    with monkeypatch.context() as theirs:
-        theirs.setattr(DPOTrainer, "dpo_loss", on_top)
+    with monkeypatch.context() as context:
+        context.setattr(DPOTrainer, "dpo_loss", on_top)
         report = trl_hotfix.status()
         assert identity(report) == (State.APPLIED, Reason.PROVEN)
         assert __file__ in report["made-up"].evidence["trl.trainer.dpo_trainer"]["beneath"]
@@ -356,8 +356,10 @@ def test_a_reloaded_module_is_patched_again() -> None:
         "print(first is leaf.DPOTrainer, name(first), name(leaf.DPOTrainer))\n"
         "trl_hotfix.revert(); print(name(first), name(leaf.DPOTrainer))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-2:] == ["False HotfixWrapper HotfixWrapper", "function function"], done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-2:] == ["False HotfixWrapper HotfixWrapper", "function function"], (
+        process.stderr
+    )
 
 
 def test_a_class_whose_reload_nobody_saw_end_is_patched_when_somebody_looks(
@@ -373,15 +375,15 @@ def test_a_class_whose_reload_nobody_saw_end_is_patched_when_somebody_looks(
 
 
 def test_the_variable_comes_before_what_the_script_asks_for_whenever_trl_is_imported() -> None:
-    one, other = "moe-aux-loss-lost-under-deepspeed", "dpo-eval-reference-from-trained-policy"
+    selected, unselected = "moe-aux-loss-lost-under-deepspeed", "dpo-eval-reference-from-trained-policy"
     code = (
         "import os; os.environ['TRL_HOTFIX'] = '1'\nfrom trl_hotfix import autostart, apply, status\n"
-        f"autostart.start(); before = status()[{other!r}].state.value\n"
-        f"apply(only=[{one!r}]); import trl.trainer.dpo_trainer\n"
-        f"print(before, status()[{one!r}].state.value, status()[{other!r}].state.value)"
+        f"autostart.start(); before = status()[{unselected!r}].state.value\n"
+        f"apply(only=[{selected!r}]); import trl.trainer.dpo_trainer\n"
+        f"print(before, status()[{selected!r}].state.value, status()[{unselected!r}].state.value)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["pending applied disabled"], done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1:] == ["pending applied disabled"], process.stderr
 
 
 def test_the_leaf_is_the_module_that_the_self_test_gets(declare: Any) -> None:
@@ -399,104 +401,104 @@ def test_the_leaf_is_the_module_that_the_self_test_gets(declare: Any) -> None:
 # Options
 
 
-def goes_by(wrapped: Any, instance: Any, args: Any, kwargs: Any, options: Any) -> Any:
+def use_the_option(wrapped: Any, instance: Any, args: Any, kwargs: Any, options: Any) -> Any:
     return options["word"]
 
 
-def says_its_word(module: ModuleType, options: Any) -> Outcome:
+def returns_the_option(module: ModuleType, options: Any) -> Outcome:
     try:
-        said = object.__new__(module.DPOTrainer).dpo_loss(1, 2, 3, 4)
+        loss = object.__new__(module.DPOTrainer).dpo_loss(1, 2, 3, 4)
     except AttributeError:
-        said = "raised"
-    return Outcome(Verdict.FIXED if said == options["word"] else Verdict.REPRODUCED, {"said": said})
+        loss = "raised"
+    return Outcome(Verdict.FIXED if loss == options["word"] else Verdict.REPRODUCED, {"said": loss})
 
 
 WORDS = {"word": Option({"yes": "one way", "no": "the other"}, "yes")}
 
 
-def said() -> Any:
+def stub_loss() -> Any:
     return object.__new__(DPOTrainer).dpo_loss(1, 2, 3, 4)
 
 
 def test_options_reach_the_wrapper_and_the_self_test_and_stand_in_the_report(declare: Any) -> None:
-    declare(says_its_word, goes_by, options=WORDS)
+    declare(returns_the_option, use_the_option, options=WORDS)
     report = trl_hotfix.apply()
     assert identity(report) == (State.APPLIED, Reason.PROVEN)
-    assert said() == "yes"
+    assert stub_loss() == "yes"
     assert report.to_dict()["patches"][0]["options"] == {"word": "yes"}
-    other = trl_hotfix.apply(options={"made-up": {"word": "no"}})
-    assert identity(other) == (State.APPLIED, Reason.PROVEN)
-    assert said() == "no"
-    assert other["made-up"].evidence["trl.trainer.dpo_trainer"]["green"]["said"] == "no"
-    assert other["made-up"].options == {"word": "no"}
-    assert other.digest != report.digest
+    changed = trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    assert identity(changed) == (State.APPLIED, Reason.PROVEN)
+    assert stub_loss() == "no"
+    assert changed["made-up"].evidence["trl.trainer.dpo_trainer"]["green"]["said"] == "no"
+    assert changed["made-up"].options == {"word": "no"}
+    assert changed.digest != report.digest
     assert trl_hotfix.apply().digest == report.digest
-    assert said() == "yes"
+    assert stub_loss() == "yes"
 
 
 def test_options_from_the_environment(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(says_its_word, goes_by, options=WORDS)
+    declare(returns_the_option, use_the_option, options=WORDS)
     monkeypatch.setenv("TRL_HOTFIX_OPTIONS", "made-up.word=no")
     trl_hotfix.apply()
-    assert said() == "no"
+    assert stub_loss() == "no"
 
 
 def test_patched_has_other_options_for_a_while(declare: Any) -> None:
-    declare(says_its_word, goes_by, options=WORDS)
+    declare(returns_the_option, use_the_option, options=WORDS)
     trl_hotfix.apply(options={"made-up": {"word": "no"}})
     with trl_hotfix.patched("made-up"):
-        assert said() == "no"
+        assert stub_loss() == "no"
     with trl_hotfix.patched("made-up", options={"made-up": {"word": "yes"}}):
-        assert said() == "yes"
-    assert said() == "no"
+        assert stub_loss() == "yes"
+    assert stub_loss() == "no"
 
 
 def test_a_strict_apply_that_fails_leaves_the_options_as_they_were(declare: Any) -> None:
     def only_yes(module: ModuleType, options: Any) -> Outcome:
-        outcome = says_its_word(module, options)
+        outcome = returns_the_option(module, options)
         return Outcome(Verdict.REPRODUCED, outcome.numbers) if options["word"] == "no" else outcome
 
-    declare(only_yes, goes_by, options=WORDS)
+    declare(only_yes, use_the_option, options=WORDS)
     before = trl_hotfix.apply()
     with pytest.raises(trl_hotfix.NotAppliedError, match="self-test"):
         trl_hotfix.apply(options={"made-up": {"word": "no"}}, strict=True)
-    assert said() == "yes"
+    assert stub_loss() == "yes"
     assert trl_hotfix.status().digest == before.digest
 
 
 def test_options_of_a_patch_that_is_not_for_this_release_are_said_to_do_nothing(
     declare: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    declare(says_its_word, goes_by, options=WORDS, trl="<0.9")
+    declare(returns_the_option, use_the_option, options=WORDS, trl="<0.9")
     trl_hotfix.apply(options={"made-up": {"word": "no"}})
     assert "the options of made-up do nothing here: skipped (trl-version)" in caplog.text
 
 
 def test_a_worker_restores_a_patched_function_with_its_options(declare: Any) -> None:
-    declare(says_its_word, goes_by, options=WORDS)
+    declare(returns_the_option, use_the_option, options=WORDS)
     trl_hotfix.apply(options={"made-up": {"word": "no"}})
     pickled = pickle.dumps(DPOTrainer.dpo_loss)
     trl_hotfix.apply(only=[])
     pickle.loads(pickled)
-    assert said() == "no"
+    assert stub_loss() == "no"
 
 
 def test_a_pickled_function_puts_its_own_patch_on_again_and_no_other_that_was_reverted(declare: Any) -> None:
-    declare(says_its_word, goes_by, options=WORDS)
+    declare(returns_the_option, use_the_option, options=WORDS)
     verdicts = itertools.cycle([Verdict.REPRODUCED, Verdict.FIXED])
-    declare(lambda module: Outcome(next(verdicts)), goes_through, id="another", attribute="DPOTrainer.compute_loss")
+    declare(lambda module: Outcome(next(verdicts)), pass_through, id="another", attribute="DPOTrainer.compute_loss")
     assert trl_hotfix.apply()["another"].state is State.APPLIED
     pickled = pickle.dumps(DPOTrainer.dpo_loss)
     trl_hotfix.revert()
     assert pickle.loads(pickled) is DPOTrainer.dpo_loss
-    assert said() == "yes"
+    assert stub_loss() == "yes"
     assert trl_hotfix.status()["another"].state is not State.APPLIED
 
 
 def test_the_variable_that_turns_all_off_is_stronger_than_a_pickle(
     declare: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    declare(says_its_word, goes_by, options=WORDS)
+    declare(returns_the_option, use_the_option, options=WORDS)
     trl_hotfix.apply()
     pickled = pickle.dumps(DPOTrainer.dpo_loss)
     trl_hotfix.revert()
@@ -508,10 +510,10 @@ def test_the_variable_that_turns_all_off_is_stronger_than_a_pickle(
 def test_a_pickle_of_another_revision_or_of_a_patch_that_is_not_here_says_so(
     declare: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    declare(says_its_word, goes_by, options=WORDS)
+    declare(returns_the_option, use_the_option, options=WORDS)
     patches = (("made-up", 7, (("word", "no"),)), ("gone", 1, ()))
     engine.restore(("trl.trainer.dpo_trainer", "DPOTrainer.dpo_loss", patches), None)
-    assert said() == "no"
+    assert stub_loss() == "no"
     assert "a pickle asks for made-up, revision 7; here it is revision 1" in caplog.text
     assert "a pickle asks for gone, revision 1; here it is not known" in caplog.text
 
@@ -523,11 +525,11 @@ def test_patched_within_patched_has_both_on_also_before_the_module_is_imported(f
         "with trl_hotfix.patched(one), trl_hotfix.patched(other) as report:\n"
         "    assert {report[one].state.value, report[other].state.value} == {'pending'}\n"
         "    import trl.trainer.dpo_trainer\n"
-        "    print([trl_hotfix.status()[each].state.value for each in (one, other)])\n"
-        "print([trl_hotfix.status()[each].state.value for each in (one, other)])\n"
+        "    print([trl_hotfix.status()[patch_id].state.value for patch_id in (one, other)])\n"
+        "print([trl_hotfix.status()[patch_id].state.value for patch_id in (one, other)])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-2:] == ["['applied', 'applied']", "['disabled', 'disabled']"], done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-2:] == ["['applied', 'applied']", "['disabled', 'disabled']"], process.stderr
 
 
 # Never a silent no-op, and never the end of the run
@@ -541,9 +543,9 @@ def test_a_class_that_defines_the_method_anew_is_not_reached(declare: Any) -> No
         def dpo_loss(self, *args: Any) -> Any:
             return "mine"
 
-    found = trl_hotfix.status()["made-up"]
-    assert (found.state, found.reason, found.degraded) == (State.UNREACHED, Reason.OVERRIDDEN, True)
-    assert found.evidence["trl.trainer.dpo_trainer"]["by"].endswith("Mine.dpo_loss")
+    status = trl_hotfix.status()["made-up"]
+    assert (status.state, status.reason, status.degraded) == (State.UNREACHED, Reason.OVERRIDDEN, True)
+    assert status.evidence["trl.trainer.dpo_trainer"]["by"].endswith("Mine.dpo_loss")
     with pytest.raises(trl_hotfix.NotAppliedError, match="unreached"):
         trl_hotfix.apply(strict=True)
     del Mine.dpo_loss
@@ -588,9 +590,9 @@ def test_a_class_that_somebody_regenerates_in_its_module_displaces_the_patch(
     trl_hotfix.apply()
     regenerated = type("DPOTrainer", (), {"__module__": "compiled_cache.DPOTrainer"})
     monkeypatch.setattr(leaf, "DPOTrainer", regenerated)
-    found = trl_hotfix.status()["made-up"]
-    assert (found.state, found.reason) == (State.DISPLACED, Reason.REPLACED)
-    assert "compiled_cache.DPOTrainer" in found.evidence["trl.trainer.dpo_trainer"]["by"]
+    status = trl_hotfix.status()["made-up"]
+    assert (status.state, status.reason) == (State.DISPLACED, Reason.REPLACED)
+    assert "compiled_cache.DPOTrainer" in status.evidence["trl.trainer.dpo_trainer"]["by"]
 
 
 def test_a_wrapper_that_fails_in_a_run_leaves_trl_as_it_is_and_the_status_says_so(
@@ -605,9 +607,9 @@ def test_a_wrapper_that_fails_in_a_run_leaves_trl_as_it_is_and_the_status_says_s
     assert trl_hotfix.apply()["made-up"].state is State.APPLIED
     with pytest.raises(AttributeError):  # TRL's own, for a trainer that was never made
         object.__new__(DPOTrainer).dpo_loss("in the run", 2, 3, 4)
-    found = trl_hotfix.status()["made-up"]
-    assert (found.state, found.reason, found.degraded) == (State.FAILED, Reason.WRAPPER_ERROR, True)
-    assert "a mistake of ours" in found.evidence["trl.trainer.dpo_trainer"]["error"]
+    status = trl_hotfix.status()["made-up"]
+    assert (status.state, status.reason, status.degraded) == (State.FAILED, Reason.WRAPPER_ERROR, True)
+    assert "a mistake of ours" in status.evidence["trl.trainer.dpo_trainer"]["error"]
     assert caplog.text.count("is NOT on any more") == 1
 
 

@@ -27,12 +27,12 @@ VARIABLES = ("TRL_HOTFIX", *(f"TRL_HOTFIX_{name}" for name in ("ONLY", "SKIP", "
 PATCH, OTHER = "made-up", "other-one"
 
 # What an environment can hold: no NUL, and bytes that are not UTF-8 as lone surrogates.
-anything = st.binary(max_size=40).map(lambda raw: os.fsdecode(raw.replace(b"\0", b""))) | st.text(
+any_text = st.binary(max_size=40).map(lambda raw: os.fsdecode(raw.replace(b"\0", b""))) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30
 )
 WORDS = "over all none strict try os os.system ../x !!python/name:os http://x/y.json @http://x/y.json @/dev/stdin"
 pieces = st.sampled_from([PATCH, OTHER, *WORDS.split(), *".=, @/\n01", "\x1b[31m"])
-values = anything | st.lists(pieces, max_size=6).map("".join)
+values = any_text | st.lists(pieces, max_size=6).map("".join)
 environments = st.dictionaries(st.sampled_from(VARIABLES), values, max_size=4)
 
 
@@ -53,10 +53,10 @@ def two_patches(declare: Any) -> None:
     declare(reproduced_until_patched, patched, id=OTHER, default=False)
 
 
-def all_there_is() -> Any:
+def process_state() -> Any:
     """What must be as it was after an error: TRL, the import system, and what the engine says and remembers."""
-    its = engine.ENGINE
-    return dict(vars(DPOTrainer)), list(sys.meta_path), str(its.status()), its._configuration
+    current = engine.ENGINE
+    return dict(vars(DPOTrainer)), list(sys.meta_path), str(current.status()), current._configuration
 
 
 @pytest.mark.parametrize("on_before", [True, False])
@@ -75,23 +75,25 @@ def test_any_variables_are_followed_or_are_one_error_after_which_nothing_has_cha
     environment: dict[str, str], on_before: bool, two_patches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trl_hotfix.apply(only=[PATCH] if on_before else [])
-    before = all_there_is()
-    with monkeypatch.context() as its:
+    before = process_state()
+    with monkeypatch.context() as context:
         for name, value in environment.items():
-            its.setenv(name, value)
+            context.setenv(name, value)
         try:
             report = trl_hotfix.apply()
         except trl_hotfix.HotfixError as error:
-            said = str(error).split("\n")
+            message = str(error).split("\n")
         else:
-            said = []
-    if said:
-        assert len(said) < 20
-        assert all(line.isprintable() for line in said)
-        assert all_there_is() == before
+            message = []
+    if message:
+        assert len(message) < 20
+        assert all(line.isprintable() for line in message)
+        assert process_state() == before
         return
     reference = getattr(vars(DPOTrainer)["dpo_loss"], "_self_reference", (None, None, ()))
-    assert {each.id for each in report if each.state is State.APPLIED} == {patch_id for patch_id, *_ in reference[2]}
+    assert {status.id for status in report if status.state is State.APPLIED} == {
+        patch_id for patch_id, *_ in reference[2]
+    }
 
 
 def test_a_strict_apply_that_fails_leaves_the_rule_for_unknown_bodies_as_it_was(declare: Any) -> None:

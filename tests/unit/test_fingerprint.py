@@ -21,10 +21,12 @@ from trl_hotfix.matching import digests
 
 def test_the_order_of_a_set_among_the_constants_is_no_difference() -> None:
     # 0 and 8 fall into the same slot of a small set, so that the order is that in which they came.
-    one, other = frozenset([0, 8]), frozenset([8, 0])
-    assert (repr(one), one) != (repr(other), other)
+    first, second = frozenset([0, 8]), frozenset([8, 0])
+    assert (repr(first), first) != (repr(second), second)
     code = (lambda: None).__code__
-    shapes = [digests._shape(code.replace(co_consts=(None, ("a", each)))) for each in (one, other, frozenset([0]))]
+    shapes = [
+        digests._shape(code.replace(co_consts=(None, ("a", constant)))) for constant in (first, second, frozenset([0]))
+    ]
     assert shapes[0] == shapes[1] != shapes[2]
 
 
@@ -68,11 +70,11 @@ def test_a_file_that_has_been_changed_into_no_python_since_has_no_body(text: str
 
 
 def test_the_same_code_in_two_files_has_the_body_of_its_own_file(tmp_path: Path) -> None:
-    one, other = (of_file(tmp_path / name) for name in ("one.py", "other.py"))
+    first, second = (of_file(tmp_path / name) for name in ("one.py", "other.py"))
     (tmp_path / "one.py").write_text(SOURCE)
     (tmp_path / "other.py").write_text(SOURCE.replace("1", "2"))
-    assert one.__code__ == other.__code__
-    assert [digests.loaded(each).from_file for each in (one, other, one)] == [True, False, True]
+    assert first.__code__ == second.__code__
+    assert [digests.loaded(function).from_file for function in (first, second, first)] == [True, False, True]
 
 
 ENDS = {
@@ -102,15 +104,18 @@ def test_a_body_ends_where_its_definition_does(text: str, tmp_path: Path) -> Non
     file.write_text(text)
     names: dict[str, Any] = {}
     exec(compile(text, str(file), "exec"), names)
-    found = digests.loaded(vars(names["A"])["f"] if "A" in names else names["f"])
+    body = digests.loaded(vars(names["A"])["f"] if "A" in names else names["f"])
     (definition,) = (
-        each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.FunctionDef) and each.name == "f"
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == "f"
     )
-    assert found == digests.Loaded(digests.digest(definition), from_file=True)
+    assert body == digests.Loaded(digests.digest(definition), from_file=True)
 
 
 def functions(module: ModuleType) -> Iterator[FunctionType]:
-    for value in [*vars(module).values(), *(each for its in vars(module).values() for each in attributes(its))]:
+    for value in [
+        *vars(module).values(),
+        *(attribute for owner in vars(module).values() for attribute in attributes(owner)),
+    ]:
         function = getattr(value, "__func__", value)
         own = isinstance(function, FunctionType) and function.__code__.co_filename == module.__file__
         # What another function has made is no target: it can be reached by no name.
@@ -127,10 +132,10 @@ def attributes(value: object) -> list[object]:
 )
 def test_bodies_of_real_modules_are_those_of_their_files(module: ModuleType) -> None:
     tree = ast.parse(inspect.getsource(module))
-    definitions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lines = {min([each.lineno, *(on.lineno for on in each.decorator_list)]): each for each in definitions}
-    found = {each: lines.get(each.__code__.co_firstlineno) for each in functions(module)}
-    known = {function: definition for function, definition in found.items() if definition is not None}
+    definitions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lines = {min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]): node for node in definitions}
+    located = {node: lines.get(node.__code__.co_firstlineno) for node in functions(module)}
+    known = {function: definition for function, definition in located.items() if definition is not None}
     assert len(known) > 20
     for function, definition in known.items():
         if not hasattr(function, "__wrapped__"):

@@ -144,7 +144,7 @@ json_values = st.recursive(
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.binary(max_size=60) | json_values.map(lambda each: json.dumps({"patches": each}).encode()))
+@given(content=st.binary(max_size=60) | json_values.map(lambda patch: json.dumps({"patches": patch}).encode()))
 def test_whatever_stands_in_it_is_a_selection_or_one_error(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trl_hotfix.json"
     path.write_bytes(content)
@@ -152,7 +152,7 @@ def test_whatever_stands_in_it_is_a_selection_or_one_error(content: bytes, tmp_p
         frozen = freeze_files.read(str(path), KNOWN)
     except SettingError:
         return
-    assert all(each.id in KNOWN for each in frozen.patches)
+    assert all(patch.id in KNOWN for patch in frozen.patches)
 
 
 def test_what_a_report_freezes_can_be_read_again(tmp_path: Path) -> None:
@@ -160,5 +160,7 @@ def test_what_a_report_freezes_can_be_read_again(tmp_path: Path) -> None:
 
     record = engine.ENGINE.apply(None, None, None, None, dry_run=True).freeze()
     frozen = freeze_files.read(file(tmp_path, record), {patch.id: patch for patch in loading.load()})
-    assert [each.id for each in frozen.patches] == [each["id"] for each in record["patches"]]
+    assert [frozen_patch.id for frozen_patch in frozen.patches] == [
+        frozen_patch["id"] for frozen_patch in record["patches"]
+    ]
     assert frozen.digest == record["digest"]

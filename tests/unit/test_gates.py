@@ -43,7 +43,7 @@ PATCH = Patch(
     self_test="self_test",
 )
 IDS = ("some-patch", "another-patch", "third-patch")
-KNOWN = tuple(replace(PATCH, id=each) for each in IDS)
+KNOWN = tuple(replace(PATCH, id=patch_id) for patch_id in IDS)
 EVERYTHING = Selection()
 
 some_release = st.sampled_from(RELEASES)
@@ -117,17 +117,21 @@ def test_every_release_of_the_list_is_supported(version: str) -> None:
     assert versions.SUPPORTED.contains(version)
 
 
-@pytest.mark.parametrize("shipped", loading.load(), ids=lambda each: each.id)
+@pytest.mark.parametrize("shipped", loading.load(), ids=lambda release: release.id)
 def test_every_shipped_patch_has_a_release_that_it_is_for(shipped: Patch) -> None:
     without_requirements = replace(shipped, requires={})
-    assert any(gates.applicability(without_requirements, having(trl=each)).state is State.PENDING for each in RELEASES)
+    assert any(
+        gates.applicability(without_requirements, having(trl=release)).state is State.PENDING for release in RELEASES
+    )
 
 
-@pytest.mark.parametrize("shipped", loading.load(), ids=lambda each: each.id)
+@pytest.mark.parametrize("shipped", loading.load(), ids=lambda release: release.id)
 def test_no_shipped_patch_is_for_a_release_that_has_the_fix(shipped: Patch) -> None:
     fixed_in = shipped.upstream.fixed_in
-    fixed = [each for each in RELEASES if fixed_in is not None and Version(each) >= Version(fixed_in)]
-    assert [each for each in fixed if gates.targets_for(shipped, each) and versions.in_range(each, shipped.trl)] == []
+    fixed = [release for release in RELEASES if fixed_in is not None and Version(release) >= Version(fixed_in)]
+    assert [
+        release for release in fixed if gates.targets_for(shipped, release) and versions.in_range(release, shipped.trl)
+    ] == []
 
 
 def test_the_version_of_what_is_not_installed_is_none() -> None:
@@ -135,7 +139,7 @@ def test_the_version_of_what_is_not_installed_is_none() -> None:
 
 
 def test_the_version_of_what_is_installed_comes_from_its_metadata() -> None:
-    names = [each.metadata["Name"] for each in metadata.distributions()]
+    names = [distribution.metadata["Name"] for distribution in metadata.distributions()]
     assert {name: versions.installed(name) for name in names} == {name: metadata.version(name) for name in names}
 
 
@@ -230,9 +234,9 @@ def test_a_target_is_in_the_range_of_its_patch() -> None:
 def test_a_target_narrows_the_range_of_its_patch() -> None:
     old = replace(TARGET, module="trl.trainer.old", trl=">=0.11.0,<0.11.2")
     new = replace(TARGET, module="trl.trainer.new", trl=">=0.11.2,<0.12.0")
-    both = patch(targets=(old, new, TARGET))
-    assert gates.targets_for(both, "0.11.1") == (old, TARGET)
-    assert gates.targets_for(both, "0.11.2") == (new, TARGET)
+    moved = patch(targets=(old, new, TARGET))
+    assert gates.targets_for(moved, "0.11.1") == (old, TARGET)
+    assert gates.targets_for(moved, "0.11.2") == (new, TARGET)
 
 
 def test_a_patch_without_a_target_in_this_release_does_not_fit() -> None:
@@ -287,7 +291,7 @@ def test_a_single_id_may_stand_without_a_list() -> None:
 
 
 def test_any_iterable_of_ids_will_do() -> None:
-    assert of(only=(each for each in IDS)).only == set(IDS)
+    assert of(only=(patch_id for patch_id in IDS)).only == set(IDS)
 
 
 def test_an_unknown_id_is_refused_with_the_one_that_was_meant() -> None:
@@ -357,11 +361,13 @@ def test_options_in_the_environment_have_one_form(value: str) -> None:
 
 
 def test_every_combination_of_choices_is_listed_with_the_defaults_first() -> None:
-    two = replace(PATCH, options={"over": Option(OVER.choices, "global"), "tail": Option(OVER.choices, "sequence")})
-    every = two.every_choice()
-    assert every[0] == {"over": "global", "tail": "sequence"}
-    assert len(every) == 4
-    assert all(every.count(each) == 1 for each in every)
+    two_options = replace(
+        PATCH, options={"over": Option(OVER.choices, "global"), "tail": Option(OVER.choices, "sequence")}
+    )
+    combinations = two_options.every_choice()
+    assert combinations[0] == {"over": "global", "tail": "sequence"}
+    assert len(combinations) == 4
+    assert all(combinations.count(choices) == 1 for choices in combinations)
     assert PATCH.every_choice() == [{}]
 
 
@@ -379,8 +385,8 @@ def test_what_is_not_selected_is_disabled() -> None:
 
 
 def test_what_is_excluded_is_disabled_even_when_it_is_selected() -> None:
-    both = Selection(only=frozenset({"some-patch"}), skip=frozenset({"some-patch"}))
-    decision = gates.decide(PATCH, both, having(trl="0.11.4"))
+    selection = Selection(only=frozenset({"some-patch"}), skip=frozenset({"some-patch"}))
+    decision = gates.decide(PATCH, selection, having(trl="0.11.4"))
     assert (decision.state, decision.reason) == (State.DISABLED, Reason.EXCLUDED)
 
 

@@ -11,7 +11,7 @@ import pytest
 from trl_hotfix.patches import grpo_zero_loss_diagnosis as diagnosis
 
 
-def said(*entries: tuple[dict[str, float], dict[str, list[float]]], **settings: Any) -> list[str]:
+def messages_of(*entries: tuple[dict[str, float], dict[str, list[float]]], **settings: Any) -> list[str]:
     """What is said after each of these log entries of one run, up to the first that something is said of."""
     usual = {"fp16": False, "gradient_checkpointing": False, "gradient_checkpointing_kwargs": None}
     parameter = SimpleNamespace(requires_grad=True)
@@ -23,7 +23,7 @@ def said(*entries: tuple[dict[str, float], dict[str, list[float]]], **settings: 
     )
     trainer = SimpleNamespace(args=SimpleNamespace(**{**usual, **settings}), model=model, beta=0.0)
     run = diagnosis._Run()
-    return [each for logs, noted in entries if (each := diagnosis._diagnose(trainer, run, logs, noted))]
+    return [message for logs, noted in entries if (message := diagnosis._diagnose(trainer, run, logs, noted))]
 
 
 def entry(loss: float, grad_norm: float | None, *shares: float, deviation: float = 0.5) -> Any:
@@ -32,9 +32,9 @@ def entry(loss: float, grad_norm: float | None, *shares: float, deviation: float
 
 
 def test_no_bug_is_said_at_the_third_zero_in_a_row() -> None:
-    zero, other = entry(0.0, 0.3, 0.0), entry(0.1, 0.3, 0.0)
-    assert said(zero, zero, other, zero, zero) == []
-    assert said(zero, zero, zero)[0].startswith("no bug: the loss is 0, grad_norm is 0.3")
+    zero, nonzero = entry(0.0, 0.3, 0.0), entry(0.1, 0.3, 0.0)
+    assert messages_of(zero, zero, nonzero, zero, zero) == []
+    assert messages_of(zero, zero, zero)[0].startswith("no bug: the loss is 0, grad_norm is 0.3")
 
 
 def test_no_bug_is_not_said_where_the_kl_term_ought_to_show() -> None:
@@ -42,44 +42,46 @@ def test_no_bug_is_not_said_where_the_kl_term_ought_to_show() -> None:
 
 
 def test_a_deviation_over_the_batch_is_no_signal_in_a_group() -> None:
-    assert said(*[entry(0.0, 0.0, 1.0, deviation=0.7)] * 10)[0].startswith("no learning signal")
+    assert messages_of(*[entry(0.0, 0.0, 1.0, deviation=0.7)] * 10)[0].startswith("no learning signal")
 
 
 def test_one_group_with_a_signal_in_ten_generations_is_enough() -> None:
-    assert said(*[entry(0.0, 0.0, 1.0)] * 5, entry(0.0, 0.4, 0.5), *[entry(0.0, 0.0, 1.0)] * 20) == []
+    assert messages_of(*[entry(0.0, 0.0, 1.0)] * 5, entry(0.0, 0.4, 0.5), *[entry(0.0, 0.0, 1.0)] * 20) == []
 
 
 def test_a_mean_of_ten_generations_is_ten_generations() -> None:
-    assert said(entry(0.0, 0.0, *[1.0] * 10))[0].startswith("no learning signal")
+    assert messages_of(entry(0.0, 0.0, *[1.0] * 10))[0].startswith("no learning signal")
 
 
 def test_no_gradient_waits_for_as_much_signal_as_ten_steps_have() -> None:
-    assert said(*[entry(0.0, 0.0, 0.5)] * 19) == []
-    assert said(*[entry(0.0, 0.0, 0.5)] * 20)[0].startswith("no gradient")
+    assert messages_of(*[entry(0.0, 0.0, 0.5)] * 19) == []
+    assert messages_of(*[entry(0.0, 0.0, 0.5)] * 20)[0].startswith("no gradient")
 
 
 def test_one_gradient_ever_is_enough() -> None:
-    assert said(entry(0.1, 0.2, 0.0), *[entry(0.0, 0.0, 0.0)] * 50) == []
+    assert messages_of(entry(0.1, 0.2, 0.0), *[entry(0.0, 0.0, 0.0)] * 50) == []
 
 
 @pytest.mark.parametrize("grad_norm", [None, math.nan, math.inf, -1.0])
 def test_without_a_gradient_norm_nothing_is_said_of_gradients(grad_norm: float | None) -> None:
-    assert said(*[entry(0.0, grad_norm, 0.0)] * 50) == []
+    assert messages_of(*[entry(0.0, grad_norm, 0.0)] * 50) == []
 
 
 def test_skipped_steps_under_fp16_are_waited_for() -> None:
-    assert said(*[entry(0.0, 0.0, 0.0)] * 39, fp16=True) == []
-    assert len(said(*[entry(0.0, 0.0, 0.0)] * 40, fp16=True)) == 1
+    assert messages_of(*[entry(0.0, 0.0, 0.0)] * 39, fp16=True) == []
+    assert len(messages_of(*[entry(0.0, 0.0, 0.0)] * 40, fp16=True)) == 1
 
 
 def test_where_the_share_is_that_of_the_batch_only_none_is_known() -> None:
-    assert said(*[entry(0.0, 0.0, 0.0)] * 50, scale_rewards="batch") == []
-    assert said(*[entry(0.0, 0.0, 1.0, deviation=0.0)] * 10, scale_rewards="batch")[0].startswith("no learning signal")
+    assert messages_of(*[entry(0.0, 0.0, 0.0)] * 50, scale_rewards="batch") == []
+    assert messages_of(*[entry(0.0, 0.0, 1.0, deviation=0.0)] * 10, scale_rewards="batch")[0].startswith(
+        "no learning signal"
+    )
 
 
 def test_a_step_without_a_generation_tells_nothing() -> None:
-    nothing: Any = ({"loss": 0.0, "grad_norm": 0.0}, {})
-    assert said(*[nothing] * 50) == []
+    step: Any = ({"loss": 0.0, "grad_norm": 0.0}, {})
+    assert messages_of(*[step] * 50) == []
 
 
 def test_what_became_of_an_adapter() -> None:

@@ -17,9 +17,9 @@ def method(batch: Any, scale: int = 1) -> Any:
 
 
 def guard(wrapper: Callable[..., Any], armed: bool = True) -> Guard:
-    made = Guard("a-patch", wrapper)
-    made.armed = armed
-    return made
+    guarded = Guard("a-patch", wrapper)
+    guarded.armed = armed
+    return guarded
 
 
 def before(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -45,10 +45,10 @@ def twice(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 def test_a_wrapper_that_fails_gives_what_trl_does_unpatched_with_one_warning(
     wrapper: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = guard(wrapper)
+    guarded = guard(wrapper)
     for _ in range(3):
-        assert one(method, None, ("batch",), {"scale": 2}) == ("batch", 2)
-    assert str(one.broken) == "ours"
+        assert guarded(method, None, ("batch",), {"scale": 2}) == ("batch", 2)
+    assert str(guarded.broken) == "ours"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "a-patch failed in a call (RuntimeError: ours) and is NOT on any more" in record.getMessage()
@@ -64,10 +64,10 @@ def test_trls_method_is_called_once_when_a_wrapper_fails_after_it() -> None:
 def test_what_is_neither_old_nor_new_is_an_error_that_names_the_patch(
     wrapper: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = guard(wrapper)
+    guarded = guard(wrapper)
     with pytest.raises(RuntimeError, match="ours"):
-        one(method, None, ("batch",), {})
-    assert one.broken is None
+        guarded(method, None, ("batch",), {})
+    assert guarded.broken is None
     assert "TRL_HOTFIX_SKIP=a-patch" in caplog.text
 
 
@@ -75,10 +75,10 @@ def test_an_error_of_trl_goes_through_without_a_word(caplog: pytest.LogCaptureFi
     def passes(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         return wrapped(*args, **kwargs)
 
-    one = guard(passes)
+    guarded = guard(passes)
     with pytest.raises(KeyError, match="TRL's own"):
-        one(method, None, ("bad",), {})
-    assert one.broken is None
+        guarded(method, None, ("bad",), {})
+    assert guarded.broken is None
     assert not caplog.records
 
 
@@ -88,14 +88,14 @@ def test_until_it_is_proven_a_wrappers_error_is_the_self_tests() -> None:
 
 
 def test_a_wrapper_sees_the_signature_and_the_name_of_the_method() -> None:
-    seen: list[Any] = []
+    described: list[Any] = []
 
     def looks(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        seen.extend([inspect.signature(wrapped), wrapped.__name__])
+        described.extend([inspect.signature(wrapped), wrapped.__name__])
         return wrapped(*args, **kwargs)
 
     guard(looks)(method, None, ("batch",), {})
-    assert seen == [inspect.signature(method), "method"]
+    assert described == [inspect.signature(method), "method"]
 
 
 def test_interrupts_are_not_caught() -> None:

@@ -20,11 +20,11 @@ def report() -> Report:
     """One patch that is on, one that should be on and is not, one that does not belong here."""
     on, off, elsewhere = loading.load()[:3]
     hostile = replace(off, id=HOSTILE, title=HOSTILE, trl=HOSTILE)
-    seen: dict[str, Any] = {"by": HOSTILE}
+    evidence: dict[str, Any] = {"by": HOSTILE}
     statuses = (
         PatchStatus(on, State.APPLIED, Reason.PROVEN, {}, ()),
         PatchStatus(elsewhere, State.SKIPPED, Reason.TRL_VERSION, {"installed": "0.11.4", "range": "<0.11"}, ()),
-        PatchStatus(hostile, State.CONFLICTED, Reason.FOREIGN_WRAPPER, seen, ()),
+        PatchStatus(hostile, State.CONFLICTED, Reason.FOREIGN_WRAPPER, evidence, ()),
     )
     return Report(HOSTILE, HOSTILE, "3.11.7", statuses)
 
@@ -35,9 +35,9 @@ def rows(report: Report) -> list[list[str]]:
 
 
 def test_every_patch_has_a_row_with_its_state_and_the_reason_in_words(report: Report) -> None:
-    head, *found = rows(report)
+    head, *body = rows(report)
     assert head == ["patch", "state", "why", "repairs", "TRL range"]
-    assert {row[0]: row[1:3] for row in found if row[0] != HOSTILE} == {
+    assert {row[0]: row[1:3] for row in body if row[0] != HOSTILE} == {
         report.patches[0].id: ["applied (proven)", "reproduced before, fixed after, in this process"],
         report.patches[1].id: ["skipped (trl-version)", "TRL 0.11.4 does not have this bug (<0.11)"],
     }
@@ -46,8 +46,8 @@ def test_every_patch_has_a_row_with_its_state_and_the_reason_in_words(report: Re
 def test_what_should_be_on_and_is_not_comes_first_and_is_red(report: Report) -> None:
     assert [row[0] for row in rows(report)[1:]] == [HOSTILE, report.patches[0].id, report.patches[1].id]
     page = ElementTree.fromstring(f"<div>{report._repr_html_()}</div>")
-    styles = [each.get("style") or "" for each in page.iter("span")]
-    assert ["#c9302c" in each for each in styles] == [True, False, False]
+    styles = [style.get("style") or "" for style in page.iter("span")]
+    assert ["#c9302c" in style for style in styles] == [True, False, False]
     assert len(set(styles)) == 3
 
 

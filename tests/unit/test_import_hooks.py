@@ -86,10 +86,10 @@ def patch_value(module: ModuleType) -> None:
 
 def test_the_callback_runs_after_the_last_line_of_the_module(finder: Finder, write: Callable[..., None]) -> None:
     write(hook_leaf="value = 1\nlast = 2")
-    seen: list[set[str]] = []
-    finder.when_imported("hook_leaf", lambda module: seen.append({"value", "last"} & set(vars(module))))
+    defined: list[set[str]] = []
+    finder.when_imported("hook_leaf", lambda module: defined.append({"value", "last"} & set(vars(module))))
     importlib.import_module("hook_leaf")
-    assert seen == [{"value", "last"}]
+    assert defined == [{"value", "last"}]
 
 
 def test_the_callback_runs_before_a_from_import_has_its_names(finder: Finder, write: Callable[..., None]) -> None:
@@ -206,19 +206,19 @@ def test_a_module_under_way_in_this_thread_is_called_back_when_it_is_complete(
         hook_helper="import hook_shared\nhook_shared.register()\n",
         hook_user="from hook_leaf import value",
     )
-    seen: list[set[str]] = []
+    defined: list[set[str]] = []
 
     def callback(module: ModuleType) -> None:
-        seen.append({"value"} & set(vars(module)))
+        defined.append({"value"} & set(vars(module)))
         patch_value(module)
 
     def register() -> None:
         finder.when_imported("hook_leaf", callback)
-        assert seen == []
+        assert defined == []
 
     shared.register = register
     assert importlib.import_module("hook_user").value == "patched"
-    assert seen == [{"value"}]
+    assert defined == [{"value"}]
 
 
 def test_a_module_registered_before_and_while_it_is_imported_is_called_back_once(
@@ -424,31 +424,37 @@ def test_a_hook_that_asks_everybody_again_does_not_recurse(
     finder: Finder, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     write(hook_leaf="")
-    calls, other = Calls(), AsksAgain()
+    calls, recursive = Calls(), AsksAgain()
     finder.when_imported("hook_leaf", calls)
-    monkeypatch.setattr(sys, "meta_path", [other, *sys.meta_path] if first else [finder, other, *sys.meta_path[1:]])
+    monkeypatch.setattr(
+        sys, "meta_path", [recursive, *sys.meta_path] if first else [finder, recursive, *sys.meta_path[1:]]
+    )
     importlib.import_module("hook_leaf")
     assert len(calls) == 1
-    assert other.found == 1
+    assert recursive.found == 1
 
 
-@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize("before_wrapt", [True, False])
 def test_wrapts_own_hook_and_ours_are_both_called_once(
-    finder: Finder, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, ours_first: bool
+    finder: Finder, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, before_wrapt: bool
 ) -> None:
     # wrapt 1.14 remembers for ever which names it has called back for: each case has one of its own.
-    name = f"hook_leaf_{ours_first}"
+    name = f"hook_leaf_{before_wrapt}"
     write(**{name: "value = 1"})
-    ours, theirs = Calls(), Calls()
-    finder.when_imported(name, ours)
-    wrapt.register_post_import_hook(theirs, name)
+    calls, wrapt_calls = Calls(), Calls()
+    finder.when_imported(name, calls)
+    wrapt.register_post_import_hook(wrapt_calls, name)
     # wrapt puts its finder in once a process, so the order is made here.
-    other = next(each for each in sys.meta_path if isinstance(each, wrapt.importer.ImportHookFinder))
-    rest = [each for each in sys.meta_path if each not in (finder, other)]
-    monkeypatch.setattr(sys, "meta_path", [finder, other, *rest] if ours_first else [other, finder, *rest])
+    wrapt_finder = next(
+        other_finder for other_finder in sys.meta_path if isinstance(other_finder, wrapt.importer.ImportHookFinder)
+    )
+    finders = [other_finder for other_finder in sys.meta_path if other_finder not in (finder, wrapt_finder)]
+    monkeypatch.setattr(
+        sys, "meta_path", [finder, wrapt_finder, *finders] if before_wrapt else [wrapt_finder, finder, *finders]
+    )
     importlib.import_module(name)
-    assert [module.value for module in ours] == [1]
-    assert [module.value for module in theirs] == [1]
+    assert [module.value for module in calls] == [1]
+    assert [module.value for module in wrapt_calls] == [1]
 
 
 def test_what_another_finder_finds_is_called_back(
@@ -511,9 +517,9 @@ def test_a_loader_that_cannot_be_watched_at_all_still_loads_with_one_warning(
     monkeypatch.setattr(sys, "meta_path", [Other(), *sys.meta_path])
     finder.when_imported("hook_leaf", Calls())
     assert importlib.import_module("hook_leaf").value == "made up"
-    said = capsys.readouterr().err
-    assert said.count("WARNING") == 1
-    assert "the import of hook_leaf cannot be watched (NotImplementedError: exec_module)" in said
+    errors = capsys.readouterr().err
+    assert errors.count("WARNING") == 1
+    assert "the import of hook_leaf cannot be watched (NotImplementedError: exec_module)" in errors
 
 
 def test_a_loader_that_several_modules_share_calls_back_for_the_right_one(
@@ -665,11 +671,11 @@ def test_what_comes_before_may_arm_the_name(finder: Finder, write: Callable[...,
 
 def test_what_comes_before_may_look_the_same_name_up(finder: Finder, write: Callable[..., None]) -> None:
     write(hook_leaf="")
-    found: list[object] = []
-    finder.before_import("hook_leaf", lambda: found.append(importlib.util.find_spec("hook_leaf")))
+    specs: list[object] = []
+    finder.before_import("hook_leaf", lambda: specs.append(importlib.util.find_spec("hook_leaf")))
     importlib.import_module("hook_leaf")
-    assert len(found) == 1
-    assert found[0] is not None
+    assert len(specs) == 1
+    assert specs[0] is not None
 
 
 def test_a_name_that_is_only_looked_up_is_not_imported(finder: Finder, write: Callable[..., None]) -> None:
@@ -703,16 +709,16 @@ def test_the_import_systems_one_lock_is_not_held_while_something_is_called_back(
 ) -> None:
     """Whoever waited there for a thread that imports, as apply() waits for another apply(), would wait for ever."""
     write(hook_leaf="", hook_other="value = 1")
-    done: list[bool] = []
+    finished: list[bool] = []
 
-    def waits_for_a_thread_that_imports(*seen: ModuleType) -> None:
+    def waits_for_a_thread_that_imports(*modules: ModuleType) -> None:
         thread = threading.Thread(target=importlib.import_module, args=("hook_other",), daemon=True)
         thread.start()
         thread.join(20)
-        done.append(not thread.is_alive())
+        finished.append(not thread.is_alive())
         sys.modules.pop("hook_other", None)
 
     finder.before_import("hook_leaf", waits_for_a_thread_that_imports)
     finder.when_imported("hook_leaf", waits_for_a_thread_that_imports)
     importlib.import_module("hook_leaf")
-    assert done == [True, True]
+    assert finished == [True, True]

@@ -81,5 +81,5 @@ def test_the_list_waits_neither_for_wrapt_nor_for_torch() -> None:
         "try: main(['list'])\nexcept SystemExit: pass\n"
         f"print(sorted({{'wrapt', *{sorted(HEAVY)!r}}} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "[]"

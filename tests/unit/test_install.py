@@ -153,29 +153,29 @@ def test_a_method_is_wrapped_and_put_back() -> None:
 
 
 def test_a_wrapper_gets_the_instance_and_the_arguments() -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     def look(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        seen.append((instance, args, kwargs))
+        calls.append((instance, args, kwargs))
         return wrapped(*args, **kwargs)
 
     site_of("method").put_on(layer(wrapper=look))
     trainer = Trainer()
     assert trainer.method(1, times=3) == 6
-    assert seen == [(trainer, (1,), {"times": 3})]
+    assert calls == [(trainer, (1,), {"times": 3})]
 
 
 def test_a_method_called_through_its_class_gets_its_instance() -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     def look(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        seen.append((instance, args))
+        calls.append((instance, args))
         return wrapped(*args, **kwargs)
 
     site_of("method").put_on(layer(wrapper=look))
     subclass = Subclass()
     assert Trainer.method(subclass, 1) == 7
-    assert seen == [(subclass, (1,))]
+    assert calls == [(subclass, (1,))]
 
 
 def test_an_instance_made_before_the_patch_has_it_too() -> None:
@@ -251,7 +251,7 @@ def test_the_very_descriptor_is_back_at_its_very_place(name: str, traced: bool) 
     site.take_off("a-patch")
     after = list(vars(Trainer).items())
     assert [key for key, _ in after] == [key for key, _ in before]
-    assert all(now is then for (_, now), (_, then) in zip(after, before, strict=True))
+    assert all(current is original for (_, current), (_, original) in zip(after, before, strict=True))
 
 
 def test_the_very_function_is_back_at_its_very_place_in_a_module(utils: ModuleType) -> None:
@@ -261,7 +261,7 @@ def test_the_very_function_is_back_at_its_very_place_in_a_module(utils: ModuleTy
     site.take_off("a-patch")
     after = list(vars(utils).items())
     assert [key for key, _ in after] == [key for key, _ in before]
-    assert all(now is then for (_, now), (_, then) in zip(after, before, strict=True))
+    assert all(current is original for (_, current), (_, original) in zip(after, before, strict=True))
 
 
 def test_taking_off_what_is_not_on_changes_nothing() -> None:
@@ -297,19 +297,19 @@ def test_two_layers_come_off_in_either_order(name: str, order: tuple[str, str], 
     site.put_on(layer("first", add(10), traced=traced))
     site.put_on(layer("second", times(2)))
     assert getattr(Trainer(), name)(1) == (raw + 10) * 2
-    left = {"first": raw * 2, "second": raw + 10}[order[0]]
+    expected = {"first": raw * 2, "second": raw + 10}[order[0]]
     site.take_off(order[0])
-    assert getattr(Trainer(), name)(1) == left
+    assert getattr(Trainer(), name)(1) == expected
     assert [site.has(patch_id) for patch_id in order] == [False, True]
     site.take_off(order[1])
     assert dict(vars(Trainer)) == before
 
 
 def test_two_layers_give_their_wrappers_the_instance_each() -> None:
-    seen: list[Any] = []
+    instances: list[Any] = []
 
     def look(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        seen.append(instance)
+        instances.append(instance)
         return wrapped(*args, **kwargs)
 
     site = site_of("method")
@@ -317,22 +317,22 @@ def test_two_layers_give_their_wrappers_the_instance_each() -> None:
     site.put_on(layer("second", look))
     trainer = Trainer()
     assert trainer.method(1) == 2
-    assert seen == [trainer, trainer]
+    assert instances == [trainer, trainer]
 
 
 def test_the_inner_layer_sees_a_callable_with_the_signature_of_the_original() -> None:
-    seen: list[Any] = []
+    signatures: list[Any] = []
 
     def look(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        seen.append(str(inspect.signature(wrapped)))
+        signatures.append(str(inspect.signature(wrapped)))
         return wrapped(*args, **kwargs)
 
     site = site_of("method")
     site.put_on(layer("first", look))
     site.put_on(layer("second", look))
     assert Trainer().method(1) == 2
-    assert len(set(seen)) == 1
-    assert "self" not in seen[0]
+    assert len(set(signatures)) == 1
+    assert "self" not in signatures[0]
 
 
 # Somebody else
@@ -348,7 +348,7 @@ def wrapped_by_somebody(raw: Any) -> Any:
 
 @pytest.mark.parametrize("on_first", [False, True])
 @pytest.mark.parametrize(
-    ("somebody", "reason"),
+    ("change", "reason"),
     [
         (lambda: setattr(Trainer, "method", lambda self, x: x), Reason.REPLACED),
         (lambda: setattr(Trainer, "method", wrapped_by_somebody(vars(Trainer)["method"])), Reason.REPLACED),
@@ -357,20 +357,20 @@ def wrapped_by_somebody(raw: Any) -> Any:
     ids=["replaced", "wrapped", "deleted"],
 )
 def test_what_somebody_else_has_changed_is_left_alone(
-    somebody: Callable[[], None], reason: Reason, on_first: bool
+    change: Callable[[], None], reason: Reason, on_first: bool
 ) -> None:
     site = site_of("method")
     if on_first:
         site.put_on(layer())
     layers = site.layers
-    somebody()
-    theirs = vars(Trainer).get("method")
+    change()
+    foreign = vars(Trainer).get("method")
     with pytest.raises(OccupiedError) as caught:
         site.put_on(layer("another"))
     assert caught.value.reason is reason
     with pytest.raises(OccupiedError):
         site.take_off("a-patch")
-    assert vars(Trainer).get("method") is theirs
+    assert vars(Trainer).get("method") is foreign
     assert site.layers == layers
 
 
@@ -440,8 +440,8 @@ def test_a_class_reached_under_two_names_is_one_site(monkeypatch: pytest.MonkeyP
     alias = new_module(monkeypatch, "trl.hook_alias", "")
     alias.Trainer = Trainer
     sites = Sites(restore)
-    one = sites.at(sys.modules[__name__], target("Trainer.method"))
-    assert sites.at(alias, target("Trainer.method")) is one
+    site = sites.at(sys.modules[__name__], target("Trainer.method"))
+    assert sites.at(alias, target("Trainer.method")) is site
 
 
 # Functions that other modules hold by value
@@ -496,11 +496,11 @@ def test_a_function_that_somebody_else_has_put_there_is_not_taken_for_a_reload(u
     site = Sites(restore).at(utils, target("pad"))
     raw = utils.pad
     site.put_on(layer())
-    ours = utils.pad
-    for theirs in (raw, lambda x: x, add(1)):
-        utils.pad = theirs
+    installed = utils.pad
+    for foreign in (raw, lambda x: x, add(1)):
+        utils.pad = foreign
         assert not site.reloaded()
-    utils.pad = ours
+    utils.pad = installed
     site.take_off("a-patch")
 
 
@@ -544,8 +544,8 @@ def test_a_refused_function_is_not_rebound(utils: ModuleType, monkeypatch: pytes
 @pytest.mark.parametrize("name", ["method", "static", "klass", "inherited"])
 def test_a_wrapped_method_looks_like_the_original(name: str, traced: bool) -> None:
     def looks(owner: Any) -> tuple[Any, ...]:
-        found = getattr(owner, name)
-        return inspect.signature(found), found.__name__, found.__doc__, inspect.getsource(found)
+        method = getattr(owner, name)
+        return inspect.signature(method), method.__name__, method.__doc__, inspect.getsource(method)
 
     before = looks(Trainer), looks(Trainer())
     site_of(name).put_on(layer(traced=traced))

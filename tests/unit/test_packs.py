@@ -60,7 +60,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_engine: engin
     forget()
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def one(
+    def install_pack(
         entry: str = "acme = acme_fixes",
         distribution: str = "acme-fixes",
         recorded: list[str] | None = None,
@@ -78,7 +78,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_engine: engin
         (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
         return package
 
-    yield one
+    yield install_pack
     engine.ENGINE.revert(())
     forget()
 
@@ -104,7 +104,7 @@ def test_a_pack_that_is_named_is_applied_reported_and_taken_off(install: Install
 def test_a_pack_that_is_not_named_is_neither_imported_nor_known(install: Install) -> None:
     install(files={"__init__.py": "raise RuntimeError('imported')"})
     report = trl_hotfix.apply()
-    assert ID not in [each.id for each in report]
+    assert ID not in [status.id for status in report]
     assert "packs" not in report.to_dict()
     assert "packs" not in report.freeze()
     assert not [name for name in sys.modules if name.startswith("acme_fixes")]
@@ -116,7 +116,7 @@ def test_the_variable_names_packs_and_an_argument_wins(install: Install, monkeyp
     install()
     monkeypatch.setenv("TRL_HOTFIX_PACKS", " acme ,")
     assert trl_hotfix.apply(only=[ID])[ID].state is State.APPLIED
-    assert not [each for each in trl_hotfix.apply(packs=()) if each.id == ID]
+    assert not [status for status in trl_hotfix.apply(packs=()) if status.id == ID]
     assert "HotfixWrapper" not in type(vars(DPOTrainer)["dpo_loss"]).__name__
 
 
@@ -125,12 +125,12 @@ def test_a_pack_that_is_not_named_any_more_and_cannot_be_taken_off_is_still_repo
 ) -> None:
     install()
     trl_hotfix.apply(packs=["acme"])
-    ours = vars(DPOTrainer)["dpo_loss"]
+    installed = vars(DPOTrainer)["dpo_loss"]
     DPOTrainer.dpo_loss = lambda self: "somebody else's"
     try:
         assert trl_hotfix.apply(packs=[])[ID].state is State.DISPLACED
     finally:
-        DPOTrainer.dpo_loss = ours
+        DPOTrainer.dpo_loss = installed
     assert trl_hotfix.revert(ID)
 
 
@@ -153,11 +153,11 @@ def test_an_unknown_body_is_left_alone_where_the_pack_has_no_fingerprint(install
 def test_a_pack_says_nothing_of_our_patches(install: Install) -> None:
     install()
     trl_hotfix.apply(packs="acme")
-    ours = "moe-aux-loss-lost-under-deepspeed"
+    shipped = "moe-aux-loss-lost-under-deepspeed"
     target = "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss"
     assert fingerprints.bodies_for(ID).what(ID, target, BODY) == "buggy"
-    assert fingerprints.bodies_for(ID).what(ours, target, BODY) is None
-    assert fingerprints.bodies_for(ours).what(ours, target, BODY) is None
+    assert fingerprints.bodies_for(ID).what(shipped, target, BODY) is None
+    assert fingerprints.bodies_for(shipped).what(shipped, target, BODY) is None
 
 
 def test_damaged_fingerprints_of_a_pack_leave_its_patch_off_and_name_the_pack(install: Install) -> None:
@@ -303,7 +303,7 @@ def test_the_name_of_a_plain_function_keeps_the_pack(monkeypatch: pytest.MonkeyP
     reference = ("trl.trainer.utils", "pad", ((ID, 3, (("over", "all"),)), ("some-patch", 1, ())))
     name = references.name_of(reference)
     assert "." not in name
-    monkeypatch.setattr(pickled, "restore", lambda found, instance: found)
+    monkeypatch.setattr(pickled, "restore", lambda restored, instance: restored)
     assert getattr(pickled, name) == reference
 
 
@@ -311,15 +311,15 @@ def test_a_freeze_file_is_data_and_names_no_pack_by_itself(install: Install, tmp
     install()
     record = trl_hotfix.apply(packs="acme", only=[ID]).freeze()
     assert record["packs"] == {"acme": "acme-fixes==1.2"}
-    assert [each["id"] for each in record["patches"]] == [ID]
+    assert [patch["id"] for patch in record["patches"]] == [ID]
     file = tmp_path / "trl_hotfix.json"
     file.write_text(json.dumps(record))
-    again = trl_hotfix.apply(only=f"@{file}", packs="acme")
-    assert again.freeze() == record
+    reapplied = trl_hotfix.apply(only=f"@{file}", packs="acme")
+    assert reapplied.freeze() == record
     with pytest.raises(SettingError) as caught:
         trl_hotfix.apply(only=f"@{file}")
-    said = "\n  it is of the pack 'acme', which you have not named: packs=[...] or TRL_HOTFIX_PACKS"
-    assert str(caught.value).endswith(said)
+    reason = "\n  it is of the pack 'acme', which you have not named: packs=[...] or TRL_HOTFIX_PACKS"
+    assert str(caught.value).endswith(reason)
     assert str(caught.value).count("\n") == 1
 
     file.write_text(json.dumps({**record, "packs": {"acme": "others-fixes==1.2"}}))

@@ -36,7 +36,7 @@ CATALOGUE = [
 ]
 
 
-def cell(patch: str, release: str, verdict: str, stack: str = "tf4", **others: Any) -> dict[str, Any]:
+def cell(patch: str, release: str, verdict: str, stack: str = "tf4", **fields: Any) -> dict[str, Any]:
     run = {"verdict": "reproduced", "measured": 0.6931471805, "right": 1.5}
     return {
         "patch": patch,
@@ -49,7 +49,7 @@ def cell(patch: str, release: str, verdict: str, stack: str = "tf4", **others: A
         "leaves": {"trl.trainer.dpo_trainer": {"red": run}},
         "bodies": {"trl.trainer.dpo_trainer:DPOTrainer.loss": "c1:0123456789abcdef"},
         "stale": False,
-        **others,
+        **fields,
     }
 
 
@@ -94,9 +94,9 @@ def uses(drawn: str) -> dict[str, list[str]]:
 
 
 def data(page: str) -> Any:
-    found = re.search(r'<script type="application/json">(.*?)</script>', page)
-    assert found
-    return json.loads(found[1])
+    script = re.search(r'<script type="application/json">(.*?)</script>', page)
+    assert script
+    return json.loads(script[1])
 
 
 def test_each_cell_shows_its_verdict_and_its_marks(evidence: dict[str, Any]) -> None:
@@ -116,9 +116,9 @@ def test_two_stacks_are_both_drawn_and_the_worse_one_is_counted(evidence: dict[s
 
 def test_a_cell_without_evidence_is_unknown(evidence: dict[str, Any]) -> None:
     assert uses(picture.svg(evidence, CATALOGUE))["grpo-never on TRL 1.1.0"] == ["unknown-1"]
-    nothing = {"trl_hotfix": "0.1.0", "releases": ["1.0.0"], "cells": []}
-    assert ">0 proven<" in picture.svg(nothing, CATALOGUE)
-    assert "2 unknown" in picture.html(nothing, CATALOGUE)
+    empty = {"trl_hotfix": "0.1.0", "releases": ["1.0.0"], "cells": []}
+    assert ">0 proven<" in picture.svg(empty, CATALOGUE)
+    assert "2 unknown" in picture.html(empty, CATALOGUE)
 
 
 def test_a_verdict_that_nobody_knows_is_an_error(evidence: dict[str, Any]) -> None:
@@ -137,13 +137,13 @@ def test_evidence_for_what_is_not_listed_is_drawn_too(evidence: dict[str, Any]) 
 def test_the_numbers_are_in_the_hover_text_and_in_the_panel_with_versions_and_bodies(evidence: dict[str, Any]) -> None:
     numbers = "trl.trainer.dpo_trainer, red: reproduced, measured 0.693147, right 1.5"
     assert numbers in picture.svg(evidence, CATALOGUE)
-    said = data(picture.html(evidence, CATALOGUE))
-    first = [said["lines"][line] for line in said["cells"][0]]
+    page_data = data(picture.html(evidence, CATALOGUE))
+    first = [page_data["lines"][line] for line in page_data["cells"][0]]
     assert numbers in first
     assert "patch revision 1, with python 3.11.7, transformers 4.44.2" in first
     assert "body trl.trainer.dpo_trainer:DPOTrainer.loss = c1:0123456789abcdef" in first
     assert "compared with TRL 1.2.0: loss differs by 1e-08, 25 gradients by 3e-09 at most" in first
-    assert len(said["cells"]) == 6
+    assert len(page_data["cells"]) == 6
 
 
 def test_stale_evidence_is_said_in_words(evidence: dict[str, Any]) -> None:
@@ -180,8 +180,8 @@ def test_sixty_patches_on_sixty_five_releases_are_a_page_below_one_megabyte() ->
     releases = [f"1.{minor}.0" for minor in range(65)]
     rows = [picture.Row(f"dpo-loss-{number}", "", "crash", ">=1", ()) for number in range(60)]
     cells = [cell(row.id, release, "absent", stack) for row in rows for release in releases for stack in ("a", "b")]
-    for number, each in enumerate(cells):
-        each["leaves"]["trl.trainer.dpo_trainer"]["red"] = {"verdict": "absent", "measured": number / 1000}
+    for number, row_cell in enumerate(cells):
+        row_cell["leaves"]["trl.trainer.dpo_trainer"]["red"] = {"verdict": "absent", "measured": number / 1000}
     page = picture.html({"trl_hotfix": "0", "releases": releases, "cells": cells}, rows)
     assert len(page.encode()) < 1_000_000
 

@@ -36,7 +36,7 @@ json_values = st.recursive(
     ),
     max_leaves=8,
 )
-records = json_values | json_values.map(lambda each: {**RIGHT, "patches": each})
+records = json_values | json_values.map(lambda patches: {**RIGHT, "patches": patches})
 like_a_function = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
@@ -50,8 +50,8 @@ def begin(folder: Path, record: Any, *, strict: bool = False) -> Any:
     return state
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+def warning_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message.getMessage() for message in caplog.records if message.levelno >= logging.WARNING]
 
 
 @like_a_function
@@ -62,8 +62,8 @@ def test_whatever_a_checkpoint_has_on_record_the_run_goes_on_with_what_is_on_now
     caplog.clear()
     state = begin(tmp_path, record)
     assert state.log_history[-1] == {"loss": 2.0, "step": 2, KEY: api.status().freeze()}
-    assert all(each.isprintable() for each in said(caplog))
-    assert not any("not complete" in each for each in said(caplog))
+    assert all(message.isprintable() for message in warning_messages(caplog))
+    assert not any("not complete" in message for message in warning_messages(caplog))
 
 
 @pytest.mark.parametrize("record", [None, [], "x", {"patches": 3}, {**RIGHT, "run": "rm"}, {"patches": [{"id": "x"}]}])
@@ -71,7 +71,7 @@ def test_a_damaged_record_in_a_checkpoint_is_one_warning(
     record: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh_engine: engine.Engine
 ) -> None:
     begin(tmp_path, record)
-    assert said(caplog) == ["the checkpoint's record of its repairs cannot be read; they may be other ones"]
+    assert warning_messages(caplog) == ["the checkpoint's record of its repairs cannot be read; they may be other ones"]
 
 
 def test_a_damaged_record_in_a_checkpoint_does_not_switch_strict_off(
@@ -84,9 +84,9 @@ def test_a_damaged_record_in_a_checkpoint_does_not_switch_strict_off(
 
 def test_what_a_checkpoint_names_is_shown_fit_for_a_terminal() -> None:
     record = {"trl": ODD, "patches": [{"id": ODD, "revision": 1, "options": {ODD: ODD}}]}
-    found = ranks.differences(record, NOTHING, "in the checkpoint", "now")
-    assert len(found) == 2
-    assert all(each.isprintable() for each in found)
+    lines = ranks.differences(record, NOTHING, "in the checkpoint", "now")
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
 
 
 def test_the_difference_to_a_checkpoint_is_still_said() -> None:
@@ -105,10 +105,10 @@ def collected(answer: bytes) -> list[str]:
 
 
 @like_a_function
-@given(answer=st.binary(max_size=40) | records.map(lambda each: json.dumps(each).encode()))
+@given(answer=st.binary(max_size=40) | records.map(lambda line: json.dumps(line).encode()))
 def test_whatever_another_rank_answers_it_is_the_same_or_named(answer: bytes) -> None:
-    found = collected(answer)
-    assert all(each.startswith("rank 1: ") and each.isprintable() for each in found)
+    differences = collected(answer)
+    assert all(line.startswith("rank 1: ") and line.isprintable() for line in differences)
 
 
 @pytest.mark.parametrize("answer", [b"", b"\xff", b"{", b"3", b"[" * 100_000, b'{"patches": [{}]}'])
@@ -126,7 +126,7 @@ def test_a_patience_that_is_no_number_of_seconds_is_one_warning_and_never_endles
 ) -> None:
     monkeypatch.setenv("TRL_HOTFIX_PATIENCE", value)
     assert ranks._patience() == ranks.RANK_TIMEOUT
-    assert said(caplog) == [f"TRL_HOTFIX_PATIENCE is {value!r}, not a number of seconds; taken as 60"]
+    assert warning_messages(caplog) == [f"TRL_HOTFIX_PATIENCE is {value!r}, not a number of seconds; taken as 60"]
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("", 60.0), ("0", 0.0), ("2", 2.0), (" 1.5 ", 1.5)])

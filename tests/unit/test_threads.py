@@ -26,8 +26,8 @@ def outer(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def is_on(module: ModuleType) -> Outcome:
-    said = object.__new__(module.DPOTrainer).dpo_loss("x")
-    return Outcome(Verdict.FIXED if said[0] == "new" else Verdict.REPRODUCED)
+    answer = object.__new__(module.DPOTrainer).dpo_loss("x")
+    return Outcome(Verdict.FIXED if answer[0] == "new" else Verdict.REPRODUCED)
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def test_a_call_is_old_or_new_and_nothing_between_while_a_patch_goes_on_and_off(
     declare(is_on, outer)
     trainer = object.__new__(DPOTrainer)
     over = threading.Event()
-    seen: set[Any] = set()
+    answers: set[Any] = set()
 
     def calls() -> None:
         while not over.is_set():
-            seen.add(trainer.dpo_loss("x"))
+            answers.add(trainer.dpo_loss("x"))
 
     def switches() -> None:
         try:
@@ -90,7 +90,7 @@ def test_a_call_is_old_or_new_and_nothing_between_while_a_patch_goes_on_and_off(
             over.set()
 
     assert together(switches, calls, calls, calls) == []
-    assert seen == {("old", "x"), ("new", ("old", "x"), ("old", "x"))}
+    assert answers == {("old", "x"), ("new", ("old", "x"), ("old", "x"))}
 
 
 def test_threads_that_apply_revert_and_look_at_once_end_and_leave_what_was(declare: Any, target: None) -> None:
@@ -98,11 +98,11 @@ def test_threads_that_apply_revert_and_look_at_once_end_and_leave_what_was(decla
     declare(is_on, outer, id="another")
     before = vars(DPOTrainer)["dpo_loss"]
 
-    def often(*what: Callable[[], Any]) -> Callable[[], None]:
+    def often(*actions: Callable[[], Any]) -> Callable[[], None]:
         def run() -> None:
             for _ in range(RUNS // 4):
-                for each in what:
-                    each()
+                for action in actions:
+                    action()
 
         return run
 
@@ -112,7 +112,7 @@ def test_threads_that_apply_revert_and_look_at_once_end_and_leave_what_was(decla
     jobs = [often(trl_hotfix.apply, trl_hotfix.revert), often(only_one, trl_hotfix.status), often(trl_hotfix.revert)]
     assert together(*jobs, often(trl_hotfix.status)) == []
     # What the first repairs, the second does not find: both have the same wrapper.
-    assert {each.state for each in trl_hotfix.apply()} == {State.APPLIED, State.SKIPPED}
+    assert {action.state for action in trl_hotfix.apply()} == {State.APPLIED, State.SKIPPED}
     trl_hotfix.revert()
     assert vars(DPOTrainer)["dpo_loss"] is before
 
@@ -123,7 +123,7 @@ def test_a_patch_that_is_taken_off_while_another_thread_imports_its_trainer_is_o
     """And one that is asked for again in that moment is on, as soon as that import is through."""
     import trl.trainer.dpo_trainer as leaf
 
-    for again in (False, True):
+    for reapplied in (False, True):
         at_work, go_on = threading.Event(), threading.Event()
 
         def waits(module: ModuleType, at_work: threading.Event = at_work, go_on: threading.Event = go_on) -> Outcome:
@@ -131,7 +131,7 @@ def test_a_patch_that_is_taken_off_while_another_thread_imports_its_trainer_is_o
             assert go_on.wait(60)
             return is_on(module)
 
-        patch = declare(waits, outer, id=f"made-up-{again}".lower())
+        patch = declare(waits, outer, id=f"made-up-{reapplied}".lower())
         monkeypatch.delitem(sys.modules, leaf.__name__)
         assert trl_hotfix.apply(only=[patch.id])[patch.id].state is State.PENDING
         monkeypatch.setitem(sys.modules, leaf.__name__, leaf)
@@ -139,14 +139,14 @@ def test_a_patch_that_is_taken_off_while_another_thread_imports_its_trainer_is_o
         importing.start()
         assert at_work.wait(60)
         assert trl_hotfix.revert()[patch.id].state is State.REVERTED
-        if again:
+        if reapplied:
             assert trl_hotfix.apply(only=[patch.id])[patch.id].state is State.PENDING
         go_on.set()
         importing.join(60)
         assert not importing.is_alive()
-        found = object.__new__(DPOTrainer).dpo_loss("x")[0]
-        assert (found, trl_hotfix.status()[patch.id].state) == (
-            ("new", State.APPLIED) if again else ("old", State.REVERTED)
+        version = object.__new__(DPOTrainer).dpo_loss("x")[0]
+        assert (version, trl_hotfix.status()[patch.id].state) == (
+            ("new", State.APPLIED) if reapplied else ("old", State.REVERTED)
         )
         trl_hotfix.revert()
         assert object.__new__(DPOTrainer).dpo_loss("x")[0] == "old"
