@@ -105,28 +105,28 @@ def test_another_selection_takes_off_what_leaves_it_and_puts_on_what_enters(decl
 
 
 def test_two_patches_on_one_method_work_together_and_come_off_in_either_order(declare: Any) -> None:
-    def at(position: int) -> tuple[Any, Any]:
-        def adds(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            instance.seen.append(position)
+    def test_and_wrapper(position: int) -> tuple[Any, Any]:
+        def append_position(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            instance.positions.append(position)
             return wrapped(*args, **kwargs) if position else MARK
 
         def test(module: ModuleType) -> Outcome:
             trainer = object.__new__(module.DPOTrainer)
-            trainer.seen = []
+            trainer.positions = []
             with suppress(AttributeError):
                 trainer.dpo_loss(1, 2, 3, 4)
-            return Outcome(Verdict.FIXED if position in trainer.seen else Verdict.REPRODUCED)
+            return Outcome(Verdict.FIXED if position in trainer.positions else Verdict.REPRODUCED)
 
-        return test, adds
+        return test, append_position
 
     for position, name in enumerate(("one", "two")):
-        declare(*at(position), id=name)
+        declare(*test_and_wrapper(position), id=name)
     for first, second in (("one", "two"), ("two", "one")):
         assert trl_hotfix.apply().ok
         trainer = object.__new__(DPOTrainer)
-        trainer.seen = []
+        trainer.positions = []
         assert trainer.dpo_loss(1, 2, 3, 4) == MARK
-        assert trainer.seen == [1, 0]
+        assert trainer.positions == [1, 0]
         assert identity(trl_hotfix.revert(first), second)[0] is State.APPLIED
         assert identity(trl_hotfix.revert(second), second)[0] is State.REVERTED
 
@@ -639,12 +639,12 @@ def test_a_failure_at_any_step_of_installing_leaves_everything_as_it_was(
     calls = iter(range(100))
 
     def failing(function: Any) -> Any:
-        def one(*args: Any, **kwargs: Any) -> Any:
+        def fail_once(*args: Any, **kwargs: Any) -> Any:
             if next(calls) == step:
                 raise MemoryError("in the middle")
             return function(*args, **kwargs)
 
-        return one
+        return fail_once
 
     before = dict(vars(DPOTrainer))
     monkeypatch.setattr(sites.Sites, "at", failing(sites.Sites.at))
