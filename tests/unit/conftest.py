@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,21 @@ from trl_hotfix.patching import engine
 Declare = Callable[..., Patch]
 
 
+def load_helpers() -> None:
+    """Make ``helpers`` importable by the test files: with ``--import-mode=importlib`` pytest leaves sys.path alone."""
+    spec = importlib.util.spec_from_file_location("helpers", Path(__file__).parent / "helpers" / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["helpers"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["helpers"])
+
+
+load_helpers()
+
+
 @pytest.fixture
 def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Engine]:
-    """An engine that has done nothing, and that leaves nothing on."""
+    """A new engine, which reverts all patches after the test."""
     for name in ("TRL_HOTFIX", "TRL_HOTFIX_ONLY", "TRL_HOTFIX_SKIP", "TRL_HOTFIX_OPTIONS"):
         monkeypatch.delenv(name, raising=False)
     fresh = engine.Engine()
@@ -28,7 +42,7 @@ def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Engine]:
 
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Declare:
-    """Put a patch of the real DPOTrainer into the catalogue, with these functions for its behaviour."""
+    """Add a patch of the real DPOTrainer to the catalogue, with this self-test and this wrapper."""
     declared: list[Patch] = []
     monkeypatch.setattr(loading, "load", lambda: tuple(declared))
     monkeypatch.setattr(

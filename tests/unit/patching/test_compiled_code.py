@@ -1,4 +1,4 @@
-"""``torch.compile`` and every kind of thing that is installed: what is compiled is eager, or an error."""
+"""Code compiled by ``torch.compile`` gives the eager result, or raises an error, for every kind of target."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ BACKENDS = [
         "inductor", marks=pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
     ),
 ]
+
+
 SOURCE = """
 import torch
 
@@ -60,6 +62,8 @@ class Model(torch.nn.Module):
     def forward(self, x):
         return self.helper(x)
 """
+
+
 # What is patched, and who calls it.
 KINDS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "Trainer.method": lambda module: calls(module.Trainer(), "method"),
@@ -76,6 +80,8 @@ def calls(owner: Any, name: str) -> Callable[..., Any]:
 
 
 PLAIN = ("Trainer.static", "Trainer.klass")
+
+
 NUMBERS = iter(range(1000))
 
 
@@ -142,7 +148,7 @@ def every_kind(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @every_kind
-def test_compiled_is_eager_and_not_the_original(
+def test_compiled_code_gives_the_patched_eager_result(
     module: ModuleType, attribute: str, traced: bool, layers: int, backend: str
 ) -> None:
     step = step_of(module, attribute)
@@ -159,7 +165,7 @@ def test_compiled_is_eager_and_not_the_original(
 
 
 @every_kind
-def test_in_one_graph_it_is_eager_or_a_loud_error(
+def test_fullgraph_gives_the_eager_result_or_an_error(
     module: ModuleType, attribute: str, traced: bool, layers: int, backend: str
 ) -> None:
     put_on(module, attribute, layers, traced)
@@ -170,9 +176,6 @@ def test_in_one_graph_it_is_eager_or_a_loud_error(
     else:
         with pytest.raises(torch._dynamo.exc.TorchDynamoException):
             compiled(torch.ones(2))
-
-
-# A late apply()
 
 
 def stub_dpo_trainer() -> Any:
@@ -211,6 +214,8 @@ def state_of(report: Any) -> tuple[State, Reason]:
 
 
 LATE = (State.UNREACHED, Reason.COMPILED)
+
+
 ON = (State.APPLIED, Reason.PROVEN)
 
 
@@ -228,9 +233,12 @@ def warnings_at_train_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     ]
 
 
+# apply() after a compilation
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
-def test_compiled_before_it_is_unreached_and_applied_after_a_reset(
+def test_code_compiled_before_apply_is_unreached_until_reset(
     declare: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, traced: bool, backend: str
 ) -> None:
     trainer = stub_dpo_trainer()
@@ -257,7 +265,7 @@ def test_compiled_before_it_is_unreached_and_applied_after_a_reset(
     assert state_of(trl_hotfix.status()) == ON
 
 
-def test_a_compiled_model_matters_to_what_is_called_inside_it_only(declare: Any) -> None:
+def test_a_compiled_model_concerns_only_code_inside_it(declare: Any) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -272,7 +280,7 @@ def test_a_compiled_model_matters_to_what_is_called_inside_it_only(declare: Any)
     assert (inside.state, inside.reason) == LATE
 
 
-def test_what_was_compiled_before_trl_was_imported_is_no_reason_to_warn() -> None:
+def test_code_compiled_before_the_import_is_no_warning() -> None:
     code = (
         "import torch, trl_hotfix\n"
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"

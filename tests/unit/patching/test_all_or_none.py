@@ -1,4 +1,4 @@
-"""A failure at every single step of putting a patch on or taking it off: it is on whole, or not at all."""
+"""A failure at any step of applying or reverting a patch leaves all of its targets patched, or none."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from trl_hotfix.patching import conflicts
 from trl_hotfix.patching.wrappers import HotfixWrapper
 
 OURS = str(Path(trl_hotfix.__file__).parent)
+
+
 METHODS = ("dpo_loss", "compute_loss", "training_step")
 """Two that the class defines, and one that it inherits."""
 
@@ -105,7 +107,7 @@ def three_targets(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(is_wrapped, pass_through, attribute=" ".join(f"DPOTrainer.{name}" for name in METHODS))
 
 
-def test_a_failure_at_any_step_of_apply_leaves_all_or_nothing(three_targets: None) -> None:
+def test_a_failed_apply_leaves_all_targets_or_none(three_targets: None) -> None:
     trl_hotfix.apply()
     trl_hotfix.revert()
     before, steps, on = trl_attributes(), 0, 0
@@ -123,7 +125,7 @@ def test_a_failure_at_any_step_of_apply_leaves_all_or_nothing(three_targets: Non
     assert identical(before, trl_attributes())
 
 
-def test_after_a_failure_at_any_step_of_revert_the_next_one_takes_all_off(three_targets: None) -> None:
+def test_revert_after_a_failed_revert_takes_all_off(three_targets: None) -> None:
     before = trl_attributes()
     steps = 0
     for step_name in every_step(trl_hotfix.revert, trl_hotfix.apply):

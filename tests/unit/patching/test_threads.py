@@ -1,4 +1,4 @@
-"""Methods are called from threads while patches go on and off; and several threads apply and revert at once."""
+"""Methods are called, and patches applied and reverted, by several threads at once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def together(*jobs: Callable[[], None]) -> list[BaseException]:
     return raised
 
 
-def test_a_call_is_old_or_new_and_nothing_between_while_a_patch_goes_on_and_off(declare: Any, target: None) -> None:
+def test_a_concurrent_call_is_fully_patched_or_unpatched(declare: Any, target: None) -> None:
     declare(is_on, outer)
     trainer = object.__new__(DPOTrainer)
     over = threading.Event()
@@ -93,7 +93,7 @@ def test_a_call_is_old_or_new_and_nothing_between_while_a_patch_goes_on_and_off(
     assert answers == {("old", "x"), ("new", ("old", "x"), ("old", "x"))}
 
 
-def test_threads_that_apply_revert_and_look_at_once_end_and_leave_what_was(declare: Any, target: None) -> None:
+def test_concurrent_apply_and_revert_end_unpatched(declare: Any, target: None) -> None:
     declare(is_on, outer)
     declare(is_on, outer, id="another")
     before = vars(DPOTrainer)["dpo_loss"]
@@ -117,9 +117,7 @@ def test_threads_that_apply_revert_and_look_at_once_end_and_leave_what_was(decla
     assert vars(DPOTrainer)["dpo_loss"] is before
 
 
-def test_a_patch_that_is_taken_off_while_another_thread_imports_its_trainer_is_off(
-    declare: Any, target: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_patch_reverted_during_an_import_is_off(declare: Any, target: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that is asked for again in that moment is on, as soon as that import is through."""
     import trl.trainer.dpo_trainer as leaf
 
@@ -152,7 +150,7 @@ def test_a_patch_that_is_taken_off_while_another_thread_imports_its_trainer_is_o
         assert object.__new__(DPOTrainer).dpo_loss("x")[0] == "old"
 
 
-def test_modules_imported_in_threads_while_patches_are_armed_are_all_there(tmp_path: Any) -> None:
+def test_imports_in_threads_call_every_callback(tmp_path: Any) -> None:
     sys.path.insert(0, str(tmp_path))
     package = tmp_path / "trl_threads"
     package.mkdir()
