@@ -1,3 +1,5 @@
+"""The digest of a function's body, from its file or from its code."""
+
 from __future__ import annotations
 
 import argparse
@@ -19,7 +21,7 @@ import pytest
 from trl_hotfix.matching import digests
 
 
-def test_the_order_of_a_set_among_the_constants_is_no_difference() -> None:
+def test_the_order_of_a_constant_set_does_not_matter() -> None:
     # 0 and 8 fall into the same slot of a small set, so that the order is that in which they came.
     first, second = frozenset([0, 8]), frozenset([8, 0])
     assert (repr(first), first) != (repr(second), second)
@@ -30,7 +32,7 @@ def test_the_order_of_a_set_among_the_constants_is_no_difference() -> None:
     assert shapes[0] == shapes[1] != shapes[2]
 
 
-def test_a_parser_that_another_thread_has_disturbed_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbed_parser_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = ast.parse, []
 
     def disturbed(text: str) -> ast.Module:
@@ -60,7 +62,7 @@ NO_PYTHON = ["def f():\n    return (1,\n", 'x = """\n', "", "class A:\n  def f(s
 
 
 @pytest.mark.parametrize("text", NO_PYTHON)
-def test_a_file_that_has_been_changed_into_no_python_since_has_no_body(text: str, tmp_path: Path) -> None:
+def test_a_file_changed_to_invalid_python_has_no_body(text: str, tmp_path: Path) -> None:
     file = tmp_path / "changed.py"
     file.write_text(SOURCE)
     assert digests.loaded(of_file(file)).digest is not None
@@ -69,7 +71,7 @@ def test_a_file_that_has_been_changed_into_no_python_since_has_no_body(text: str
     assert digests.loaded(of_file(file)).digest is None
 
 
-def test_the_same_code_in_two_files_has_the_body_of_its_own_file(tmp_path: Path) -> None:
+def test_equal_code_in_two_files_has_its_own_body(tmp_path: Path) -> None:
     first, second = (of_file(tmp_path / name) for name in ("one.py", "other.py"))
     (tmp_path / "one.py").write_text(SOURCE)
     (tmp_path / "other.py").write_text(SOURCE.replace("1", "2"))
@@ -130,7 +132,7 @@ def attributes(value: object) -> list[object]:
 @pytest.mark.parametrize(
     "module", [argparse, asyncio.base_events, email.message, inspect, pickletools, typing, unittest.mock]
 )
-def test_bodies_of_real_modules_are_those_of_their_files(module: ModuleType) -> None:
+def test_bodies_of_real_modules_match_their_files(module: ModuleType) -> None:
     tree = ast.parse(inspect.getsource(module))
     definitions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     lines = {min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]): node for node in definitions}

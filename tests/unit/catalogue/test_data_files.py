@@ -1,4 +1,4 @@
-"""The JSON that ships with the package: damaged, it is one error that says what to do, whatever is wrong with it."""
+"""Any damage of the JSON files of the package is one error with a remedy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ from trl_hotfix.errors import DamagedError
 from trl_hotfix.matching import fingerprints
 
 PATCH = loading.load()[0]
+
+
 TARGET = PATCH.targets[0].name
+
+
 BODIES = {"releases": ["0.11.4"], "targets": {TARGET: {"c1:0": {"releases": ["0.11.4"], "is": {PATCH.id: "buggy"}}}}}
+
+
 PROVEN = {PATCH.id: {"revision": PATCH.revision, "releases": ["0.11.4"]}}
+
+
 PROOF = {
     "patch": PATCH.id,
     "revision": PATCH.revision,
@@ -27,6 +35,8 @@ PROOF = {
     "verdict": "proven",
     "runs": {},
 }
+
+
 PARITY = {
     "patch": PATCH.id,
     "release": "0.11.4",
@@ -35,8 +45,13 @@ PARITY = {
     "loss_difference": 0.0,
     "gradient_difference": 0.0,
 }
+
+
 EVIDENCE = {"proofs": [PROOF], "parity": [PARITY]}
+
+
 FILES = {"fingerprints.json": BODIES, "proven.json": PROVEN, "evidence.json": EVIDENCE}
+
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -83,14 +98,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
     return read_contents
 
 
-def test_the_files_as_they_should_be(read: Any, tmp_path: Path) -> None:
+def test_undamaged_files_are_read(read: Any, tmp_path: Path) -> None:
     contents = [json.dumps(right).encode() for right in FILES.values()]
     assert read(tmp_path, contents) == ("buggy", "proven on 0.11.4")
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(contents=damaged() | st.lists(st.binary(max_size=30), min_size=len(FILES), max_size=len(FILES)))
-def test_whatever_is_damaged_is_read_or_is_one_error(contents: list[bytes], read: Any, tmp_path: Path) -> None:
+def test_any_damage_is_read_or_is_one_error(contents: list[bytes], read: Any, tmp_path: Path) -> None:
     try:
         verdict, words = read(tmp_path, contents)
     except DamagedError:
@@ -103,7 +118,7 @@ def test_whatever_is_damaged_is_read_or_is_one_error(contents: list[bytes], read
     "wrong", [b"", b"[" * 100_000, b"null", b"\xff", b'{"cells": 3, "releases": [], "targets": 3}']
 )
 @pytest.mark.parametrize("name", FILES)
-def test_one_damaged_file_is_named_with_the_remedy(wrong: bytes, name: str, read: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_with_a_remedy(wrong: bytes, name: str, read: Any, tmp_path: Path) -> None:
     contents = [wrong if file == name else json.dumps(right).encode() for file, right in FILES.items()]
     with pytest.raises(DamagedError, match="install trl_hotfix again") as caught:
         read(tmp_path, contents)

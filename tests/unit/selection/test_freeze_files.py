@@ -1,3 +1,5 @@
+"""A freeze file is a selection, or one error that names the file."""
+
 from __future__ import annotations
 
 import json
@@ -28,7 +30,11 @@ PATCH = Patch(
     self_test="self_test",
     options={"over": Option({"all": "", "none": ""}, "all")},
 )
+
+
 KNOWN = {"some-patch": PATCH}
+
+
 RIGHT = {"id": "some-patch", "revision": 2, "options": {"over": "none"}}
 
 
@@ -63,13 +69,13 @@ def test_a_freeze_file_gives_the_ids_and_the_options(tmp_path: Path) -> None:
         ("some-patch", "Expected `array`"),
     ],
 )
-def test_what_cannot_be_applied_as_it_is_is_refused(patches: Any, message: str, tmp_path: Path) -> None:
+def test_a_patch_that_cannot_be_reproduced_is_refused(patches: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError) as caught:
         freeze_files.read(file(tmp_path, {"patches": patches}), KNOWN)
     assert message in str(caught.value)
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_in_one_error(tmp_path: Path) -> None:
     wrong = [{**RIGHT, "id": "no-such"}, {**RIGHT, "revision": 7}]
     with pytest.raises(SettingError, match=r"no-such.*\n.*revision 7"):
         freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
@@ -91,7 +97,7 @@ HOSTILE = [
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", "[" * 60_000, "\x00", '{"patches": [], "run": "rm"}', *HOSTILE]
 )
-def test_what_is_no_freeze_file_is_one_error_that_names_it(content: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_one_error_that_names_it(content: str, tmp_path: Path) -> None:
     path = file(tmp_path, content)
     with pytest.raises(SettingError, match=r"the freeze file .* cannot be used") as caught:
         freeze_files.read(path, KNOWN)
@@ -99,14 +105,14 @@ def test_what_is_no_freeze_file_is_one_error_that_names_it(content: str, tmp_pat
     assert str(caught.value).isprintable()
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), Path("/dev/stdin")):
         with pytest.raises(SettingError, match=r"cannot be used: it is no regular file"):
             freeze_files.read(str(path), KNOWN)
 
 
-def test_text_that_is_not_utf_8_is_no_freeze_file(tmp_path: Path) -> None:
+def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trl_hotfix.json"
     path.write_bytes(b'{"patches": [], "trl": "\xff"}')
     with pytest.raises(SettingError, match=r"cannot be used: 'utf-8' codec"):
@@ -114,7 +120,7 @@ def test_text_that_is_not_utf_8_is_no_freeze_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\nWARNING: b", "\x1b[2Jx", "\u202ex"])
-def test_what_would_move_the_cursor_is_shown_by_its_repr(text: str, tmp_path: Path) -> None:
+def test_control_characters_are_shown_by_their_repr(text: str, tmp_path: Path) -> None:
     wrong = [{**RIGHT, "id": text}, {**RIGHT, "options": {text: "all"}}, {**RIGHT, "options": {"over": text}}]
     with pytest.raises(SettingError) as caught:
         freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
@@ -123,12 +129,12 @@ def test_what_would_move_the_cursor_is_shown_by_its_repr(text: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("path", ["", "no/such/file", ".", "http://example.com/x.json"])
-def test_a_file_that_is_not_there_is_an_error_and_nothing_is_fetched(path: str) -> None:
+def test_an_absent_file_is_an_error_and_no_url_is_fetched(path: str) -> None:
     with pytest.raises(SettingError, match=r"the freeze file .* cannot be used"):
         Selection.of(f"@{path}", None, {}, [PATCH])
 
 
-def test_a_freeze_file_stands_alone(tmp_path: Path) -> None:
+def test_a_freeze_file_allows_no_other_selection(tmp_path: Path) -> None:
     path = file(tmp_path, {"patches": [RIGHT]})
     with pytest.raises(SettingError, match="leave skip= and options= out"):
         Selection.of(f"@{path}", ["some-patch"], {}, [PATCH])
@@ -145,7 +151,7 @@ json_values = st.recursive(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=60) | json_values.map(lambda patch: json.dumps({"patches": patch}).encode()))
-def test_whatever_stands_in_it_is_a_selection_or_one_error(content: bytes, tmp_path: Path) -> None:
+def test_any_content_is_a_selection_or_one_error(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trl_hotfix.json"
     path.write_bytes(content)
     try:
@@ -155,7 +161,7 @@ def test_whatever_stands_in_it_is_a_selection_or_one_error(content: bytes, tmp_p
     assert all(patch.id in KNOWN for patch in frozen.patches)
 
 
-def test_what_a_report_freezes_can_be_read_again(tmp_path: Path) -> None:
+def test_a_frozen_report_can_be_read_again(tmp_path: Path) -> None:
     from trl_hotfix.catalogue import loading
 
     record = engine.ENGINE.apply(None, None, None, None, dry_run=True).freeze()

@@ -1,4 +1,4 @@
-"""Packs of third parties: only when named, only what their distribution has installed, and always under their name."""
+"""Packs of third parties: loaded only if named, only files of their distribution, always reported by name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,20 @@ from trl_hotfix.catalogue import loading, packs
 from trl_hotfix.errors import CatalogueError, DamagedError, PackError, SettingError
 from trl_hotfix.matching import digests, fingerprints
 from trl_hotfix.model import State
-from trl_hotfix.patching import engine, pickled, references
+from trl_hotfix.patching import engine
 
-PACK = Path(__file__).parents[1] / "acme_fixes"
+PACK = Path(__file__).parents[2] / "acme_fixes"
+
+
 ENTRY = (PACK / "patches.yaml").read_text()
+
+
 MODULE = (PACK / "patches" / "marks_loss.py").read_text()
+
+
 BODY = digests.loaded(DPOTrainer.dpo_loss).digest
+
+
 BODIES = {
     "releases": ["0.11.4"],
     "targets": {
@@ -34,6 +42,8 @@ BODIES = {
         }
     },
 }
+
+
 FILES = {
     "__init__.py": "",
     "patches.yaml": ENTRY,
@@ -41,7 +51,10 @@ FILES = {
     "patches/marks_loss.py": MODULE,
     "fingerprints.json": json.dumps(BODIES),
 }
+
+
 ID = "acme/marks-loss"
+
 
 Install = Callable[..., Path]
 
@@ -83,7 +96,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_engine: engin
     forget()
 
 
-def test_a_pack_that_is_named_is_applied_reported_and_taken_off(install: Install) -> None:
+def test_a_named_pack_is_applied_reported_and_reverted(install: Install) -> None:
     install()
     before = dict(vars(DPOTrainer))
     without = trl_hotfix.apply()
@@ -101,7 +114,7 @@ def test_a_pack_that_is_named_is_applied_reported_and_taken_off(install: Install
     assert dict(vars(DPOTrainer)) == before
 
 
-def test_a_pack_that_is_not_named_is_neither_imported_nor_known(install: Install) -> None:
+def test_an_unnamed_pack_is_neither_imported_nor_known(install: Install) -> None:
     install(files={"__init__.py": "raise RuntimeError('imported')"})
     report = trl_hotfix.apply()
     assert ID not in [status.id for status in report]
@@ -112,7 +125,7 @@ def test_a_pack_that_is_not_named_is_neither_imported_nor_known(install: Install
         trl_hotfix.apply(only=[ID])
 
 
-def test_the_variable_names_packs_and_an_argument_wins(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_overrides_the_packs_variable(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install()
     monkeypatch.setenv("TRL_HOTFIX_PACKS", " acme ,")
     assert trl_hotfix.apply(only=[ID])[ID].state is State.APPLIED
@@ -120,9 +133,7 @@ def test_the_variable_names_packs_and_an_argument_wins(install: Install, monkeyp
     assert "HotfixWrapper" not in type(vars(DPOTrainer)["dpo_loss"]).__name__
 
 
-def test_a_pack_that_is_not_named_any_more_and_cannot_be_taken_off_is_still_reported(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_displaced_pack_is_still_reported_when_dropped(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install()
     trl_hotfix.apply(packs=["acme"])
     installed = vars(DPOTrainer)["dpo_loss"]
@@ -134,7 +145,7 @@ def test_a_pack_that_is_not_named_any_more_and_cannot_be_taken_off_is_still_repo
     assert trl_hotfix.revert(ID)
 
 
-def test_patched_knows_the_packs_that_are_on(install: Install) -> None:
+def test_patched_knows_the_named_packs(install: Install) -> None:
     install()
     trl_hotfix.apply(packs=["acme"], only=[])
     with trl_hotfix.patched(ID) as report:
@@ -142,7 +153,7 @@ def test_patched_knows_the_packs_that_are_on(install: Install) -> None:
     assert trl_hotfix.status()[ID].state is State.DISABLED
 
 
-def test_an_unknown_body_is_left_alone_where_the_pack_has_no_fingerprint(install: Install) -> None:
+def test_an_unknown_body_without_fingerprints_is_skipped(install: Install) -> None:
     install(files={"fingerprints.json": None})
     status = trl_hotfix.apply(packs="acme")[ID]
     assert (status.state.value, status.reason.value) == ("skipped", "unknown-body")
@@ -150,7 +161,7 @@ def test_an_unknown_body_is_left_alone_where_the_pack_has_no_fingerprint(install
     assert trl_hotfix.apply(packs="acme", unknown_body="try")[ID].state is State.APPLIED
 
 
-def test_a_pack_says_nothing_of_our_patches(install: Install) -> None:
+def test_fingerprints_of_a_pack_ignore_shipped_patches(install: Install) -> None:
     install()
     trl_hotfix.apply(packs="acme")
     shipped = "moe-aux-loss-lost-under-deepspeed"
@@ -160,16 +171,13 @@ def test_a_pack_says_nothing_of_our_patches(install: Install) -> None:
     assert fingerprints.bodies_for(shipped).what(shipped, target, BODY) is None
 
 
-def test_damaged_fingerprints_of_a_pack_leave_its_patch_off_and_name_the_pack(install: Install) -> None:
+def test_damaged_fingerprints_name_their_pack(install: Install) -> None:
     install(files={"fingerprints.json": "[]"})
     status = trl_hotfix.apply(packs="acme")[ID]
     assert status.state is State.FAILED
     assert "install acme-fixes==1.2 again" in str(status.evidence)
     with pytest.raises(DamagedError):
         fingerprints.bodies_for(ID)
-
-
-# What is refused
 
 
 def refused(message: str, error: type[Exception] = PackError) -> None:
@@ -181,7 +189,10 @@ def refused(message: str, error: type[Exception] = PackError) -> None:
     assert engine.ENGINE._configuration.selection is None
 
 
-def test_a_name_that_no_pack_has_gets_a_suggestion(install: Install) -> None:
+# What is refused
+
+
+def test_an_unknown_pack_gets_a_suggestion(install: Install) -> None:
     install(entry="acmes = acme_fixes")
     refused(r"no pack 'acme' is installed \(there is: acmes\); did you mean 'acmes'\?")
 
@@ -190,7 +201,7 @@ def test_a_name_that_no_pack_has_gets_a_suggestion(install: Install) -> None:
     "value",
     ["acme_fixes:patches", "acme_fixes.patches", "acme_fixes [extra]", "../acme_fixes", "http://x/y", "a b", "é"],
 )
-def test_an_entry_point_names_a_package_and_no_more(value: str, install: Install) -> None:
+def test_an_entry_point_names_only_a_package(value: str, install: Install) -> None:
     install(entry=f"acme = {value}")
     refused("the pack 'acme' of acme-fixes names .*, expected a package and no more")
 
@@ -198,19 +209,17 @@ def test_an_entry_point_names_a_package_and_no_more(value: str, install: Install
 @pytest.mark.parametrize(
     "value", ["os", "json", "trl", "trl_hotfix", "yaml", "no_such_package", "builtins", "__main__"]
 )
-def test_a_package_of_somebody_else_is_refused(value: str, install: Install) -> None:
+def test_a_package_of_another_distribution_is_refused(value: str, install: Install) -> None:
     install(entry=f"acme = {value}")
     refused(f"names '{value}', which acme-fixes has not installed")
 
 
-def test_a_package_that_is_not_in_the_record_is_refused(install: Install) -> None:
+def test_a_package_not_in_the_record_is_refused(install: Install) -> None:
     install(recorded=["acme_fixes/patches.yaml"])
     refused("names 'acme_fixes', which acme-fixes has not installed")
 
 
-def test_a_package_that_another_one_hides_is_refused(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hidden_package_is_refused(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install()
     hiding = tmp_path / "first" / "acme_fixes"
     hiding.mkdir(parents=True)
@@ -219,7 +228,7 @@ def test_a_package_that_another_one_hides_is_refused(
     refused(f"has not installed: it is {hiding}")
 
 
-def test_a_name_that_two_distributions_offer_is_refused(install: Install) -> None:
+def test_a_pack_of_two_distributions_is_refused(install: Install) -> None:
     install()
     install(distribution="other-fixes")
     refused("offered by more than one distribution: acme-fixes, other-fixes")
@@ -251,7 +260,7 @@ def test_a_mistake_in_a_pack_names_its_file_and_line(
     refused(f"{package / 'patches.yaml'} has 1 mistake; no patch was applied:\n  {message}", CatalogueError)
 
 
-def test_a_module_that_the_distribution_has_not_installed_is_not_a_patch(install: Install, tmp_path: Path) -> None:
+def test_a_module_outside_the_distribution_is_refused(install: Install, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "marks_loss.py").write_text(MODULE)
@@ -273,10 +282,10 @@ def test_any_text_in_the_variable_is_a_pack_or_one_error(text: str) -> None:
     assert not any(name.startswith("acme") for name in set(sys.modules) - modules)
 
 
-# Pickles, freeze files
+# Pickles and freeze files
 
 
-def test_a_patched_method_unpickles_where_its_pack_is_named(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpickling_applies_a_named_pack(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install()
     trl_hotfix.apply(packs="acme", only=[ID])
     data = pickle.dumps(vars(DPOTrainer)["dpo_loss"])
@@ -288,7 +297,7 @@ def test_a_patched_method_unpickles_where_its_pack_is_named(install: Install, mo
     trl_hotfix.revert()
 
 
-def test_unpickling_does_not_load_a_pack_that_is_not_named(
+def test_unpickling_does_not_load_an_unnamed_pack(
     install: Install, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(files={"__init__.py": "raise RuntimeError('imported')"})
@@ -299,15 +308,7 @@ def test_unpickling_does_not_load_a_pack_that_is_not_named(
     assert "acme_fixes" not in sys.modules
 
 
-def test_the_name_of_a_plain_function_keeps_the_pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = ("trl.trainer.utils", "pad", ((ID, 3, (("over", "all"),)), ("some-patch", 1, ())))
-    name = references.name_of(reference)
-    assert "." not in name
-    monkeypatch.setattr(pickled, "restore", lambda restored, instance: restored)
-    assert getattr(pickled, name) == reference
-
-
-def test_a_freeze_file_is_data_and_names_no_pack_by_itself(install: Install, tmp_path: Path) -> None:
+def test_a_freeze_file_does_not_load_its_packs(install: Install, tmp_path: Path) -> None:
     install()
     record = trl_hotfix.apply(packs="acme", only=[ID]).freeze()
     assert record["packs"] == {"acme": "acme-fixes==1.2"}
