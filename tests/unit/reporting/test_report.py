@@ -1,4 +1,4 @@
-"""What Jupyter shows of a report."""
+"""A report: its digest, and the table that Jupyter shows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from helpers.made_up_patches import is_marked, mark
 from msgspec.structs import replace
 
+import trl_hotfix
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Reason, State
 from trl_hotfix.reporting.report import PatchStatus, Report
@@ -17,7 +19,7 @@ HOSTILE = "<script>alert('x')</script> & \"so on\""
 
 @pytest.fixture
 def report() -> Report:
-    """One patch that is on, one that should be on and is not, one that does not belong here."""
+    """A report with an applied patch, a conflicted one and one for another release."""
     on, off, elsewhere = loading.load()[:3]
     hostile = replace(off, id=HOSTILE, title=HOSTILE, trl=HOSTILE)
     evidence: dict[str, Any] = {"by": HOSTILE}
@@ -34,7 +36,7 @@ def rows(report: Report) -> list[list[str]]:
     return [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]
 
 
-def test_every_patch_has_a_row_with_its_state_and_the_reason_in_words(report: Report) -> None:
+def test_each_patch_has_a_row_with_its_state_and_reason(report: Report) -> None:
     head, *body = rows(report)
     assert head == ["patch", "state", "why", "repairs", "TRL range"]
     assert {row[0]: row[1:3] for row in body if row[0] != HOSTILE} == {
@@ -43,7 +45,7 @@ def test_every_patch_has_a_row_with_its_state_and_the_reason_in_words(report: Re
     }
 
 
-def test_what_should_be_on_and_is_not_comes_first_and_is_red(report: Report) -> None:
+def test_a_degraded_patch_comes_first_and_is_red(report: Report) -> None:
     assert [row[0] for row in rows(report)[1:]] == [HOSTILE, report.patches[0].id, report.patches[1].id]
     page = ElementTree.fromstring(f"<div>{report._repr_html_()}</div>")
     styles = [style.get("style") or "" for style in page.iter("span")]
@@ -51,13 +53,21 @@ def test_what_should_be_on_and_is_not_comes_first_and_is_red(report: Report) -> 
     assert len(set(styles)) == 3
 
 
-def test_hostile_text_is_text(report: Report) -> None:
+def test_hostile_text_is_escaped(report: Report) -> None:
     page = report._repr_html_()
     assert "<script" not in page
     assert page.count("&lt;script&gt;") == 6
     assert rows(report)[1] == [HOSTILE, "conflicted (foreign-wrapper)", f"by {HOSTILE}", HOSTILE, HOSTILE]
 
 
-def test_the_report_of_this_process_can_be_shown(fresh_engine: Any) -> None:
+def test_the_report_of_this_process_is_shown(fresh_engine: Any) -> None:
     shown = fresh_engine.status()._repr_html_()
     assert all(patch.id in shown for patch in loading.load())
+
+
+def test_the_digest_identifies_the_applied_patches(declare: Any) -> None:
+    declare(is_marked, mark)
+    dry = trl_hotfix.apply(dry_run=True).digest
+    assert trl_hotfix.apply().digest == dry
+    assert trl_hotfix.revert().digest != dry
+    assert trl_hotfix.apply().digest == dry

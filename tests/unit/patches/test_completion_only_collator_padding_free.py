@@ -1,4 +1,4 @@
-"""Which collators are told to pad: those whose batches this model would mix, and no others."""
+"""The collator pads where the model would mix sequences, and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,21 +14,13 @@ from trl_hotfix.patches import sft_padding_free_contamination as other
 
 
 class DataCollatorForCompletionOnlyLM:
-    """Has the name of TRL's, which 0.20.0 removed."""
+    """A collator with the name of TRL's, which 0.20.0 removed."""
 
     def __init__(self, *, padding_free: bool = True) -> None:
         self.padding_free = padding_free
 
     def torch_call(self, examples: Any) -> str:
         return "flattened" if self.padding_free else "padded"
-
-
-class OfAUser(DataCollatorForCompletionOnlyLM):
-    pass
-
-
-class Unrelated:
-    padding_free = True
 
 
 class Trainer:
@@ -39,7 +31,7 @@ class Trainer:
 
 
 def made(collator: Any, model: Any, *wrappers: Any, workers: int = 0) -> Trainer:
-    """A trainer, made through these wrappers, the first of which is the outermost."""
+    """Construct a trainer through these wrappers, the first of which is the outermost."""
     trainer: Trainer = object.__new__(Trainer)
 
     def through(wrapper: Any, inner: Any) -> Any:
@@ -58,18 +50,20 @@ def a_model(attention: str = "sdpa", **attributes: Any) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn"])
-def test_with_flash_attention_on_the_batch_stays_flat_and_nothing_is_said(
-    attention: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_with_flash_attention_the_batch_stays_flat(attention: str, caplog: pytest.LogCaptureFixture) -> None:
     collator = DataCollatorForCompletionOnlyLM()
     assert made(collator, a_model(attention)).data_collator is collator
     assert collator.padding_free is True
     assert caplog.records == []
 
 
+class OfAUser(DataCollatorForCompletionOnlyLM):
+    pass
+
+
 @pytest.mark.parametrize("kind", [DataCollatorForCompletionOnlyLM, OfAUser])
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
-def test_without_it_the_collator_pads_and_one_warning_says_how_to_switch_it_on(
+def test_without_flash_attention_it_pads_with_one_warning(
     kind: Any, attention: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     collator = kind()
@@ -84,20 +78,24 @@ def test_without_it_the_collator_pads_and_one_warning_says_how_to_switch_it_on(
 @pytest.mark.parametrize(
     "attributes", [{"_is_stateful": True}, {"active_peft_config": SimpleNamespace(is_prompt_learning=True)}]
 )
-def test_what_flash_attention_cannot_keep_apart_is_padded_too(attributes: dict[str, Any]) -> None:
+def test_a_stateful_or_prompt_tuned_model_is_padded(attributes: dict[str, Any]) -> None:
     collator = DataCollatorForCompletionOnlyLM()
     made(collator, a_model("flash_attention_2", **attributes))
     assert collator.padding_free is False
 
 
-def test_flash_attention_of_a_transformers_that_does_not_hand_it_the_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_without_position_ids_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
     collator = DataCollatorForCompletionOnlyLM()
     made(collator, a_model("flash_attention_2"))
     assert collator.padding_free is False
 
 
-def test_a_padding_collator_and_one_of_another_kind_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+class Unrelated:
+    padding_free = True
+
+
+def test_a_padding_or_unrelated_collator_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     for collator in (DataCollatorForCompletionOnlyLM(padding_free=False), Unrelated(), None):
         before = dict(vars(collator)) if collator is not None else {}
         assert made(collator, a_model()).data_collator is collator
@@ -107,9 +105,9 @@ def test_a_padding_collator_and_one_of_another_kind_are_left_alone(caplog: pytes
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("turned", [False, True])
-def test_beside_the_patch_of_the_same_constructor_it_pads_in_either_order(workers: int, turned: bool) -> None:
+def test_it_pads_in_either_order_with_the_other_patch(workers: int, turned: bool) -> None:
     wrappers = (patch.pad_what_the_model_would_mix, other.fit_the_collator)
     collator = DataCollatorForCompletionOnlyLM()
     trainer = made(collator, a_model(), *(wrappers[::-1] if turned else wrappers), workers=workers)
-    # With workers the other one binds torch_call to the instance.
+    # With workers the other patch binds torch_call to the instance.
     assert trainer.data_collator.torch_call([]) == "padded"
