@@ -1,4 +1,4 @@
-"""The benchmarks' statistics, and that each measures what it says. What comes out of the clock is nobody's test."""
+"""The statistics of the benchmarks, and that each variant is what its name says. No test depends on a clock."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ import start  # noqa: E402
 import training  # noqa: E402
 from measure import Estimate, Finding  # noqa: E402
 
-# Statistics.
+# Statistics
 
 
-def test_each_round_has_every_variant_once_in_an_order_of_its_own() -> None:
+def test_each_round_has_every_variant_once_in_random_order() -> None:
     taken: list[str] = []
 
     def variant(name: str) -> Any:
@@ -46,14 +46,14 @@ def test_each_round_has_every_variant_once_in_an_order_of_its_own() -> None:
     rounds = measure.rounds({name: variant(name) for name in "abc"}, 30)
     assert len(rounds) == 30
     orders = [tuple(taken[at : at + 3]) for at in range(0, len(taken), 3)]
-    assert len(orders) == 31  # one to warm up, which is thrown away
+    assert len(orders) == 31  # the first warms up and is discarded
     assert {tuple(sorted(order)) for order in orders} == {("a", "b", "c")}
     assert len(set(orders)) == 6
     assert min(order["a"]["at"] for order in rounds) > 3
 
 
-def test_the_interval_is_that_of_the_tables_of_order_statistics() -> None:
-    # n = 10: the 2nd and the 9th value have the median with 97.9 %, n = 20: the 6th and the 15th with 95.9 %.
+def test_the_interval_agrees_with_published_tables() -> None:
+    # n = 10: the 2nd and the 9th value enclose the median with 97.9 %, n = 20: the 6th and the 15th with 95.9 %.
     for n, low, high, coverage in ((10, 2, 9, 0.979), (20, 6, 15, 0.959), (6, 1, 6, 0.969)):
         values = list(range(1, n + 1))
         random.Random(n).shuffle(values)
@@ -63,14 +63,14 @@ def test_the_interval_is_that_of_the_tables_of_order_statistics() -> None:
         assert estimate.median == statistics.median(values)
 
 
-def test_the_interval_of_few_values_is_all_of_them_and_says_how_little_that_is() -> None:
+def test_the_interval_of_few_values_is_their_range() -> None:
     assert measure.estimate([3.0, 1.0]) == Estimate(2.0, 1.0, 3.0, 2, 0.5)
     assert measure.estimate([3.0]) == Estimate(3.0, 3.0, 3.0, 1, 0.0)
     with pytest.raises(ValueError, match="at least one value"):
         measure.estimate([])
 
 
-def test_the_interval_has_the_median_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_median_as_often_as_stated() -> None:
     draw = random.Random(0)
     had = Counter(
         estimate.low <= 0.0 <= estimate.high
@@ -79,8 +79,8 @@ def test_the_interval_has_the_median_as_often_as_it_says() -> None:
     assert had[True] / had.total() == pytest.approx(measure.estimate(range(25)).coverage, abs=0.02)
 
 
-def test_differences_and_ratios_are_taken_within_a_round() -> None:
-    # The machine gets ten times slower from round to round; the ratio does not notice.
+def test_differences_and_ratios_are_within_a_round() -> None:
+    # The machine gets ten times slower from round to round, and the ratio stays the same.
     rounds = [{"a": {"ms": 10.0**n}, "b": {"ms": 2 * 10.0**n}} for n in range(7)]
     assert measure.ratio(rounds, "b", "a", "ms") == Estimate(2.0, 2.0, 2.0, 7, measure.estimate(range(7)).coverage)
     assert measure.difference(rounds, "b", "a", "ms").median == 1000.0
@@ -99,13 +99,13 @@ def test_too_few_rounds_decide_nothing() -> None:
     assert Finding("it", measure.exact(1.0), "", 2.0).verdict == "met"
 
 
-def test_a_process_that_fails_is_an_error_with_what_it_said() -> None:
+def test_a_failed_process_is_an_error_with_its_output() -> None:
     code = "import sys; print('no such luck'); sys.exit(3)"
     with pytest.raises(RuntimeError, match=r"(?s)ended with 3.*no such luck"):
         measure.process([sys.executable, "-c", code], measure.bare_environment())
 
 
-def test_a_process_is_measured_and_its_last_line_is_read() -> None:
+def test_a_process_is_timed_and_its_last_line_is_read() -> None:
     code = "print('hello'); print('{\"answer\": 42}')"
     record = measure.process([sys.executable, "-c", code], measure.bare_environment())
     assert record["answer"] == 42
@@ -113,7 +113,7 @@ def test_a_process_is_measured_and_its_last_line_is_read() -> None:
     assert record["cpu_ms"] > 0
 
 
-# What is written.
+# The results
 
 
 def results(**fields: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def results(**fields: Any) -> dict[str, Any]:
     return {"start": {"quick": False, "findings": [record, {**record, "what": "c", "goal": None, "verdict": ""}]}}
 
 
-def test_the_picture_is_xml_with_every_figure_in_it_and_stays_the_same() -> None:
+def test_the_picture_is_stable_xml_with_every_figure() -> None:
     drawn = plot.svg(results())
     root = ElementTree.fromstring(drawn)
     titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
@@ -130,9 +130,7 @@ def test_the_picture_is_xml_with_every_figure_in_it_and_stays_the_same() -> None
     assert plot.svg(results()) == drawn
 
 
-def test_the_results_have_machine_versions_date_and_every_number(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_results_have_machine_versions_and_date(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Fake:
         @staticmethod
         def run(*, quick: bool) -> measure.Result:
@@ -154,7 +152,7 @@ def test_the_results_have_machine_versions_date_and_every_number(
     assert (tmp_path / "results.svg").is_file()
 
 
-# What is measured.
+# The variants
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +163,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> start.Start:
 
 
 @pytest.mark.parametrize("name", start.ours())
-def test_each_start_is_what_it_is_called(starts: start.Start, name: str) -> None:
+def test_each_start_matches_its_name(starts: start.Start, name: str) -> None:
     starts.check(name)
     assert starts.run(name)["wall_ms"] > 0
 
@@ -173,7 +171,7 @@ def test_each_start_is_what_it_is_called(starts: start.Start, name: str) -> None
 @pytest.mark.parametrize(
     ("name", "actual"), [("=1", "unset"), ("unset", "=1"), ("nothing", "unset"), ("unset", "nothing")]
 )
-def test_a_start_that_is_not_what_it_is_called_is_refused(
+def test_a_start_that_does_not_match_its_name_is_refused(
     starts: start.Start, monkeypatch: pytest.MonkeyPatch, name: str, actual: str
 ) -> None:
     proof = start.ours()[name].proof
@@ -182,17 +180,17 @@ def test_a_start_that_is_not_what_it_is_called_is_refused(
         starts.check(name)
 
 
-def test_the_list_that_is_measured_imports_nothing_heavy() -> None:
+def test_the_measured_list_imports_nothing_heavy() -> None:
     assert listing.imported() == []
 
 
 @pytest.mark.parametrize("work", per_call.CALLS)
 @pytest.mark.parametrize("variant", per_call.VARIANTS)
-def test_each_variant_of_a_call_gives_what_the_original_gives(variant: str, work: str) -> None:
+def test_each_variant_of_a_call_returns_the_same(variant: str, work: str) -> None:
     assert per_call.one(variant, work, calls=2) > 0
 
 
-def test_each_variant_of_a_call_is_what_it_is_called() -> None:
+def test_each_variant_of_a_call_matches_its_name() -> None:
     import wrapt
 
     from trl_hotfix.patching.guard import Guard
@@ -240,7 +238,7 @@ def test_a_clock_gives_the_collector_its_own_time() -> None:
     assert sum(clock.seconds.values()) == pytest.approx(total)
 
 
-def test_apply_at_a_real_trainer_has_every_part_and_a_patch_on() -> None:
+def test_apply_on_a_real_trainer_has_every_part() -> None:
     unpatched = at_the_trainer("unpatched")
     assert (unpatched["parts"], unpatched["applied"]) == ({}, [])
     parts = {"own imports", "rest", "install", "fingerprints", "catalogue", "gates", "self-tests"}
@@ -248,11 +246,11 @@ def test_apply_at_a_real_trainer_has_every_part_and_a_patch_on() -> None:
         told = at_the_trainer(order)
         assert told["parts"].keys() - {"collector"} == parts
         assert "moe-aux-loss-lost-under-deepspeed" in told["applied"]
-        # Red and green, for each patch that was applied.
+        # Two runs, red and green, for each applied patch.
         assert len(told["self_tests_ms"]) >= 2 * len(told["applied"])
 
 
-def test_a_made_up_catalogue_has_as_many_patches_as_it_says_and_few_in_range(tmp_path: Path) -> None:
+def test_a_made_up_catalogue_has_few_patches_in_range(tmp_path: Path) -> None:
     applying.write_made_up(tmp_path, 10)
     overlay = tmp_path / "overlay" / f"trl-{applying.MADE_UP_ON}.dist-info"
     overlay.mkdir(parents=True)
@@ -264,7 +262,7 @@ def test_a_made_up_catalogue_has_as_many_patches_as_it_says_and_few_in_range(tmp
     assert (counts["patches"], counts["pending"]) == (10, len(applying.IN_RANGE))
 
 
-def test_steps_of_a_tiny_model_are_those_of_the_fixed_release() -> None:
+def test_steps_of_a_tiny_model_match_the_fixed_release() -> None:
     samples = training.together("eager", 2, hidden=16)
     training.check([samples])
     for sample in samples.values():
@@ -273,7 +271,7 @@ def test_steps_of_a_tiny_model_are_those_of_the_fixed_release() -> None:
         assert sample["peak_mib"] > 0
 
 
-def test_a_process_that_ends_before_it_answers_is_an_error_with_what_it_said() -> None:
+def test_a_process_that_ends_early_is_an_error() -> None:
     code = "import sys; print('{}', flush=True); sys.stdin.readline(); sys.exit('no more')"
     with measure.told([sys.executable, "-c", code], measure.bare_environment()) as child:
         assert child.answer() == {}
@@ -282,7 +280,7 @@ def test_a_process_that_ends_before_it_answers_is_an_error_with_what_it_said() -
 
 
 def test_steps_are_compared_one_by_one() -> None:
-    # The machine is twice as slow from the second step on, and the one takes 1.1 of what the other takes.
+    # The machine is twice as slow from the second step on, and the slower mode takes 1.1 times as long.
     slower, faster = [1.1, 2.2, 2.2, 2.2], [1.0, 2.0, 2.0, 2.0]
     rounds = [{"one": {"ms": slower}, "other": {"ms": faster}}, {"one": {"ms": faster}, "other": {"ms": faster}}]
     ratio = measure.ratio_of_steps(rounds, "one", "other", "ms")
@@ -290,14 +288,14 @@ def test_steps_are_compared_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["patched", "unpatched"])
-def test_steps_that_are_not_what_they_are_called_are_refused(wrong: str) -> None:
+def test_steps_that_do_not_match_their_name_are_refused(wrong: str) -> None:
     losses = {"unpatched": 2.0, "patched": 1.0, "fixed": 1.0}
     losses[wrong] = losses["fixed"] if wrong == "unpatched" else losses["unpatched"]
     with pytest.raises(RuntimeError, match="the first losses are"):
         training.check([{mode: {"losses": [loss]} for mode, loss in losses.items()}])
 
 
-def test_the_gain_of_a_tiny_model_is_the_reference_forward_of_each_step() -> None:
+def test_the_gain_is_one_reference_forward_per_step() -> None:
     patch_id = "dpo-precomputed-ref-logps-dropped"
     samples = {mode: gain.sample(patch_id, mode, hidden=16) for mode in gain.MODES}
     gain.check([samples])

@@ -25,8 +25,6 @@ def test_every_choice_begins_with_the_defaults() -> None:
 
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
-
-
 STATES = REFERENCE.partition("## States and reasons")[2].partition("\n## ")[0]
 
 

@@ -21,7 +21,7 @@ def loaded() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up there.
+    # dataclasses look their module up in sys.modules.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
@@ -83,7 +83,7 @@ def evidence() -> dict[str, Any]:
 
 
 def uses(drawn: str) -> dict[str, list[str]]:
-    """What is drawn in each cell of an SVG, by the first line of what is said there."""
+    """Return the symbols in each cell of an SVG, by the first line of its title."""
     groups = ElementTree.fromstring(drawn).iter(f"{NAMESPACE}g")
     titled = [(group.findtext(f"{NAMESPACE}title"), group) for group in groups]
     return {
@@ -106,7 +106,7 @@ def test_each_cell_shows_its_verdict_and_its_marks(evidence: dict[str, Any]) -> 
     assert drawn["grpo-never on TRL 1.0.0"] == ["absent-1"]
 
 
-def test_two_stacks_are_both_drawn_and_the_worse_one_is_counted(evidence: dict[str, Any]) -> None:
+def test_two_stacks_are_drawn_and_the_worse_is_counted(evidence: dict[str, Any]) -> None:
     picture_of_it = picture.svg(evidence, CATALOGUE)
     assert uses(picture_of_it)["dpo-twice on TRL 1.1.0"] == ["unrepaired-2", "proven-2", "broken"]
     assert "1 failed, 2 unknown, 1 stale" in picture_of_it
@@ -121,20 +121,20 @@ def test_a_cell_without_evidence_is_unknown(evidence: dict[str, Any]) -> None:
     assert "2 unknown" in picture.html(empty, CATALOGUE)
 
 
-def test_a_verdict_that_nobody_knows_is_an_error(evidence: dict[str, Any]) -> None:
+def test_an_unknown_verdict_is_an_error(evidence: dict[str, Any]) -> None:
     evidence["cells"] = [cell("dpo-twice", "1.0.0", "marvellous")]
     drawn = picture.svg(evidence, CATALOGUE)
     assert uses(drawn)["dpo-twice on TRL 1.0.0"][0] == "error-1"
     assert "&#x27;marvellous&#x27; is no verdict" in drawn
 
 
-def test_evidence_for_what_is_not_listed_is_drawn_too(evidence: dict[str, Any]) -> None:
+def test_evidence_for_an_unlisted_patch_is_drawn(evidence: dict[str, Any]) -> None:
     evidence["cells"].append(cell("gone", "9.9", "error"))
     assert uses(picture.svg(evidence, CATALOGUE))["gone on TRL 9.9"] == ["error-1"]
     assert data(picture.html(evidence, CATALOGUE))["rows"][-1][0] == "gone"
 
 
-def test_the_numbers_are_in_the_hover_text_and_in_the_panel_with_versions_and_bodies(evidence: dict[str, Any]) -> None:
+def test_the_numbers_are_in_the_title_and_the_panel(evidence: dict[str, Any]) -> None:
     numbers = "trl.trainer.dpo_trainer, red: reproduced, measured 0.693147, right 1.5"
     assert numbers in picture.svg(evidence, CATALOGUE)
     page_data = data(picture.html(evidence, CATALOGUE))
@@ -146,11 +146,11 @@ def test_the_numbers_are_in_the_hover_text_and_in_the_panel_with_versions_and_bo
     assert len(page_data["cells"]) == 6
 
 
-def test_stale_evidence_is_said_in_words(evidence: dict[str, Any]) -> None:
+def test_stale_evidence_is_described_in_words(evidence: dict[str, Any]) -> None:
     assert f"tf4: proven, {picture.STALE}".replace("'", "&#x27;") in picture.svg(evidence, CATALOGUE)
 
 
-def test_what_was_raised_cannot_break_out_of_the_picture(evidence: dict[str, Any]) -> None:
+def test_hostile_text_is_escaped(evidence: dict[str, Any]) -> None:
     evidence["cells"][0]["why"] = "\x1b[31m\x00\ud800 <svg onload=alert(1)>"
     page, drawn = picture.html(evidence, CATALOGUE), picture.svg(evidence, CATALOGUE)
     ElementTree.fromstring(drawn)
@@ -161,7 +161,7 @@ def test_what_was_raised_cannot_break_out_of_the_picture(evidence: dict[str, Any
     assert "DPO &lt;twice&gt; &amp; more" in drawn
 
 
-def test_both_stand_alone(evidence: dict[str, Any]) -> None:
+def test_page_and_picture_load_nothing_else(evidence: dict[str, Any]) -> None:
     page, drawn = picture.html(evidence, CATALOGUE), picture.svg(evidence, CATALOGUE)
     addresses = set(re.findall(r"https?://[^\s\"'<]+", page + drawn))
     assert addresses == {"http://www.w3.org/2000/svg", "https://github.com/huggingface/trl/1"}
@@ -169,14 +169,14 @@ def test_both_stand_alone(evidence: dict[str, Any]) -> None:
     assert "<script" not in drawn
 
 
-def test_the_same_evidence_gives_the_same_bytes_in_any_order(evidence: dict[str, Any]) -> None:
+def test_the_order_of_the_evidence_changes_no_byte(evidence: dict[str, Any]) -> None:
     shuffled = copy.deepcopy(evidence)
     shuffled["cells"].reverse()
     for draw in (picture.svg, picture.html):
         assert draw(evidence, CATALOGUE) == draw(copy.deepcopy(evidence), CATALOGUE) == draw(shuffled, CATALOGUE)
 
 
-def test_sixty_patches_on_sixty_five_releases_are_a_page_below_one_megabyte() -> None:
+def test_sixty_patches_make_a_page_below_one_megabyte() -> None:
     releases = [f"1.{minor}.0" for minor in range(65)]
     rows = [picture.Row(f"dpo-loss-{number}", "", "crash", ">=1", ()) for number in range(60)]
     cells = [cell(row.id, release, "absent", stack) for row in rows for release in releases for stack in ("a", "b")]

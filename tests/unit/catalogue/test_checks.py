@@ -53,40 +53,15 @@ def test_a_range_without_an_end_needs_a_review_date() -> None:
     )
 
 
+def test_a_revision_starts_at_1() -> None:
+    assert the_mistake(with_lines({2: "  revision: 0"})) == (2, "revision 0 is less than 1")
+
+
 # Names
 
 
 def test_a_duplicate_id_is_named_with_both_lines() -> None:
     assert the_mistake(ENTRY + ENTRY) == (14, f"duplicate id {EXAMPLE.id!r}, first used on line 1")
-
-
-# Functions
-
-
-def test_a_missing_wrapper_gets_a_suggestion() -> None:
-    meant = EXAMPLE.targets[0].wrapper
-    line, message = the_mistake(with_lines({12: f"      wrapper: {meant}x"}))
-    assert line == 12
-    assert message.startswith("wrapper: ")
-    assert message.endswith(f"has no function '{meant}x'; did you mean {meant!r}?")
-
-
-def test_a_missing_self_test_gets_a_suggestion() -> None:
-    line, message = the_mistake(with_lines({13: f"  self_test: {EXAMPLE.self_test}x"}))
-    assert line == 13
-    assert message.startswith("self_test: ")
-    assert message.endswith(f"did you mean {EXAMPLE.self_test!r}?")
-
-
-def test_an_imported_function_does_not_belong_to_the_module() -> None:
-    imported = next(
-        name
-        for name, value in vars(import_module(modules.module_of(EXAMPLE.id))).items()
-        if isinstance(value, types.FunctionType) and value.__module__.startswith("trl_hotfix.authoring.")
-    )
-    line, message = the_mistake(with_lines({13: f"  self_test: {imported}"}))
-    assert line == 13
-    assert f"has no function {imported!r}" in message
 
 
 def test_an_id_without_a_module_is_a_mistake() -> None:
@@ -131,17 +106,39 @@ def test_an_attribute_is_a_function_or_a_method(attribute: str) -> None:
     assert message.endswith("is not a function or a Class.method")
 
 
-def test_a_revision_starts_at_1() -> None:
-    assert the_mistake(with_lines({2: "  revision: 0"})) == (2, "revision 0 is less than 1")
-
-
 def test_no_targets_are_a_mistake() -> None:
     line, message = the_mistake(with_lines({9: "  targets: []", 10: None, 11: None, 12: None}))
     assert line == 9
     assert message.startswith("targets is empty")
 
 
-WITH_OPTION = next(patch for patch in SHIPPED if patch.options)
+# Functions
+
+
+def test_a_missing_wrapper_gets_a_suggestion() -> None:
+    meant = EXAMPLE.targets[0].wrapper
+    line, message = the_mistake(with_lines({12: f"      wrapper: {meant}x"}))
+    assert line == 12
+    assert message.startswith("wrapper: ")
+    assert message.endswith(f"has no function '{meant}x'; did you mean {meant!r}?")
+
+
+def test_a_missing_self_test_gets_a_suggestion() -> None:
+    line, message = the_mistake(with_lines({13: f"  self_test: {EXAMPLE.self_test}x"}))
+    assert line == 13
+    assert message.startswith("self_test: ")
+    assert message.endswith(f"did you mean {EXAMPLE.self_test!r}?")
+
+
+def test_an_imported_function_does_not_belong_to_the_module() -> None:
+    imported = next(
+        name
+        for name, value in vars(import_module(modules.module_of(EXAMPLE.id))).items()
+        if isinstance(value, types.FunctionType) and value.__module__.startswith("trl_hotfix.authoring.")
+    )
+    line, message = the_mistake(with_lines({13: f"  self_test: {imported}"}))
+    assert line == 13
+    assert f"has no function {imported!r}" in message
 
 
 OPTIONS = """\
@@ -150,11 +147,21 @@ OPTIONS = """\
       choices: {sequence: as in the paper, global: every token}
       default: sequence
 """
+WITH_OPTION = next(patch for patch in SHIPPED if patch.options)
 
 
 def with_options(options: str) -> str:
     entry = ENTRY.replace(EXAMPLE.id, WITH_OPTION.id).replace(EXAMPLE.self_test, WITH_OPTION.self_test)
     return entry.replace(EXAMPLE.targets[0].wrapper, WITH_OPTION.targets[0].wrapper) + options
+
+
+def test_functions_take_options_only_if_they_are_declared() -> None:
+    messages = [message for _, message in mistakes(with_options(""))]
+    assert len(messages) == 2
+    assert all(message.endswith("takes options, and the entry declares none") for message in messages)
+    messages = [message for _, message in mistakes(ENTRY + OPTIONS)]
+    assert len(messages) == 2
+    assert all(message.endswith("does not take options, which the entry declares") for message in messages)
 
 
 # Options and hits
@@ -179,15 +186,6 @@ def with_options(options: str) -> str:
 def test_a_mistake_in_an_option_is_named_with_its_line(right: str, wrong: str, line: int, message: str) -> None:
     refused = the_mistake(with_options(OPTIONS.replace(right, wrong)))
     assert (refused[0], refused[1][: len(message)]) == (line, message)
-
-
-def test_functions_take_options_only_if_they_are_declared() -> None:
-    messages = [message for _, message in mistakes(with_options(""))]
-    assert len(messages) == 2
-    assert all(message.endswith("takes options, and the entry declares none") for message in messages)
-    messages = [message for _, message in mistakes(ENTRY + OPTIONS)]
-    assert len(messages) == 2
-    assert all(message.endswith("does not take options, which the entry declares") for message in messages)
 
 
 HITS = """\

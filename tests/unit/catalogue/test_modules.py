@@ -15,8 +15,6 @@ from trl_hotfix.catalogue import modules
 from trl_hotfix.model import Patch
 
 IDS = [patch.id for patch in SHIPPED]
-
-
 MODULES = sorted(Path(trl_hotfix.patches.__file__).parent.glob("*.py"))
 
 

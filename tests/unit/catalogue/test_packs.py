@@ -22,18 +22,12 @@ from trl_hotfix.matching import digests, fingerprints
 from trl_hotfix.model import State
 from trl_hotfix.patching import engine
 
+ID = "acme/marks-loss"
+Install = Callable[..., Path]
 PACK = Path(__file__).parents[2] / "acme_fixes"
-
-
 ENTRY = (PACK / "patches.yaml").read_text()
-
-
 MODULE = (PACK / "patches" / "marks_loss.py").read_text()
-
-
 BODY = digests.loaded(DPOTrainer.dpo_loss).digest
-
-
 BODIES = {
     "releases": ["0.11.4"],
     "targets": {
@@ -42,8 +36,6 @@ BODIES = {
         }
     },
 }
-
-
 FILES = {
     "__init__.py": "",
     "patches.yaml": ENTRY,
@@ -53,14 +45,8 @@ FILES = {
 }
 
 
-ID = "acme/marks-loss"
-
-
-Install = Callable[..., Path]
-
-
 def forget() -> None:
-    """What this process has kept of packs."""
+    """Clear what this process has cached of packs."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "acme_fixes"]:
         del sys.modules[name]
     for cache in (packs.find, loading.of_pack, fingerprints._of_pack):

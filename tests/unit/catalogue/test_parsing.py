@@ -16,22 +16,6 @@ from trl_hotfix.catalogue import parsing
 from trl_hotfix.errors import CatalogueError, Mistake
 from trl_hotfix.model import Hit, Patch, Severity, Target
 
-LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-
-
-def patches_or_mistakes(text: str) -> None:
-    refused: tuple[Mistake, ...] | None = None
-    try:
-        patches = parsing.parse(text, "patches.yaml")
-    except CatalogueError as error:
-        refused = error.mistakes
-    if refused is None:
-        assert all(isinstance(patch, Patch) for patch in patches)
-        return
-    last = len(LINE_BREAK.split(text))
-    assert refused
-    assert all(1 <= mistake.line <= last and mistake.message for mistake in refused), (refused, last)
-
 
 def test_a_valid_entry_is_a_patch() -> None:
     (patch,) = parsing.parse(ENTRY, "patches.yaml")
@@ -59,6 +43,59 @@ def test_an_empty_list_is_an_empty_catalogue() -> None:
     assert parsing.parse("[]", "patches.yaml") == ()
 
 
+OPTIONS = """\
+  options:
+    over:
+      choices: {sequence: as in the paper, global: every token}
+      default: sequence
+"""
+WITH_OPTION = next(patch for patch in SHIPPED if patch.options)
+
+
+def with_options(options: str) -> str:
+    entry = ENTRY.replace(EXAMPLE.id, WITH_OPTION.id).replace(EXAMPLE.self_test, WITH_OPTION.self_test)
+    return entry.replace(EXAMPLE.targets[0].wrapper, WITH_OPTION.targets[0].wrapper) + options
+
+
+def test_an_option_has_explained_choices_and_a_default() -> None:
+    (patch,) = parsing.parse(with_options(OPTIONS), "patches.yaml")
+    option = patch.options["over"]
+    assert option.choices == {"sequence": "as in the paper", "global": "every token"}
+    assert option.default == "sequence"
+
+
+HITS = """\
+  hits:
+    - trainers: [DPO, KTO]
+      trl: ">=0.11.2"
+      when:
+        precompute_ref_log_probs: true
+        ref_model: [unset, by *peft*]
+        model.adapter_name: "!=default"
+      depends: the model is a mixture of experts
+      symptom: the loss stays at 0.6931
+    - trainers: ["*"]
+      symptom: it crashes
+"""
+
+
+def test_hits_declare_what_a_bug_needs() -> None:
+    (patch,) = parsing.parse(ENTRY + HITS, "patches.yaml")
+    first, second = patch.hits
+    assert first == Hit(
+        trainers=("DPO", "KTO"),
+        trl=">=0.11.2",
+        when={
+            "precompute_ref_log_probs": True,
+            "ref_model": ["unset", "by *peft*"],
+            "model.adapter_name": "!=default",
+        },
+        depends="the model is a mixture of experts",
+        symptom="the loss stays at 0.6931",
+    )
+    assert (second.trainers, second.when, second.depends, second.trl) == (("*",), {}, None, None)
+
+
 # Unknown and missing keys
 
 
@@ -84,6 +121,17 @@ def test_an_unknown_key_like_no_other_gets_no_suggestion() -> None:
     assert the_mistake(ENTRY + "  zzz: 1\n") == (14, "unknown key 'zzz' in a patch")
 
 
+@pytest.mark.parametrize(
+    ("line", "key"), [(2, "revision"), (3, "title"), (4, "severity"), (5, "trl"), (7, "why"), (8, "how")]
+)
+def test_a_missing_key_is_at_the_line_of_its_entry(line: int, key: str) -> None:
+    assert the_mistake(with_lines({line: None})) == (1, f"the patch lacks {key!r}")
+
+
+def test_a_missing_key_of_a_target_is_at_its_line() -> None:
+    assert the_mistake(with_lines({12: None})) == (10, "the target lacks 'wrapper'")
+
+
 # Values of another type
 
 
@@ -106,17 +154,6 @@ def test_an_invalid_severity_is_named_with_the_choices() -> None:
     assert line == 4
     assert message.startswith("severity: ")
     assert all(choice.value in message for choice in Severity)
-
-
-@pytest.mark.parametrize(
-    ("line", "key"), [(2, "revision"), (3, "title"), (4, "severity"), (5, "trl"), (7, "why"), (8, "how")]
-)
-def test_a_missing_key_is_at_the_line_of_its_entry(line: int, key: str) -> None:
-    assert the_mistake(with_lines({line: None})) == (1, f"the patch lacks {key!r}")
-
-
-def test_a_missing_key_of_a_target_is_at_its_line() -> None:
-    assert the_mistake(with_lines({12: None})) == (10, "the target lacks 'wrapper'")
 
 
 @pytest.mark.parametrize("revision", ["'1'", "1.5", "true", "null", "[1]", "one"])
@@ -178,16 +215,30 @@ def test_mistakes_of_several_entries_are_sorted_by_line() -> None:
     assert [line for line, _ in mistakes(text)] == [1, 5, 6, 15, 15, 15, 21]
 
 
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=20),
-    st.dates(),
-    st.binary(max_size=8),
-    st.sampled_from([EXAMPLE.id, EXAMPLE.self_test, EXAMPLE.targets[0].wrapper, ">=0.11,<0.12", "crash", "trl.x"]),
-)
+LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+
+
+def patches_or_mistakes(text: str) -> None:
+    refused: tuple[Mistake, ...] | None = None
+    try:
+        patches = parsing.parse(text, "patches.yaml")
+    except CatalogueError as error:
+        refused = error.mistakes
+    if refused is None:
+        assert all(isinstance(patch, Patch) for patch in patches)
+        return
+    last = len(LINE_BREAK.split(text))
+    assert refused
+    assert all(1 <= mistake.line <= last and mistake.message for mistake in refused), (refused, last)
+
+
+# Whatever the text, patches or mistakes
+
+
+@given(st.text())
+@settings(deadline=None, max_examples=300)
+def test_any_text_gives_patches_or_mistakes(text: str) -> None:
+    patches_or_mistakes(text)
 
 
 NAMES = st.one_of(
@@ -196,15 +247,6 @@ NAMES = st.one_of(
     ),
     st.text(max_size=10),
 )
-
-
-STRUCTURES = st.recursive(
-    SCALARS,
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(NAMES, inner, max_size=6)),
-    max_leaves=20,
-)
-
-
 YAML_PIECES = st.lists(
     st.one_of(
         st.sampled_from(
@@ -218,19 +260,27 @@ YAML_PIECES = st.lists(
 ).map("".join)
 
 
-# Whatever the text, patches or mistakes
-
-
-@given(st.text())
-@settings(deadline=None, max_examples=300)
-def test_any_text_gives_patches_or_mistakes(text: str) -> None:
-    patches_or_mistakes(text)
-
-
 @given(YAML_PIECES)
 @settings(deadline=None, max_examples=500)
 def test_any_pieces_of_yaml_give_patches_or_mistakes(text: str) -> None:
     patches_or_mistakes(text)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.dates(),
+    st.binary(max_size=8),
+    st.sampled_from([EXAMPLE.id, EXAMPLE.self_test, EXAMPLE.targets[0].wrapper, ">=0.11,<0.12", "crash", "trl.x"]),
+)
+STRUCTURES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(NAMES, inner, max_size=6)),
+    max_leaves=20,
+)
 
 
 @given(STRUCTURES)
@@ -282,58 +332,3 @@ def test_no_required_key_can_be_left_out(key: str) -> None:
     entries = yaml.safe_load(ENTRY)
     del entries[0][key]
     assert (1, f"the patch lacks {key!r}") in mistakes(yaml.safe_dump(entries, sort_keys=False))
-
-
-WITH_OPTION = next(patch for patch in SHIPPED if patch.options)
-
-
-OPTIONS = """\
-  options:
-    over:
-      choices: {sequence: as in the paper, global: every token}
-      default: sequence
-"""
-
-
-def with_options(options: str) -> str:
-    entry = ENTRY.replace(EXAMPLE.id, WITH_OPTION.id).replace(EXAMPLE.self_test, WITH_OPTION.self_test)
-    return entry.replace(EXAMPLE.targets[0].wrapper, WITH_OPTION.targets[0].wrapper) + options
-
-
-def test_an_option_has_explained_choices_and_a_default() -> None:
-    (patch,) = parsing.parse(with_options(OPTIONS), "patches.yaml")
-    option = patch.options["over"]
-    assert option.choices == {"sequence": "as in the paper", "global": "every token"}
-    assert option.default == "sequence"
-
-
-HITS = """\
-  hits:
-    - trainers: [DPO, KTO]
-      trl: ">=0.11.2"
-      when:
-        precompute_ref_log_probs: true
-        ref_model: [unset, by *peft*]
-        model.adapter_name: "!=default"
-      depends: the model is a mixture of experts
-      symptom: the loss stays at 0.6931
-    - trainers: ["*"]
-      symptom: it crashes
-"""
-
-
-def test_hits_declare_what_a_bug_needs() -> None:
-    (patch,) = parsing.parse(ENTRY + HITS, "patches.yaml")
-    first, second = patch.hits
-    assert first == Hit(
-        trainers=("DPO", "KTO"),
-        trl=">=0.11.2",
-        when={
-            "precompute_ref_log_probs": True,
-            "ref_model": ["unset", "by *peft*"],
-            "model.adapter_name": "!=default",
-        },
-        depends="the model is a mixture of experts",
-        symptom="the loss stays at 0.6931",
-    )
-    assert (second.trainers, second.when, second.depends, second.trl) == (("*",), {}, None, None)

@@ -29,6 +29,23 @@ def test_a_duplicate_key_is_named_with_both_lines() -> None:
     assert the_mistake(ENTRY + "  title: Another\n") == (14, "duplicate key 'title', first used on line 3")
 
 
+def test_a_key_that_is_not_text_is_a_mistake() -> None:
+    line, message = the_mistake(ENTRY + "  on: 1\n")
+    assert line == 14
+    assert message.startswith("expected a name as the key")
+
+
+def test_endless_brackets_are_a_mistake_and_no_crash() -> None:
+    code = (
+        "from trl_hotfix.catalogue import parsing\n"
+        "from trl_hotfix.errors import CatalogueError\n"
+        "try:\n    parsing.parse('[' * 100_000, 'patches.yaml')\n"
+        "except CatalogueError:\n    print('refused')\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout.strip()) == (0, "refused")
+
+
 # Aliases
 
 
@@ -50,12 +67,6 @@ def test_a_recursive_alias_is_refused() -> None:
 
 def test_a_merge_key_is_refused() -> None:
     assert any(line == 14 for line, _ in mistakes(ENTRY + "  <<: {default: off}\n"))
-
-
-def test_a_key_that_is_not_text_is_a_mistake() -> None:
-    line, message = the_mistake(ENTRY + "  on: 1\n")
-    assert line == 14
-    assert message.startswith("expected a name as the key")
 
 
 # Tags
@@ -100,14 +111,3 @@ def test_a_value_that_contradicts_its_tag_is_a_mistake(value: str) -> None:
 @pytest.mark.parametrize("value", ["!!pairs x", "!!seq x", "!!omap x", "!!map x"])
 def test_text_with_the_tag_of_a_collection_is_a_mistake(value: str) -> None:
     assert {line for line, _ in mistakes(value)} == {1}
-
-
-def test_endless_brackets_are_a_mistake_and_no_crash() -> None:
-    code = (
-        "from trl_hotfix.catalogue import parsing\n"
-        "from trl_hotfix.errors import CatalogueError\n"
-        "try:\n    parsing.parse('[' * 100_000, 'patches.yaml')\n"
-        "except CatalogueError:\n    print('refused')\n"
-    )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stdout.strip()) == (0, "refused")

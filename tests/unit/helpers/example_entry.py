@@ -12,10 +12,8 @@ from trl_hotfix.errors import CatalogueError
 SHIPPED = loading.load()
 
 
-# The id and the functions are those of a shipped patch, since the catalogue looks for them in its module.
+# The catalogue looks for the id and the functions in the module of the patch, so they are those of a shipped one.
 EXAMPLE = SHIPPED[0]
-
-
 ENTRY = f"""\
 - id: {EXAMPLE.id}
   revision: 1
@@ -34,7 +32,7 @@ ENTRY = f"""\
 
 
 def with_lines(changes: Mapping[int, str | None]) -> str:
-    """The example entry with lines replaced, or left out where the new line is None."""
+    """Return the example entry with lines replaced, or left out where the new line is None."""
     lines = [changes.get(number, line) for number, line in enumerate(ENTRY.splitlines(), start=1)]
     return "".join(f"{line}\n" for line in lines if line is not None)
 

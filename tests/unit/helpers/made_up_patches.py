@@ -14,7 +14,7 @@ MARK = "patched"
 
 
 def mark(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    """A wrapper that can be seen: the made-up bug is that ``dpo_loss`` of a stub does not say so."""
+    """A wrapper with a visible effect: the made-up bug is that ``dpo_loss`` does not return ``MARK``."""
     return MARK
 
 

@@ -22,11 +22,7 @@ RELEASES = [
 ]
 # fmt: on
 """Every release of TRL from 0.9.6 to 1.16.0."""
-
-
 TARGET = Target("trl.trainer.dpo_trainer", "DPOTrainer.step", "wrapper")
-
-
 PATCH = Patch(
     id="some-patch",
     revision=1,
@@ -39,14 +35,8 @@ PATCH = Patch(
     targets=(TARGET,),
     self_test="self_test",
 )
-
-
 IDS = ("some-patch", "another-patch", "third-patch")
-
-
 KNOWN = tuple(replace(PATCH, id=patch_id) for patch_id in IDS)
-
-
 some_release = st.sampled_from(RELEASES)
 
 
@@ -58,7 +48,7 @@ def having(**distributions: str) -> Callable[[str], str | None]:
     return distributions.get
 
 
-def of(
+def selection_of(
     only: Any = None,
     skip: Any = None,
     environment: Mapping[str, str] | None = None,

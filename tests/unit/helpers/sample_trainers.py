@@ -19,12 +19,12 @@ RESTORED: list[tuple[Any, Any]] = []
 
 
 def restore(reference: Any, instance: Any) -> tuple[str, Any, Any]:
-    """What a pickle of ours calls: it stands at the top of a module, as the engine's own does."""
+    """A pickle calls this function, so it is at the top of a module, as that of the engine is."""
     RESTORED.append((reference, instance))
     return ("restored", reference, instance)
 
 
-# At the top of the module, so that instances can be pickled.
+# Classes at the top of a module have instances that can be pickled.
 class Base:
     def inherited(self, x: Any) -> Any:
         return x
@@ -32,6 +32,13 @@ class Base:
     @classmethod
     def inherited_class_method(cls, x: Any) -> tuple[str, Any]:
         return cls.__name__, x
+
+
+def times(number: int) -> Wrapper:
+    def multiplying(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return wrapped(*args, **kwargs) * number
+
+    return multiplying
 
 
 class Trainer(Base):
@@ -73,13 +80,6 @@ def add(number: int) -> Wrapper:
         return wrapped(*args, **kwargs) + number
 
     return adding
-
-
-def times(number: int) -> Wrapper:
-    def multiplying(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return wrapped(*args, **kwargs) * number
-
-    return multiplying
 
 
 def layer(

@@ -22,7 +22,7 @@ from trl_hotfix.matching import digests
 
 
 def test_the_order_of_a_constant_set_does_not_matter() -> None:
-    # 0 and 8 fall into the same slot of a small set, so that the order is that in which they came.
+    # 0 and 8 have the same slot in a small set, so they keep their insertion order.
     first, second = frozenset([0, 8]), frozenset([8, 0])
     assert (repr(first), first) != (repr(second), second)
     code = (lambda: None).__code__
@@ -54,7 +54,7 @@ SOURCE = "def f():\n    return 1\n"
 
 
 def of_file(file: Path) -> FunctionType:
-    """The function of ``SOURCE``, as if it was imported from ``file``."""
+    """Return the function of ``SOURCE``, as if it was imported from ``file``."""
     return FunctionType(compile(SOURCE, str(file), "exec").co_consts[0], {})
 
 
@@ -113,6 +113,10 @@ def test_a_body_ends_where_its_definition_does(text: str, tmp_path: Path) -> Non
     assert body == digests.Loaded(digests.digest(definition), from_file=True)
 
 
+def attributes(value: object) -> list[object]:
+    return list(vars(value).values()) if isinstance(value, type) else []
+
+
 def functions(module: ModuleType) -> Iterator[FunctionType]:
     for value in [
         *vars(module).values(),
@@ -120,13 +124,9 @@ def functions(module: ModuleType) -> Iterator[FunctionType]:
     ]:
         function = getattr(value, "__func__", value)
         own = isinstance(function, FunctionType) and function.__code__.co_filename == module.__file__
-        # What another function has made is no target: it can be reached by no name.
+        # A function defined in another one is no target: no name reaches it.
         if own and "<locals>" not in function.__qualname__:
             yield function
-
-
-def attributes(value: object) -> list[object]:
-    return list(vars(value).values()) if isinstance(value, type) else []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.patch_examples import PATCH, RELEASES, TARGET, having, ids, of, patch, some_release
+from helpers.patch_examples import PATCH, RELEASES, TARGET, having, ids, patch, selection_of, some_release
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,25 +14,6 @@ from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates, versions
 from trl_hotfix.model import Patch, Reason, State, Upstream
 from trl_hotfix.selection.selection import Selection
-
-EVERYTHING = Selection()
-
-
-@st.composite
-def ranges(draw: st.DrawFn) -> str:
-    operators = st.sampled_from([">=", ">", "<", "<=", "==", "!=", "~="])
-    parts = draw(st.lists(st.tuples(operators, some_release), max_size=3))
-    return ",".join(f"{operator}{version}" for operator, version in parts)
-
-
-# decide
-
-
-@given(some_release, ranges())
-def test_a_patch_is_pending_exactly_when_in_range(version: str, specifiers: str) -> None:
-    decision = gates.decide(patch(trl=specifiers), EVERYTHING, having(trl=version))
-    assert (decision.state is State.PENDING) == SpecifierSet(specifiers).contains(version)
-
 
 # The shipped patches
 
@@ -161,6 +142,25 @@ def test_a_target_does_not_widen_the_range_of_its_patch() -> None:
     assert gates.applicability(wide, having(trl="1.0.0")).state is State.SKIPPED
 
 
+EVERYTHING = Selection()
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> str:
+    operators = st.sampled_from([">=", ">", "<", "<=", "==", "!=", "~="])
+    parts = draw(st.lists(st.tuples(operators, some_release), max_size=3))
+    return ",".join(f"{operator}{version}" for operator, version in parts)
+
+
+# decide
+
+
+@given(some_release, ranges())
+def test_a_patch_is_pending_exactly_when_in_range(version: str, specifiers: str) -> None:
+    decision = gates.decide(patch(trl=specifiers), EVERYTHING, having(trl=version))
+    assert (decision.state is State.PENDING) == SpecifierSet(specifiers).contains(version)
+
+
 def test_a_selected_applicable_patch_is_pending() -> None:
     decision = gates.decide(PATCH, Selection(only=frozenset({"some-patch"})), having(trl="0.11.4"))
     assert decision.state is State.PENDING
@@ -206,14 +206,14 @@ def test_a_decision_does_not_depend_on_the_order_of_ids(
     other_only = None if only is None else data.draw(st.permutations(only))
     other_skip = data.draw(st.permutations(skip))
     chosen = patch(default=default)
-    assert gates.decide(chosen, of(only, skip), having(trl=version)) == gates.decide(
-        chosen, of(other_only, other_skip), having(trl=version)
+    assert gates.decide(chosen, selection_of(only, skip), having(trl=version)) == gates.decide(
+        chosen, selection_of(other_only, other_skip), having(trl=version)
     )
 
 
 @given(st.none() | ids, ids, some_release)
 def test_the_environment_decides_as_the_arguments_do(only: list[str] | None, skip: list[str], version: str) -> None:
     environment = {"TRL_HOTFIX_SKIP": ",".join(skip), **({"TRL_HOTFIX_ONLY": ",".join(only)} if only else {})}
-    assert gates.decide(PATCH, of(environment=environment), having(trl=version)) == gates.decide(
-        PATCH, of(only or None, skip), having(trl=version)
+    assert gates.decide(PATCH, selection_of(environment=environment), having(trl=version)) == gates.decide(
+        PATCH, selection_of(only or None, skip), having(trl=version)
     )

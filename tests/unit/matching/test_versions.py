@@ -14,13 +14,6 @@ from packaging.version import Version
 from trl_hotfix.matching import versions
 
 
-@st.composite
-def ranges(draw: st.DrawFn) -> str:
-    operators = st.sampled_from([">=", ">", "<", "<=", "==", "!=", "~="])
-    parts = draw(st.lists(st.tuples(operators, some_release), max_size=3))
-    return ",".join(f"{operator}{version}" for operator, version in parts)
-
-
 @pytest.mark.parametrize(
     ("version", "specifiers", "inside"),
     [
@@ -43,6 +36,13 @@ def ranges(draw: st.DrawFn) -> str:
 )
 def test_a_version_is_in_its_range_or_not(version: str, specifiers: str, inside: bool) -> None:
     assert versions.in_range(version, specifiers) is inside
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> str:
+    operators = st.sampled_from([">=", ">", "<", "<=", "==", "!=", "~="])
+    parts = draw(st.lists(st.tuples(operators, some_release), max_size=3))
+    return ",".join(f"{operator}{version}" for operator, version in parts)
 
 
 @given(some_release, ranges())

@@ -21,15 +21,8 @@ from trl_hotfix.model import Outcome, State, Verdict
 from trl_hotfix.patching import conflicts
 from trl_hotfix.patching.wrappers import HotfixWrapper
 
-OURS = str(Path(trl_hotfix.__file__).parent)
-
-
 METHODS = ("dpo_loss", "compute_loss", "training_step")
-"""Two that the class defines, and one that it inherits."""
-
-
-def pass_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    return wrapped(*args, **kwargs)
+"""The class defines the first two, and inherits the third."""
 
 
 def is_wrapped(module: ModuleType) -> Outcome:
@@ -38,7 +31,7 @@ def is_wrapped(module: ModuleType) -> Outcome:
 
 
 def trl_attributes() -> dict[str, dict[str, Any]]:
-    """What TRL's modules and the class hold, in their order."""
+    """Return the attributes of TRL's modules and of the class, in their order."""
     modules = {name: module for name, module in sys.modules.items() if f"{name}.".startswith("trl.")}
     return {"class": dict(vars(DPOTrainer)), **{name: dict(vars(module)) for name, module in modules.items()}}
 
@@ -51,6 +44,9 @@ def identical(left_side: dict[str, dict[str, Any]], right_side: dict[str, dict[s
     )
 
 
+OURS = str(Path(trl_hotfix.__file__).parent)
+
+
 def in_time_limit(frame: FrameType) -> bool:
     own = ("time_limit", "_alarm", "_watchdog", "expire")
     return frame.f_code.co_filename.endswith("isolation.py") and frame.f_code.co_name in own
@@ -58,9 +54,9 @@ def in_time_limit(frame: FrameType) -> bool:
 
 @contextmanager
 def failing_at(step: int) -> Iterator[list[str]]:
-    """The call number ``step`` that our code makes raises instead; what was called until then is listed.
+    """Raise in the call number ``step`` of trl_hotfix, and list the calls before it.
 
-    Not where a lock is released, nor where a timer is stopped: nothing could come after a failure there.
+    Calls that release a lock or stop a timer do not fail: nothing can recover from a failure there.
     """
     calls: list[str] = []
 
@@ -69,11 +65,11 @@ def failing_at(step: int) -> Iterator[list[str]]:
         if event not in ("call", "c_call") or not path.startswith(OURS) or in_time_limit(frame):
             return
         called = argument.__name__ if event == "c_call" else frame.f_code.co_name
-        if called in ("__exit__", "<genexpr>"):  # nor where a generator is closed
+        if called in ("__exit__", "<genexpr>"):  # closing a generator does not fail either
             return
         calls.append(f"{called} ({Path(path).name}:{frame.f_lineno})")
         if len(calls) == step:
-            raise MemoryError("in the middle")  # which also ends the watching
+            raise MemoryError("in the middle")  # the exception also ends the profiling
 
     sys.setprofile(watch)
     try:
@@ -83,7 +79,7 @@ def failing_at(step: int) -> Iterator[list[str]]:
 
 
 def every_step(act: Callable[[], Any], prepare: Callable[[], Any]) -> Iterator[str]:
-    """Do ``act`` again and again, each time with a failure one step later, until it goes through."""
+    """Call ``act`` repeatedly, each time with a failure one step later, until it succeeds."""
     step = 0
     while True:
         step += 1
@@ -98,11 +94,15 @@ def every_step(act: Callable[[], Any], prepare: Callable[[], Any]) -> Iterator[s
         yield f"step {step}, {calls[-1]}"
 
 
+def pass_through(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return wrapped(*args, **kwargs)
+
+
 @pytest.fixture
 def three_targets(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The bodies are read once: reading takes ten thousand steps, and all of them before anything is put on.
+    # Bodies are read once: reading takes ten thousand steps, all of them before anything is patched.
     monkeypatch.setattr(digests, "loaded", functools.cache(digests.loaded))
-    # And the look through all objects of the process takes the longer, the more tests have run before.
+    # A search through all objects of the process takes longer with each test that has run before.
     monkeypatch.setattr(conflicts, "objects_of", lambda sites: [])
     declare(is_wrapped, pass_through, attribute=" ".join(f"DPOTrainer.{name}" for name in METHODS))
 

@@ -60,6 +60,16 @@ def test_an_unknown_id_is_an_error_with_a_suggestion(declare: Any) -> None:
     assert identity(trl_hotfix.status()) == (State.DISABLED, Reason.SWITCHED_OFF)
 
 
+def test_explain_shows_the_state_and_how_to_turn_it_off(declare: Any) -> None:
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    text = trl_hotfix.explain("made-up")
+    assert "applied (proven)" in text
+    assert "TRL_HOTFIX_SKIP=made-up" in text
+    with pytest.raises(trl_hotfix.UnknownPatchError):
+        trl_hotfix.explain("made-upp")
+
+
 # strict
 
 
@@ -76,6 +86,19 @@ def test_strict_takes_off_what_the_same_call_applied(declare: Any) -> None:
     with pytest.raises(trl_hotfix.NotAppliedError, match="bad"):
         trl_hotfix.apply(strict=True)
     assert not isinstance(vars(DPOTrainer)["dpo_loss"], trl_hotfix.patching.wrappers.HotfixWrapper)
+
+
+def test_a_failed_strict_apply_keeps_the_options(declare: Any) -> None:
+    def only_yes(module: ModuleType, options: Any) -> Outcome:
+        outcome = returns_the_option(module, options)
+        return Outcome(Verdict.REPRODUCED, outcome.numbers) if options["word"] == "no" else outcome
+
+    declare(only_yes, use_the_option, options=WORDS)
+    before = trl_hotfix.apply()
+    with pytest.raises(trl_hotfix.NotAppliedError, match="self-test"):
+        trl_hotfix.apply(options={"made-up": {"word": "no"}}, strict=True)
+    assert stub_loss() == "yes"
+    assert trl_hotfix.status().digest == before.digest
 
 
 # patched
@@ -105,16 +128,6 @@ def test_patched_raises_when_it_cannot_patch(declare: Any) -> None:
         pytest.fail("the body ran")
 
 
-def test_explain_shows_the_state_and_how_to_turn_it_off(declare: Any) -> None:
-    declare(is_marked, mark)
-    trl_hotfix.apply()
-    text = trl_hotfix.explain("made-up")
-    assert "applied (proven)" in text
-    assert "TRL_HOTFIX_SKIP=made-up" in text
-    with pytest.raises(trl_hotfix.UnknownPatchError):
-        trl_hotfix.explain("made-upp")
-
-
 def test_patched_changes_the_options_temporarily(declare: Any) -> None:
     declare(returns_the_option, use_the_option, options=WORDS)
     trl_hotfix.apply(options={"made-up": {"word": "no"}})
@@ -123,19 +136,6 @@ def test_patched_changes_the_options_temporarily(declare: Any) -> None:
     with trl_hotfix.patched("made-up", options={"made-up": {"word": "yes"}}):
         assert stub_loss() == "yes"
     assert stub_loss() == "no"
-
-
-def test_a_failed_strict_apply_keeps_the_options(declare: Any) -> None:
-    def only_yes(module: ModuleType, options: Any) -> Outcome:
-        outcome = returns_the_option(module, options)
-        return Outcome(Verdict.REPRODUCED, outcome.numbers) if options["word"] == "no" else outcome
-
-    declare(only_yes, use_the_option, options=WORDS)
-    before = trl_hotfix.apply()
-    with pytest.raises(trl_hotfix.NotAppliedError, match="self-test"):
-        trl_hotfix.apply(options={"made-up": {"word": "no"}}, strict=True)
-    assert stub_loss() == "yes"
-    assert trl_hotfix.status().digest == before.digest
 
 
 def test_nested_patched_works_before_the_import(fresh_engine: Any) -> None:

@@ -52,7 +52,7 @@ def test_a_refused_patch_is_rolled_back(
 
 @pytest.mark.parametrize("step", range(6))
 def test_a_failed_installation_changes_nothing(declare: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Three targets: three look-ups of their site and three settings of their attribute; each of the six fails once."""
+    """Three targets need three look-ups of a site and three assignments; each of the six fails once."""
     from trl_hotfix.patching import sites
 
     declare(is_marked, mark, attribute="DPOTrainer.dpo_loss DPOTrainer.get_batch_loss_metrics DPOTrainer.compute_loss")

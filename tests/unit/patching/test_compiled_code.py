@@ -22,14 +22,22 @@ from trl_hotfix.model import Outcome, Reason, State, Target, Verdict
 from trl_hotfix.patching.sites import Sites
 from trl_hotfix.patching.wrappers import HotfixWrapper, Layer
 
-BACKENDS = [
-    "eager",
-    pytest.param(
-        "inductor", marks=pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
-    ),
-]
+
+@pytest.fixture(scope="session")
+def inductor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache folder of inductor, so that no kernel is built twice."""
+    return tmp_path_factory.mktemp("inductor")
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch, inductor: Path) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(inductor))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+PLAIN = ("Trainer.static", "Trainer.klass")
 SOURCE = """
 import torch
 
@@ -62,51 +70,17 @@ class Model(torch.nn.Module):
     def forward(self, x):
         return self.helper(x)
 """
-
-
-# What is patched, and who calls it.
-KINDS: dict[str, Callable[[Any], Callable[..., Any]]] = {
-    "Trainer.method": lambda module: calls(module.Trainer(), "method"),
-    "Trainer.inherited": lambda module: calls(module.Trainer(), "inherited"),
-    "Trainer.static": lambda module: calls(module.Trainer(), "static"),
-    "Trainer.klass": lambda module: calls(module.Trainer(), "klass"),
-    "function": lambda module: module.caller,
-    "Model.helper": lambda module: module.Model(),
-}
-
-
-def calls(owner: Any, name: str) -> Callable[..., Any]:
-    return lambda x: getattr(owner, name)(x)
-
-
-PLAIN = ("Trainer.static", "Trainer.klass")
-
-
 NUMBERS = iter(range(1000))
 
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """A name for each: Dynamo keeps the module that it has seen under a name."""
+    """A module with a name of its own: Dynamo caches modules by name."""
     made_up = ModuleType(f"trl.compiled_{next(NUMBERS)}")
     (tmp_path / "source.py").write_text(SOURCE)
     exec(compile(SOURCE, str(tmp_path / "source.py"), "exec"), vars(made_up))
     monkeypatch.setitem(sys.modules, made_up.__name__, made_up)
     return made_up
-
-
-@pytest.fixture(scope="session")
-def inductor(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where inductor keeps what it has built, so that no kernel is built twice."""
-    return tmp_path_factory.mktemp("inductor")
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch, inductor: Path) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(inductor))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def add(number: int) -> Any:
@@ -121,6 +95,21 @@ def put_on(module: ModuleType, attribute: str, layers: int, traced: bool) -> Any
     for number in range(layers):
         site.put_on(Layer(f"patch-{number}", 1, add(100 * 10**number), traced))
     return vars(site.owner)[site.name]
+
+
+def calls(owner: Any, name: str) -> Callable[..., Any]:
+    return lambda x: getattr(owner, name)(x)
+
+
+# The callers, by what is patched.
+KINDS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "Trainer.method": lambda module: calls(module.Trainer(), "method"),
+    "Trainer.inherited": lambda module: calls(module.Trainer(), "inherited"),
+    "Trainer.static": lambda module: calls(module.Trainer(), "static"),
+    "Trainer.klass": lambda module: calls(module.Trainer(), "klass"),
+    "function": lambda module: module.caller,
+    "Model.helper": lambda module: module.Model(),
+}
 
 
 def step_of(module: ModuleType, attribute: str) -> Callable[[Any], Any]:
@@ -138,8 +127,16 @@ def value(step: Callable[[Any], Any]) -> float:
     return elements[0]
 
 
+BACKENDS = [
+    "eager",
+    pytest.param(
+        "inductor", marks=pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
+    ),
+]
+
+
 def every_kind(test: Callable[..., None]) -> Callable[..., None]:
-    """Parametrised by all that can be patched, how it is installed, how often, and what compiles it."""
+    """Parametrise a test by kind of target, traced or not, number of layers and compiler backend."""
     by: dict[str, Any] = {"attribute": KINDS, "traced": [False, True], "layers": [1, 2], "backend": BACKENDS}
     for name, values in by.items():
         ids = ["untraced", "traced"] if name == "traced" else None
@@ -179,7 +176,7 @@ def test_fullgraph_gives_the_eager_result_or_an_error(
 
 
 def stub_dpo_trainer() -> Any:
-    """Enough of a real DPOTrainer for the real ``dpo_loss``."""
+    """Return a DPOTrainer with the attributes that ``dpo_loss`` reads."""
     trainer = object.__new__(DPOTrainer)
     trainer.accelerator = SimpleNamespace(device=torch.device("cpu"))
     trainer.beta, trainer.label_smoothing, trainer.loss_type, trainer.f_divergence_type = (
@@ -214,8 +211,6 @@ def state_of(report: Any) -> tuple[State, Reason]:
 
 
 LATE = (State.UNREACHED, Reason.COMPILED)
-
-
 ON = (State.APPLIED, Reason.PROVEN)
 
 
@@ -248,7 +243,7 @@ def test_code_compiled_before_apply_is_unreached_until_reset(
     declare(loss_is_raised, adds_100, traced=traced)
 
     assert state_of(trl_hotfix.apply()) == LATE
-    # What the report is about: eager code runs the wrapper, what is compiled does not.
+    # Eager code runs the wrapper, and compiled code does not: that is what the report warns of.
     assert float(loss_of(trainer)) > 100
     assert float(compiled(*LOGPS)) == pytest.approx(unpatched)
     assert state_of(trl_hotfix.status()) == LATE
@@ -261,7 +256,7 @@ def test_code_compiled_before_apply_is_unreached_until_reset(
     assert state_of(trl_hotfix.status()) == ON
     assert warnings_at_train_begin(tmp_path, caplog) == []
     assert float(compiled(*LOGPS)) == pytest.approx(float(loss_of(trainer))) == pytest.approx(unpatched + 100)
-    # Compiled again with the wrapper in it: that is no reason to warn.
+    # The code was compiled again with the wrapper in it: no warning is due.
     assert state_of(trl_hotfix.status()) == ON
 
 

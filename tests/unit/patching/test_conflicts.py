@@ -73,6 +73,16 @@ def test_a_foreign_wrapper_on_top_is_named(declare: Any, monkeypatch: pytest.Mon
         assert __file__ in report["made-up"].evidence["trl.trainer.dpo_trainer"]["beneath"]
 
 
+def test_a_regenerated_class_displaces_the_patch(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    regenerated = type("DPOTrainer", (), {"__module__": "compiled_cache.DPOTrainer"})
+    monkeypatch.setattr(leaf, "DPOTrainer", regenerated)
+    status = trl_hotfix.status()["made-up"]
+    assert (status.state, status.reason) == (State.DISPLACED, Reason.REPLACED)
+    assert "compiled_cache.DPOTrainer" in status.evidence["trl.trainer.dpo_trainer"]["by"]
+
+
 # Subclasses
 
 
@@ -122,13 +132,3 @@ def test_a_subclass_that_calls_the_original_is_reached(declare: Any) -> None:
     assert trl_hotfix.apply()["made-up"].state is State.APPLIED
     assert object.__new__(BySuper).dpo_loss(1, 2, 3, 4) == MARK
     assert object.__new__(ByName).dpo_loss(1, 2, 3, 4) == [MARK]
-
-
-def test_a_regenerated_class_displaces_the_patch(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(is_marked, mark)
-    trl_hotfix.apply()
-    regenerated = type("DPOTrainer", (), {"__module__": "compiled_cache.DPOTrainer"})
-    monkeypatch.setattr(leaf, "DPOTrainer", regenerated)
-    status = trl_hotfix.status()["made-up"]
-    assert (status.state, status.reason) == (State.DISPLACED, Reason.REPLACED)
-    assert "compiled_cache.DPOTrainer" in status.evidence["trl.trainer.dpo_trainer"]["by"]

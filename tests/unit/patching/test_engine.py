@@ -96,6 +96,18 @@ def test_a_failed_patch_does_not_stop_the_others(declare: Any) -> None:
     assert "Traceback" in report["bad"].evidence["trl.trainer.dpo_trainer"]["traceback"]
 
 
+def test_the_self_test_gets_the_patched_module(declare: Any) -> None:
+    got: list[ModuleType] = []
+
+    def test(module: ModuleType) -> Outcome:
+        got.append(module)
+        return is_marked(module)
+
+    declare(test, mark)
+    trl_hotfix.apply()
+    assert got == [leaf, leaf]
+
+
 # Reloads and late imports
 
 
@@ -114,7 +126,7 @@ def test_a_reloaded_module_is_patched_again() -> None:
 
 
 def test_a_status_after_an_unnoticed_reload_patches_the_class(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """apply() in the middle of a reload patches the class that is there, and the reload then makes another."""
+    """apply() during a reload patches the old class, and the reload then defines a new one."""
     declare(is_marked, mark)
     trl_hotfix.apply()
     new = type("DPOTrainer", (), {"__module__": leaf.__name__, "dpo_loss": DPOTrainer.dpo_loss.__wrapped__})
@@ -123,16 +135,14 @@ def test_a_status_after_an_unnoticed_reload_patches_the_class(declare: Any, monk
     assert object.__new__(new).dpo_loss(1, 2, 3, 4) == MARK
 
 
-def test_the_self_test_gets_the_patched_module(declare: Any) -> None:
-    got: list[ModuleType] = []
+def test_a_status_after_a_missed_import_patches_the_module(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def test(module: ModuleType) -> Outcome:
-        got.append(module)
-        return is_marked(module)
-
-    declare(test, mark)
-    trl_hotfix.apply()
-    assert got == [leaf, leaf]
+    declare(is_marked, mark)
+    with monkeypatch.context() as missed:
+        missed.setattr(engine.FINDER, "when_imported", lambda leaf, callback: None)
+        missed.setattr(engine, "sys", SimpleNamespace(modules={}))
+        assert identity(trl_hotfix.apply()) == (State.PENDING, Reason.NOT_IMPORTED)
+    assert identity(trl_hotfix.status()) == (State.APPLIED, Reason.PROVEN)
 
 
 # Options
@@ -165,13 +175,3 @@ def test_options_of_a_skipped_patch_are_reported_as_unused(declare: Any, caplog:
     declare(returns_the_option, use_the_option, options=WORDS, trl="<0.9")
     trl_hotfix.apply(options={"made-up": {"word": "no"}})
     assert "the options of made-up do nothing here: skipped (trl-version)" in caplog.text
-
-
-def test_a_status_after_a_missed_import_patches_the_module(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    declare(is_marked, mark)
-    with monkeypatch.context() as missed:
-        missed.setattr(engine.FINDER, "when_imported", lambda leaf, callback: None)
-        missed.setattr(engine, "sys", SimpleNamespace(modules={}))
-        assert identity(trl_hotfix.apply()) == (State.PENDING, Reason.NOT_IMPORTED)
-    assert identity(trl_hotfix.status()) == (State.APPLIED, Reason.PROVEN)

@@ -37,16 +37,6 @@ def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     raise RuntimeError("ours")
 
 
-def after_other_arguments(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    wrapped("other")
-    raise RuntimeError("ours")
-
-
-def twice(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    wrapped(*args, **kwargs)
-    after(wrapped, instance, args, kwargs)
-
-
 @pytest.mark.parametrize("wrapper", [before, after])
 def test_a_failing_wrapper_returns_the_unpatched_result(wrapper: Any, caplog: pytest.LogCaptureFixture) -> None:
     guarded = guard(wrapper)
@@ -62,6 +52,16 @@ def test_the_method_is_called_once_when_a_wrapper_fails_later() -> None:
     calls: list[Any] = []
     guard(after)(calls.append, None, ("batch",), {})
     assert calls == ["batch"]
+
+
+def after_other_arguments(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    wrapped("other")
+    raise RuntimeError("ours")
+
+
+def twice(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    wrapped(*args, **kwargs)
+    after(wrapped, instance, args, kwargs)
 
 
 @pytest.mark.parametrize("wrapper", [after_other_arguments, twice])
@@ -116,7 +116,7 @@ def test_the_status_reports_a_wrapper_that_failed_in_a_run(declare: Any, caplog:
 
     declare(is_marked, fails_later)
     assert trl_hotfix.apply()["made-up"].state is State.APPLIED
-    with pytest.raises(AttributeError):  # TRL's own, for a trainer that was never made
+    with pytest.raises(AttributeError):  # raised by TRL: the trainer was never constructed
         object.__new__(DPOTrainer).dpo_loss("in the run", 2, 3, 4)
     status = trl_hotfix.status()["made-up"]
     assert (status.state, status.reason, status.degraded) == (State.FAILED, Reason.WRAPPER_ERROR, True)

@@ -64,7 +64,7 @@ def test_a_pickled_function_is_restored_by_reference(roundtrip: Callable[[Any], 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "cloudpickle"])
 def test_cloudpickle_of_a_descriptor_takes_the_original(way: str) -> None:
-    # Nothing gives it but vars(): cloudpickle does not find the very object by its name, and takes the original's code.
+    # Only vars() returns this object: cloudpickle does not find it by its name, and takes the original's code.
     site_of("method").put_on(layer(revision=3))
     assert WAYS[way](vars(Trainer)["method"])[1] == (Trainer.__module__, "Trainer.method", (("a-patch", 3, ()),))
     assert WAYS["cloudpickle"](vars(Trainer)["method"])(Trainer(), 1) == 2
@@ -120,7 +120,7 @@ def test_a_bound_method_can_be_copied() -> None:
     assert copy.copy(trainer.method)(1) == 102
 
 
-# What the engine puts on again
+# What unpickling applies
 
 
 def test_a_worker_restores_a_patched_function_with_its_options(declare: Any) -> None:

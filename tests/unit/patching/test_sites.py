@@ -228,6 +228,16 @@ def test_the_inner_layer_sees_the_original_signature() -> None:
     assert "self" not in signatures[0]
 
 
+def test_one_traced_layer_makes_the_site_traced() -> None:
+    site = site_of("method")
+    site.put_on(layer("first"))
+    assert isinstance(vars(Trainer)["method"], HotfixWrapper)
+    site.put_on(layer("second", traced=True))
+    assert type(vars(Trainer)["method"]) is FunctionType
+    site.take_off("second")
+    assert isinstance(vars(Trainer)["method"], HotfixWrapper)
+
+
 def wrapped_by_somebody(raw: Any) -> Any:
     @wrapt.decorator
     def decorator(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -357,7 +367,7 @@ def test_a_module_that_imported_the_wrapper_gets_the_original(
 def test_a_reloaded_function_is_wrapped_in_every_module(utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     sites, user = Sites(restore), new_module(monkeypatch, "trl.hook_user", "from trl.hook_utils import pad")
     sites.at(utils, target("pad")).put_on(layer())
-    exec(UTILS, vars(utils))  # what a reload does
+    exec(UTILS, vars(utils))  # as a reload does
     new, site = utils.pad, sites.at(utils, target("pad"))
     assert not site.layers
     site.put_on(layer())
@@ -390,7 +400,7 @@ def test_a_reexport_is_wrapped_in_that_module_only(utils: ModuleType, monkeypatc
 
 
 def test_a_module_blocked_in_sys_modules_is_skipped(utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    # `sys.modules["trl.x"] = None` is how an import is forbidden.
+    # `sys.modules["trl.x"] = None` forbids an import.
     monkeypatch.setitem(sys.modules, "trl.hook_blocked", None)
     site = Sites(restore).at(utils, target("pad"))
     site.put_on(layer())
@@ -407,13 +417,3 @@ def test_a_refused_function_is_not_rebound(utils: ModuleType, monkeypatch: pytes
     with pytest.raises(OccupiedError):
         site.put_on(layer())
     assert user.pad is raw
-
-
-def test_one_traced_layer_makes_the_site_traced() -> None:
-    site = site_of("method")
-    site.put_on(layer("first"))
-    assert isinstance(vars(Trainer)["method"], HotfixWrapper)
-    site.put_on(layer("second", traced=True))
-    assert type(vars(Trainer)["method"]) is FunctionType
-    site.take_off("second")
-    assert isinstance(vars(Trainer)["method"], HotfixWrapper)

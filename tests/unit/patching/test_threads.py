@@ -32,7 +32,7 @@ def is_on(module: ModuleType) -> Outcome:
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method without side effects, in the place of one of TRL's, and taken for TRL's own."""
+    """Replace ``dpo_loss`` by a method without side effects that counts as a method of TRL."""
     import trl.trainer.dpo_trainer as leaf
 
     namespace: dict[str, Any] = {}
@@ -42,13 +42,13 @@ def target(monkeypatch: pytest.MonkeyPatch) -> None:
     from trl_hotfix.matching import digests
     from trl_hotfix.patching import conflicts
 
-    # A look through all objects of the process, which the more tests have run before, takes the longer.
+    # A search through all objects of the process takes longer with each test that has run before.
     monkeypatch.setattr(conflicts, "objects_of", lambda sites: [])
     monkeypatch.setattr(digests, "loaded", lambda function: digests.Loaded("c1:0", from_file=True))
 
 
 def together(*jobs: Callable[[], None]) -> list[BaseException]:
-    """Run the jobs at the same time, to the end. What they raised."""
+    """Run the jobs concurrently to their end, and return what they raised."""
     raised: list[BaseException] = []
 
     def run(job: Callable[[], None]) -> None:
@@ -111,14 +111,14 @@ def test_concurrent_apply_and_revert_end_unpatched(declare: Any, target: None) -
 
     jobs = [often(trl_hotfix.apply, trl_hotfix.revert), often(only_one, trl_hotfix.status), often(trl_hotfix.revert)]
     assert together(*jobs, often(trl_hotfix.status)) == []
-    # What the first repairs, the second does not find: both have the same wrapper.
+    # Both have the same wrapper, so the second does not reproduce what the first has repaired.
     assert {action.state for action in trl_hotfix.apply()} == {State.APPLIED, State.SKIPPED}
     trl_hotfix.revert()
     assert vars(DPOTrainer)["dpo_loss"] is before
 
 
 def test_a_patch_reverted_during_an_import_is_off(declare: Any, target: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that is asked for again in that moment is on, as soon as that import is through."""
+    """A patch that is applied again during the import is on when the import ends."""
     import trl.trainer.dpo_trainer as leaf
 
     for reapplied in (False, True):
@@ -174,7 +174,7 @@ def test_imports_in_threads_call_every_callback(tmp_path: Any) -> None:
 
     try:
         assert together(arms, imports(names), imports(names[::-1])) == []
-        # One whose import had been looked up, but was not under way yet, when it was armed: asking again finds it.
+        # A module that was looked up but not yet executing when its callback was registered: asking again calls it.
         for name in set(names) - set(called):
             FINDER.when_imported(name, lambda module: called.append(module.__name__))
         assert set(called) == set(names)

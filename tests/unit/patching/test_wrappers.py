@@ -31,6 +31,11 @@ def test_a_target_that_is_no_function_is_refused(name: str, traced: bool) -> Non
     assert site.occupied() is None
 
 
+def test_a_layer_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        layer().revision = 2  # type: ignore[misc]
+
+
 # Signature, name, docstring and source
 
 
@@ -208,7 +213,7 @@ def test_a_compiled_caller_runs_the_wrapper_of_a_method(compiled: Callable[..., 
 def test_a_compiled_caller_runs_the_wrapper_of_a_function(
     monkeypatch: pytest.MonkeyPatch, compiled: Callable[..., Any]
 ) -> None:
-    # A name for each compiled module: Dynamo keeps the module that it has seen under a name.
+    # Each compiled module has a name of its own: Dynamo caches modules by name.
     utils = new_module(monkeypatch, "trl.hook_compiled", UTILS)
     Sites(restore).at(utils, target("pad")).put_on(layer())
 
@@ -275,8 +280,3 @@ def test_an_untraced_method_with_fullgraph_is_an_error(compiled: Callable[..., A
     trainer = Trainer()
     with pytest.raises(torch._dynamo.exc.TorchDynamoException):
         compiled(lambda x: trainer.method(x), fullgraph=True)(torch.ones(2))
-
-
-def test_a_layer_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        layer().revision = 2  # type: ignore[misc]

@@ -30,11 +30,6 @@ PATCH = Patch(
     self_test="self_test",
     options={"over": Option({"all": "", "none": ""}, "all")},
 )
-
-
-KNOWN = {"some-patch": PATCH}
-
-
 RIGHT = {"id": "some-patch", "revision": 2, "options": {"over": "none"}}
 
 
@@ -54,6 +49,9 @@ def test_a_freeze_file_gives_the_ids_and_the_options(tmp_path: Path) -> None:
         assert selection.only == {"some-patch"}
         assert selection.skip == frozenset()
         assert selection.options_of(PATCH) == {"over": "none"}
+
+
+KNOWN = {"some-patch": PATCH}
 
 
 @pytest.mark.parametrize(

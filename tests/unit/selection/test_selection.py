@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.patch_examples import IDS, KNOWN, PATCH, of
+from helpers.patch_examples import IDS, KNOWN, PATCH, selection_of
 from msgspec.structs import replace
 
 from trl_hotfix.errors import SettingError, UnknownPatchError
@@ -14,73 +14,73 @@ from trl_hotfix.selection.selection import Selection
 
 
 def test_everything_is_selected_by_default() -> None:
-    assert of() == Selection(only=None, skip=frozenset())
+    assert selection_of() == Selection(only=None, skip=frozenset())
 
 
 def test_the_environment_selects() -> None:
-    selection = of(environment={"TRL_HOTFIX_ONLY": " some-patch ,third-patch,", "TRL_HOTFIX_SKIP": "third-patch"})
+    selection = selection_of(
+        environment={"TRL_HOTFIX_ONLY": " some-patch ,third-patch,", "TRL_HOTFIX_SKIP": "third-patch"}
+    )
     assert selection == Selection(only=frozenset({"some-patch", "third-patch"}), skip=frozenset({"third-patch"}))
 
 
 def test_an_argument_overrides_the_environment() -> None:
     environment = {"TRL_HOTFIX_ONLY": "some-patch", "TRL_HOTFIX_SKIP": "third-patch"}
-    selection = of(only=["another-patch"], skip=["some-patch"], environment=environment)
+    selection = selection_of(only=["another-patch"], skip=["some-patch"], environment=environment)
     assert selection == Selection(only=frozenset({"another-patch"}), skip=frozenset({"some-patch"}))
 
 
 def test_one_argument_keeps_the_other_variable() -> None:
-    assert of(only=["some-patch"], environment={"TRL_HOTFIX_SKIP": "third-patch"}).skip == {"third-patch"}
+    assert selection_of(only=["some-patch"], environment={"TRL_HOTFIX_SKIP": "third-patch"}).skip == {"third-patch"}
 
 
 def test_an_empty_argument_overrides_the_environment() -> None:
     environment = {"TRL_HOTFIX_ONLY": "some-patch", "TRL_HOTFIX_SKIP": "third-patch"}
-    assert of(only=[], skip=[], environment=environment) == Selection(only=frozenset(), skip=frozenset())
+    assert selection_of(only=[], skip=[], environment=environment) == Selection(only=frozenset(), skip=frozenset())
 
 
 @pytest.mark.parametrize("value", ["", " ", ",", " , ,"])
 def test_an_empty_variable_is_ignored(value: str) -> None:
-    assert of(environment={"TRL_HOTFIX_ONLY": value, "TRL_HOTFIX_SKIP": value}) == Selection()
+    assert selection_of(environment={"TRL_HOTFIX_ONLY": value, "TRL_HOTFIX_SKIP": value}) == Selection()
 
 
 def test_an_overridden_variable_is_not_read() -> None:
-    assert of(only=["some-patch"], environment={"TRL_HOTFIX_ONLY": "nonsense"}).only == {"some-patch"}
+    assert selection_of(only=["some-patch"], environment={"TRL_HOTFIX_ONLY": "nonsense"}).only == {"some-patch"}
 
 
 def test_a_single_id_needs_no_list() -> None:
-    assert of(only="some-patch", skip="third-patch") == Selection(frozenset({"some-patch"}), frozenset({"third-patch"}))
+    assert selection_of(only="some-patch", skip="third-patch") == Selection(
+        frozenset({"some-patch"}), frozenset({"third-patch"})
+    )
 
 
 def test_any_iterable_of_ids_is_accepted() -> None:
-    assert of(only=(patch_id for patch_id in IDS)).only == set(IDS)
+    assert selection_of(only=(patch_id for patch_id in IDS)).only == set(IDS)
 
 
 def test_an_unknown_id_gets_a_suggestion() -> None:
     with pytest.raises(UnknownPatchError, match=r"unknown patch in only=: 'some-pach'; did you mean 'some-patch'\?"):
-        of(only=["some-pach"])
+        selection_of(only=["some-pach"])
 
 
 def test_an_unknown_id_in_a_variable_names_the_variable() -> None:
     with pytest.raises(UnknownPatchError, match=r"TRL_HOTFIX_SKIP: 'anothr-patch'; did you mean 'another-patch'\?"):
-        of(environment={"TRL_HOTFIX_SKIP": "some-patch,anothr-patch"})
+        selection_of(environment={"TRL_HOTFIX_SKIP": "some-patch,anothr-patch"})
 
 
 def test_every_unknown_id_is_named() -> None:
     with pytest.raises(UnknownPatchError) as caught:
-        of(skip=["zzzz", "some-patch", "qqqq"])
+        selection_of(skip=["zzzz", "some-patch", "qqqq"])
     assert caught.value.unknown == ("qqqq", "zzzz")
 
 
 def test_an_id_like_no_other_gets_no_suggestion() -> None:
     with pytest.raises(UnknownPatchError, match=r"skip=: 'zzzz'\. "):
-        of(skip=["zzzz"])
+        selection_of(skip=["zzzz"])
 
 
 OVER = Option({"sequence": "the paper's", "global": "every token"}, "sequence")
-
-
 WITH_OPTION = replace(PATCH, options={"over": OVER})
-
-
 OTHERS = (WITH_OPTION, *KNOWN[1:])
 
 
@@ -88,17 +88,17 @@ OTHERS = (WITH_OPTION, *KNOWN[1:])
 
 
 def test_an_option_has_its_default_unless_chosen() -> None:
-    assert of(known=OTHERS).options_of(WITH_OPTION) == {"over": "sequence"}
-    chosen = of(known=OTHERS, options={"some-patch": {"over": "global"}})
+    assert selection_of(known=OTHERS).options_of(WITH_OPTION) == {"over": "sequence"}
+    chosen = selection_of(known=OTHERS, options={"some-patch": {"over": "global"}})
     assert chosen.options_of(WITH_OPTION) == {"over": "global"}
     assert chosen.options_of(KNOWN[1]) == {}
 
 
 def test_options_are_read_from_the_environment() -> None:
     environment = {"TRL_HOTFIX_OPTIONS": " some-patch.over = global ,"}
-    assert of(environment=environment, known=OTHERS).options_of(WITH_OPTION) == {"over": "global"}
+    assert selection_of(environment=environment, known=OTHERS).options_of(WITH_OPTION) == {"over": "global"}
     argument = {"some-patch": {"over": "sequence"}}
-    assert of(environment=environment, known=OTHERS, options=argument).options == argument
+    assert selection_of(environment=environment, known=OTHERS, options=argument).options == argument
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_options_are_read_from_the_environment() -> None:
 )
 def test_an_unknown_option_or_choice_is_refused(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        of(known=OTHERS, options=options)
+        selection_of(known=OTHERS, options=options)
 
 
 @pytest.mark.parametrize("value", ["some-patch", "some-patch.over", "some-patch=global"])
 def test_options_in_the_environment_have_one_form(value: str) -> None:
     with pytest.raises(SettingError, match=r"TRL_HOTFIX_OPTIONS: expected id\.option=choice, found"):
-        of(environment={"TRL_HOTFIX_OPTIONS": value}, known=OTHERS)
+        selection_of(environment={"TRL_HOTFIX_OPTIONS": value}, known=OTHERS)
