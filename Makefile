@@ -10,12 +10,13 @@ DOCS := .venv-docs
 # The wrapt that many have, and the oldest of everything that pyproject.toml allows and that has a wheel for this Python.
 WRAPT := 1.17.3
 # What depends on the version of wrapt, and of the other libraries. The stacks of the bench have versions of their own.
-BY_LIBRARY := $(foreach each,catalogue cli commands data_files freeze gates html packs records,tests/unit/test_$(each).py) \
-  tests/unit/scanning tests/unit/catalogue tests/unit/commands
-BY_WRAPT := tests/unit/test_install.py tests/unit/test_engine.py tests/unit/test_import_hooks.py tests/unit/test_guard.py \
-  tests/process/test_moe_dpo_under_deepspeed.py
+BY_LIBRARY := $(addprefix tests/unit/,catalogue commands matching recording reporting scanning selection verification \
+  test_errors.py test_model.py)
+BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api application conflicts engine guard pickled self_test \
+  sites wrappers)) tests/unit/import_hooks tests/unit/test_autostart.py tests/process/test_moe_dpo_under_deepspeed.py
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
-CHECKED := tests/unit tests/unit/scanning tests/unit/catalogue tests/unit/commands tests/process tests/bench tests/docs \
+CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands helpers import_hooks matching patches patching \
+  recording reporting scanning selection testing verification) tests/process tests/bench tests/docs \
   tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
@@ -78,7 +79,7 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	$(BIN)/mypy
 	for folder in $(CHECKED); do \
-	  MYPYPATH=tests/bench:tests/proofs:tests:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
+	  MYPYPATH=tests/bench:tests/proofs:tests:tests/unit:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
 	done
 
 # TRL 0.11.4, DeepSpeed and the versions of everything else that they were seen to work with.

@@ -93,12 +93,13 @@ class Clock:
 def watch(clock: Clock) -> None:
     """Time the parts of ``apply()``. The import of the package counts as a part."""
     engine = clock.timed("own imports", import_module)("trl_hotfix.patching.engine")
-    clock.watch("rest", engine._Engine, "apply")
-    clock.watch("install", engine._Engine, "_imported")
-    clock.watch("fingerprints", engine._Engine, "_body")
-    clock.watch("catalogue", engine.catalogue, "load")
+    application = engine.application
+    clock.watch("rest", engine.Engine, "apply")
+    clock.watch("install", engine.Engine, "_imported")
+    clock.watch("fingerprints", application, "_check_body")
+    clock.watch("catalogue", engine.loading, "load")
     clock.watch("gates", engine.gates, "decisions")
-    clock.watch("self-tests", engine, "self_test")
+    clock.watch("self-tests", application, "self_test")
 
 
 def at_a_trainer(leaf: str, order: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def command(name: str) -> Any:
 
 
 ANSWERS = [name for name in NAMES if name != "run"]
-PRINTS = [name for name in ANSWERS if name != "new"]  # which writes: tests/unit/test_commands.py
+PRINTS = [name for name in ANSWERS if name != "new"]  # which writes: tests/unit/commands/test_new.py
 
 
 def test_the_schemas_are_made_anew_from_the_commands(generate: ModuleType) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,21 @@ from trl_hotfix.patching import engine
 Declare = Callable[..., Patch]
 
 
+def load_helpers() -> None:
+    """Make ``helpers`` importable by the test files: with ``--import-mode=importlib`` pytest leaves sys.path alone."""
+    spec = importlib.util.spec_from_file_location("helpers", Path(__file__).parent / "helpers" / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["helpers"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["helpers"])
+
+
+load_helpers()
+
+
 @pytest.fixture
 def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Engine]:
-    """An engine that has done nothing, and that leaves nothing on."""
+    """A new engine, which reverts all patches after the test."""
     for name in ("TRL_HOTFIX", "TRL_HOTFIX_ONLY", "TRL_HOTFIX_SKIP", "TRL_HOTFIX_OPTIONS"):
         monkeypatch.delenv(name, raising=False)
     fresh = engine.Engine()
@@ -28,14 +42,14 @@ def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Engine]:
 
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Declare:
-    """Put a patch of the real DPOTrainer into the catalogue, with these functions for its behaviour."""
+    """Add a patch of the real DPOTrainer to the catalogue, with this self-test and this wrapper."""
     declared: list[Patch] = []
     monkeypatch.setattr(loading, "load", lambda: tuple(declared))
     monkeypatch.setattr(
-        fingerprints, "bodies", lambda: SimpleNamespace(verdict=lambda *seen: "buggy", at=lambda *seen: None)
+        fingerprints, "bodies", lambda: SimpleNamespace(verdict=lambda *arguments: "buggy", at=lambda *arguments: None)
     )
 
-    def one(
+    def declare_patch(
         self_test: Callable[..., Any],
         wrapper: Callable[..., Any],
         *,
@@ -43,12 +57,12 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Dec
         attribute: str = "DPOTrainer.dpo_loss",
         trl: str = ">=0.9.6",
         traced: bool = False,
-        **others: Any,
+        **fields: Any,
     ) -> Patch:
         module = ModuleType(modules.module_of(id))
         module.wrapper, module.self_test = wrapper, self_test  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        targets = tuple(Target("trl.trainer.dpo_trainer", each, "wrapper", traced=traced) for each in attribute.split())
+        targets = tuple(Target("trl.trainer.dpo_trainer", name, "wrapper", traced=traced) for name in attribute.split())
         patch = Patch(
             id=id,
             revision=1,
@@ -60,9 +74,9 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Dec
             how="",
             targets=targets,
             self_test="self_test",
-            **others,
+            **fields,
         )
         declared.append(patch)
         return patch
 
-    return one
+    return declare_patch

@@ -1,4 +1,4 @@
-"""The benchmarks' statistics, and that each measures what it says. What comes out of the clock is nobody's test."""
+"""The statistics of the benchmarks, and that each variant is what its name says. No test depends on a clock."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ import start  # noqa: E402
 import training  # noqa: E402
 from measure import Estimate, Finding  # noqa: E402
 
-# Statistics.
+# Statistics
 
 
-def test_each_round_has_every_variant_once_in_an_order_of_its_own() -> None:
+def test_each_round_has_every_variant_once_in_random_order() -> None:
     taken: list[str] = []
 
     def variant(name: str) -> Any:
@@ -43,47 +43,47 @@ def test_each_round_has_every_variant_once_in_an_order_of_its_own() -> None:
 
         return sample
 
-    done = measure.rounds({name: variant(name) for name in "abc"}, 30)
-    assert len(done) == 30
+    rounds = measure.rounds({name: variant(name) for name in "abc"}, 30)
+    assert len(rounds) == 30
     orders = [tuple(taken[at : at + 3]) for at in range(0, len(taken), 3)]
-    assert len(orders) == 31  # one to warm up, which is thrown away
-    assert {tuple(sorted(each)) for each in orders} == {("a", "b", "c")}
+    assert len(orders) == 31  # the first warms up and is discarded
+    assert {tuple(sorted(order)) for order in orders} == {("a", "b", "c")}
     assert len(set(orders)) == 6
-    assert min(each["a"]["at"] for each in done) > 3
+    assert min(order["a"]["at"] for order in rounds) > 3
 
 
-def test_the_interval_is_that_of_the_tables_of_order_statistics() -> None:
-    # n = 10: the 2nd and the 9th value have the median with 97.9 %, n = 20: the 6th and the 15th with 95.9 %.
+def test_the_interval_agrees_with_published_tables() -> None:
+    # n = 10: the 2nd and the 9th value enclose the median with 97.9 %, n = 20: the 6th and the 15th with 95.9 %.
     for n, low, high, coverage in ((10, 2, 9, 0.979), (20, 6, 15, 0.959), (6, 1, 6, 0.969)):
         values = list(range(1, n + 1))
         random.Random(n).shuffle(values)
-        found = measure.estimate(values)
-        assert (found.low, found.high, found.n) == (low, high, n)
-        assert found.coverage == pytest.approx(coverage, abs=5e-4)
-        assert found.median == statistics.median(values)
+        estimate = measure.estimate(values)
+        assert (estimate.low, estimate.high, estimate.n) == (low, high, n)
+        assert estimate.coverage == pytest.approx(coverage, abs=5e-4)
+        assert estimate.median == statistics.median(values)
 
 
-def test_the_interval_of_few_values_is_all_of_them_and_says_how_little_that_is() -> None:
+def test_the_interval_of_few_values_is_their_range() -> None:
     assert measure.estimate([3.0, 1.0]) == Estimate(2.0, 1.0, 3.0, 2, 0.5)
     assert measure.estimate([3.0]) == Estimate(3.0, 3.0, 3.0, 1, 0.0)
     with pytest.raises(ValueError, match="at least one value"):
         measure.estimate([])
 
 
-def test_the_interval_has_the_median_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_median_as_often_as_stated() -> None:
     draw = random.Random(0)
     had = Counter(
-        found.low <= 0.0 <= found.high
-        for found in (measure.estimate([draw.gauss(0, 1) ** 3 for _ in range(25)]) for _ in range(2000))
+        estimate.low <= 0.0 <= estimate.high
+        for estimate in (measure.estimate([draw.gauss(0, 1) ** 3 for _ in range(25)]) for _ in range(2000))
     )
     assert had[True] / had.total() == pytest.approx(measure.estimate(range(25)).coverage, abs=0.02)
 
 
-def test_differences_and_ratios_are_taken_within_a_round() -> None:
-    # The machine gets ten times slower from round to round; the ratio does not notice.
-    done = [{"a": {"ms": 10.0**n}, "b": {"ms": 2 * 10.0**n}} for n in range(7)]
-    assert measure.ratio(done, "b", "a", "ms") == Estimate(2.0, 2.0, 2.0, 7, measure.estimate(range(7)).coverage)
-    assert measure.difference(done, "b", "a", "ms").median == 1000.0
+def test_differences_and_ratios_are_within_a_round() -> None:
+    # The machine gets ten times slower from round to round, and the ratio stays the same.
+    rounds = [{"a": {"ms": 10.0**n}, "b": {"ms": 2 * 10.0**n}} for n in range(7)]
+    assert measure.ratio(rounds, "b", "a", "ms") == Estimate(2.0, 2.0, 2.0, 7, measure.estimate(range(7)).coverage)
+    assert measure.difference(rounds, "b", "a", "ms").median == 1000.0
 
 
 @pytest.mark.parametrize(
@@ -99,40 +99,38 @@ def test_too_few_rounds_decide_nothing() -> None:
     assert Finding("it", measure.exact(1.0), "", 2.0).verdict == "met"
 
 
-def test_a_process_that_fails_is_an_error_with_what_it_said() -> None:
+def test_a_failed_process_is_an_error_with_its_output() -> None:
     code = "import sys; print('no such luck'); sys.exit(3)"
     with pytest.raises(RuntimeError, match=r"(?s)ended with 3.*no such luck"):
         measure.process([sys.executable, "-c", code], measure.bare_environment())
 
 
-def test_a_process_is_measured_and_its_last_line_is_read() -> None:
+def test_a_process_is_timed_and_its_last_line_is_read() -> None:
     code = "print('hello'); print('{\"answer\": 42}')"
-    told = measure.process([sys.executable, "-c", code], measure.bare_environment())
-    assert told["answer"] == 42
-    assert told["wall_ms"] > 0
-    assert told["cpu_ms"] > 0
+    record = measure.process([sys.executable, "-c", code], measure.bare_environment())
+    assert record["answer"] == 42
+    assert record["wall_ms"] > 0
+    assert record["cpu_ms"] > 0
 
 
-# What is written.
+# The results
 
 
-def results(**others: Any) -> dict[str, Any]:
+def results(**fields: Any) -> dict[str, Any]:
     finding = {"what": "a <b>", "unit": "ms", "median": 2.0, "low": 1.0, "high": 3.0, "n": 9, "coverage": 0.96}
-    told = {**finding, "goal": 1.5, "verdict": "undecided", **others}
-    return {"start": {"quick": False, "findings": [told, {**told, "what": "c", "goal": None, "verdict": ""}]}}
+    record = {**finding, "goal": 1.5, "verdict": "undecided", **fields}
+    return {"start": {"quick": False, "findings": [record, {**record, "what": "c", "goal": None, "verdict": ""}]}}
 
 
-def test_the_picture_is_xml_with_every_figure_in_it_and_stays_the_same() -> None:
+def test_the_picture_is_stable_xml_with_every_figure() -> None:
     drawn = plot.svg(results())
     root = ElementTree.fromstring(drawn)
-    titles = [each.text for each in root.iter("{http://www.w3.org/2000/svg}title")]
+    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
     assert titles == ["a <b>: 2 [1, 3], goal 1.5: undecided", "c: 2 [1, 3]"]
     assert plot.svg(results()) == drawn
 
 
-def test_the_results_have_machine_versions_date_and_every_number(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_results_have_machine_versions_and_date(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Fake:
         @staticmethod
         def run(*, quick: bool) -> measure.Result:
@@ -142,19 +140,19 @@ def test_the_results_have_machine_versions_date_and_every_number(
     monkeypatch.setitem(run.BENCHMARKS, "start", Fake)
     for _ in range(2):
         run.main.main(["start", "--quick", "--out", str(tmp_path)], standalone_mode=False)
-    told = json.loads((tmp_path / "results.json").read_text())["benchmarks"]
-    assert list(told) == ["start"]
-    its = told["start"]
-    assert {"processor", "cores", "memory_gib", "system", "python", "load_before"} == its["machine"].keys()
-    assert its["versions"].keys() == {"trl_hotfix", "commit", "coverage"}
-    assert its["date"].startswith("20")
-    assert its["quick"] is True
-    assert its["samples"] == {"rounds": [{"a": {"ms": 1.0}}]}
-    assert [(each["what"], each["verdict"]) for each in its["findings"]] == [("it", "met")]
+    benchmarks = json.loads((tmp_path / "results.json").read_text())["benchmarks"]
+    assert list(benchmarks) == ["start"]
+    record = benchmarks["start"]
+    assert {"processor", "cores", "memory_gib", "system", "python", "load_before"} == record["machine"].keys()
+    assert record["versions"].keys() == {"trl_hotfix", "commit", "coverage"}
+    assert record["date"].startswith("20")
+    assert record["quick"] is True
+    assert record["samples"] == {"rounds": [{"a": {"ms": 1.0}}]}
+    assert [(row["what"], row["verdict"]) for row in record["findings"]] == [("it", "met")]
     assert (tmp_path / "results.svg").is_file()
 
 
-# What is measured.
+# The variants
 
 
 @pytest.fixture(scope="module")
@@ -165,50 +163,50 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> start.Start:
 
 
 @pytest.mark.parametrize("name", start.ours())
-def test_each_start_is_what_it_is_called(starts: start.Start, name: str) -> None:
+def test_each_start_matches_its_name(starts: start.Start, name: str) -> None:
     starts.check(name)
     assert starts.run(name)["wall_ms"] > 0
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("=1", "unset"), ("unset", "=1"), ("nothing", "unset"), ("unset", "nothing")]
+    ("name", "actual"), [("=1", "unset"), ("unset", "=1"), ("nothing", "unset"), ("unset", "nothing")]
 )
-def test_a_start_that_is_not_what_it_is_called_is_refused(
-    starts: start.Start, monkeypatch: pytest.MonkeyPatch, name: str, other: str
+def test_a_start_that_does_not_match_its_name_is_refused(
+    starts: start.Start, monkeypatch: pytest.MonkeyPatch, name: str, actual: str
 ) -> None:
-    its = start.ours()[name].proof
-    monkeypatch.setitem(starts.variants, name, dataclasses.replace(starts.variants[other], proof=its))
+    proof = start.ours()[name].proof
+    monkeypatch.setitem(starts.variants, name, dataclasses.replace(starts.variants[actual], proof=proof))
     with pytest.raises(RuntimeError, match="ended with 1"):
         starts.check(name)
 
 
-def test_the_list_that_is_measured_imports_nothing_heavy() -> None:
+def test_the_measured_list_imports_nothing_heavy() -> None:
     assert listing.imported() == []
 
 
 @pytest.mark.parametrize("work", per_call.CALLS)
 @pytest.mark.parametrize("variant", per_call.VARIANTS)
-def test_each_variant_of_a_call_gives_what_the_original_gives(variant: str, work: str) -> None:
+def test_each_variant_of_a_call_returns_the_same(variant: str, work: str) -> None:
     assert per_call.one(variant, work, calls=2) > 0
 
 
-def test_each_variant_of_a_call_is_what_it_is_called() -> None:
+def test_each_variant_of_a_call_matches_its_name() -> None:
     import wrapt
 
     from trl_hotfix.patching.guard import Guard
     from trl_hotfix.patching.wrappers import HotfixWrapper
 
-    made = {name: put_on(per_call.trainer_class("nothing")) for name, put_on in per_call.VARIANTS.items()}
-    step = {name: vars(owner)["step"] for name, owner in made.items()}
+    owners = {name: put_on(per_call.trainer_class("nothing")) for name, put_on in per_call.VARIANTS.items()}
+    step = {name: vars(owner)["step"] for name, owner in owners.items()}
     guard = step["ours"]._self_wrapper
     assert isinstance(guard, Guard)
     assert guard.armed
     assert type(step["ours, strict"]) is HotfixWrapper
     assert step["ours, strict"]._self_wrapper is per_call.passes_on
     assert type(step["wrapt"]) is wrapt.FunctionWrapper
-    plain = {name for name, each in step.items() if type(each) is type(per_call.one)}
+    plain = {name for name, method in step.items() if type(method) is type(per_call.one)}
     assert plain == {"unpatched", "closure", "subclass"}
-    assert made["subclass"].__mro__[1].__name__ == "Trainer"
+    assert owners["subclass"].__mro__[1].__name__ == "Trainer"
 
 
 def at_the_trainer(order: str) -> dict[str, Any]:
@@ -221,10 +219,10 @@ def test_a_clock_gives_each_function_its_own_time() -> None:
     clock = applying.Clock()
     inner = clock.timed("inner", lambda: sum(range(1000)))
     clock.timed("outer", lambda: [inner() for _ in range(3)])()
-    ((whole,), inside) = clock.calls["outer"], clock.calls["inner"]
+    ((total,), inside) = clock.calls["outer"], clock.calls["inner"]
     assert len(inside) == 3
     assert clock.seconds["inner"] == pytest.approx(sum(inside))
-    assert sum(clock.seconds.values()) == pytest.approx(whole)
+    assert sum(clock.seconds.values()) == pytest.approx(total)
 
 
 def test_a_clock_gives_the_collector_its_own_time() -> None:
@@ -234,13 +232,13 @@ def test_a_clock_gives_the_collector_its_own_time() -> None:
         assert clock.seconds == {}
         clock.timed("part", gc.collect)()
     gc.collect()
-    ((whole,),) = clock.calls.values()
+    ((total,),) = clock.calls.values()
     assert clock.seconds.keys() == {"part", "collector"}
     assert 0 < clock.seconds["part"] < clock.seconds["collector"]
-    assert sum(clock.seconds.values()) == pytest.approx(whole)
+    assert sum(clock.seconds.values()) == pytest.approx(total)
 
 
-def test_apply_at_a_real_trainer_has_every_part_and_a_patch_on() -> None:
+def test_apply_on_a_real_trainer_has_every_part() -> None:
     unpatched = at_the_trainer("unpatched")
     assert (unpatched["parts"], unpatched["applied"]) == ({}, [])
     parts = {"own imports", "rest", "install", "fingerprints", "catalogue", "gates", "self-tests"}
@@ -248,32 +246,32 @@ def test_apply_at_a_real_trainer_has_every_part_and_a_patch_on() -> None:
         told = at_the_trainer(order)
         assert told["parts"].keys() - {"collector"} == parts
         assert "moe-aux-loss-lost-under-deepspeed" in told["applied"]
-        # Red and green, for each patch that was applied.
+        # Two runs, red and green, for each applied patch.
         assert len(told["self_tests_ms"]) >= 2 * len(told["applied"])
 
 
-def test_a_made_up_catalogue_has_as_many_patches_as_it_says_and_few_in_range(tmp_path: Path) -> None:
+def test_a_made_up_catalogue_has_few_patches_in_range(tmp_path: Path) -> None:
     applying.write_made_up(tmp_path, 10)
     overlay = tmp_path / "overlay" / f"trl-{applying.MADE_UP_ON}.dist-info"
     overlay.mkdir(parents=True)
     (overlay / "METADATA").write_text(f"Name: trl\nVersion: {applying.MADE_UP_ON}\n")
     code = [sys.executable, str(BENCHMARKS / "applying.py"), "made-up"]
     environment = measure.bare_environment(PYTHONPATH=f"{overlay.parent}:{tmp_path}")
-    done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert (told["patches"], told["pending"]) == (10, len(applying.IN_RANGE))
+    process = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+    counts = json.loads(process.stdout)
+    assert (counts["patches"], counts["pending"]) == (10, len(applying.IN_RANGE))
 
 
-def test_steps_of_a_tiny_model_are_those_of_the_fixed_release() -> None:
-    done = training.together("eager", 2, hidden=16)
-    training.check([done])
-    for its in done.values():
-        assert len(its["step_ms"]) == len(its["step_cpu_ms"]) == 2
-        assert min(its["step_ms"]) > 0
-        assert its["peak_mib"] > 0
+def test_steps_of_a_tiny_model_match_the_fixed_release() -> None:
+    samples = training.together("eager", 2, hidden=16)
+    training.check([samples])
+    for sample in samples.values():
+        assert len(sample["step_ms"]) == len(sample["step_cpu_ms"]) == 2
+        assert min(sample["step_ms"]) > 0
+        assert sample["peak_mib"] > 0
 
 
-def test_a_process_that_ends_before_it_answers_is_an_error_with_what_it_said() -> None:
+def test_a_process_that_ends_early_is_an_error() -> None:
     code = "import sys; print('{}', flush=True); sys.stdin.readline(); sys.exit('no more')"
     with measure.told([sys.executable, "-c", code], measure.bare_environment()) as child:
         assert child.answer() == {}
@@ -282,25 +280,25 @@ def test_a_process_that_ends_before_it_answers_is_an_error_with_what_it_said() -
 
 
 def test_steps_are_compared_one_by_one() -> None:
-    # The machine is twice as slow from the second step on, and the one takes 1.1 of what the other takes.
-    one, other = [1.1, 2.2, 2.2, 2.2], [1.0, 2.0, 2.0, 2.0]
-    done = [{"one": {"ms": one}, "other": {"ms": other}}, {"one": {"ms": other}, "other": {"ms": other}}]
-    it = measure.ratio_of_steps(done, "one", "other", "ms")
-    assert (it.low, it.high, it.n) == (1.0, pytest.approx(1.1), 2)
+    # The machine is twice as slow from the second step on, and the slower mode takes 1.1 times as long.
+    slower, faster = [1.1, 2.2, 2.2, 2.2], [1.0, 2.0, 2.0, 2.0]
+    rounds = [{"one": {"ms": slower}, "other": {"ms": faster}}, {"one": {"ms": faster}, "other": {"ms": faster}}]
+    ratio = measure.ratio_of_steps(rounds, "one", "other", "ms")
+    assert (ratio.low, ratio.high, ratio.n) == (1.0, pytest.approx(1.1), 2)
 
 
 @pytest.mark.parametrize("wrong", ["patched", "unpatched"])
-def test_steps_that_are_not_what_they_are_called_are_refused(wrong: str) -> None:
+def test_steps_that_do_not_match_their_name_are_refused(wrong: str) -> None:
     losses = {"unpatched": 2.0, "patched": 1.0, "fixed": 1.0}
     losses[wrong] = losses["fixed"] if wrong == "unpatched" else losses["unpatched"]
     with pytest.raises(RuntimeError, match="the first losses are"):
         training.check([{mode: {"losses": [loss]} for mode, loss in losses.items()}])
 
 
-def test_the_gain_of_a_tiny_model_is_the_reference_forward_of_each_step() -> None:
+def test_the_gain_is_one_reference_forward_per_step() -> None:
     patch_id = "dpo-precomputed-ref-logps-dropped"
-    done = {mode: gain.sample(patch_id, mode, hidden=16) for mode in gain.MODES}
-    gain.check([done])
-    forwards = {mode: each["reference_forwards"] for mode, each in done.items()}
+    samples = {mode: gain.sample(patch_id, mode, hidden=16) for mode in gain.MODES}
+    gain.check([samples])
+    forwards = {mode: sample["reference_forwards"] for mode, sample in samples.items()}
     assert forwards == {"unpatched": 1, "patched": 0, "fixed": 0, "instead": 1}
-    assert [mode for mode, each in done.items() if each["reference_mib"] > 0] == ["instead"]
+    assert [mode for mode, sample in samples.items() if sample["reference_mib"] > 0] == ["instead"]

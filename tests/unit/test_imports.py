@@ -1,4 +1,4 @@
-"""What import-linter cannot say: which imports are at the top of a module, where they cost a start or a ``--list``."""
+"""Which imports are at the top of a module, where they slow down each start; import-linter cannot check this."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def _imports(nodes: list[ast.stmt]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", START)
-def test_a_start_loads_the_standard_library_only(name: str) -> None:
+def test_a_start_loads_only_the_standard_library(name: str) -> None:
     assert imported_at_top(PACKAGE / name) <= {".", *sys.stdlib_module_names}
 
 
-def test_the_package_itself_imports_nothing_at_its_top() -> None:
+def test_the_package_imports_nothing_at_its_top() -> None:
     assert imported_at_top(PACKAGE / "__init__.py") == set()
 
 
-# The callback is a subclass of one of transformers', and loaded when that is there.
+# The callback is a subclass of one of transformers, and loaded after it.
 @pytest.mark.parametrize("path", [path for path in MODULES if name_of(path) != "recording/callback.py"], ids=name_of)
 def test_no_module_loads_torch_or_trl_at_its_top(path: Path) -> None:
     assert imported_at_top(path) & HEAVY == set()
 
 
 @pytest.mark.parametrize("path", PATCHES, ids=name_of)
-def test_a_patch_loads_with_the_standard_library_and_ours(path: Path) -> None:
+def test_a_patch_loads_only_the_standard_library_and_ours(path: Path) -> None:
     assert imported_at_top(path) <= {".", *sys.stdlib_module_names}
 
 
@@ -75,11 +75,11 @@ def test_imports_within_the_package_are_relative(path: Path) -> None:
     }
 
 
-def test_the_list_waits_neither_for_wrapt_nor_for_torch() -> None:
+def test_list_imports_neither_wrapt_nor_torch() -> None:
     code = (
         "import sys; from trl_hotfix.commands.main import main\n"
         "try: main(['list'])\nexcept SystemExit: pass\n"
         f"print(sorted({{'wrapt', *{sorted(HEAVY)!r}}} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "[]"

@@ -21,7 +21,7 @@ def loaded() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up there.
+    # dataclasses look their module up in sys.modules.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
@@ -36,7 +36,7 @@ CATALOGUE = [
 ]
 
 
-def cell(patch: str, release: str, verdict: str, stack: str = "tf4", **others: Any) -> dict[str, Any]:
+def cell(patch: str, release: str, verdict: str, stack: str = "tf4", **fields: Any) -> dict[str, Any]:
     run = {"verdict": "reproduced", "measured": 0.6931471805, "right": 1.5}
     return {
         "patch": patch,
@@ -49,7 +49,7 @@ def cell(patch: str, release: str, verdict: str, stack: str = "tf4", **others: A
         "leaves": {"trl.trainer.dpo_trainer": {"red": run}},
         "bodies": {"trl.trainer.dpo_trainer:DPOTrainer.loss": "c1:0123456789abcdef"},
         "stale": False,
-        **others,
+        **fields,
     }
 
 
@@ -83,7 +83,7 @@ def evidence() -> dict[str, Any]:
 
 
 def uses(drawn: str) -> dict[str, list[str]]:
-    """What is drawn in each cell of an SVG, by the first line of what is said there."""
+    """Return the symbols in each cell of an SVG, by the first line of its title."""
     groups = ElementTree.fromstring(drawn).iter(f"{NAMESPACE}g")
     titled = [(group.findtext(f"{NAMESPACE}title"), group) for group in groups]
     return {
@@ -94,9 +94,9 @@ def uses(drawn: str) -> dict[str, list[str]]:
 
 
 def data(page: str) -> Any:
-    found = re.search(r'<script type="application/json">(.*?)</script>', page)
-    assert found
-    return json.loads(found[1])
+    script = re.search(r'<script type="application/json">(.*?)</script>', page)
+    assert script
+    return json.loads(script[1])
 
 
 def test_each_cell_shows_its_verdict_and_its_marks(evidence: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def test_each_cell_shows_its_verdict_and_its_marks(evidence: dict[str, Any]) -> 
     assert drawn["grpo-never on TRL 1.0.0"] == ["absent-1"]
 
 
-def test_two_stacks_are_both_drawn_and_the_worse_one_is_counted(evidence: dict[str, Any]) -> None:
+def test_two_stacks_are_drawn_and_the_worse_is_counted(evidence: dict[str, Any]) -> None:
     picture_of_it = picture.svg(evidence, CATALOGUE)
     assert uses(picture_of_it)["dpo-twice on TRL 1.1.0"] == ["unrepaired-2", "proven-2", "broken"]
     assert "1 failed, 2 unknown, 1 stale" in picture_of_it
@@ -116,41 +116,41 @@ def test_two_stacks_are_both_drawn_and_the_worse_one_is_counted(evidence: dict[s
 
 def test_a_cell_without_evidence_is_unknown(evidence: dict[str, Any]) -> None:
     assert uses(picture.svg(evidence, CATALOGUE))["grpo-never on TRL 1.1.0"] == ["unknown-1"]
-    nothing = {"trl_hotfix": "0.1.0", "releases": ["1.0.0"], "cells": []}
-    assert ">0 proven<" in picture.svg(nothing, CATALOGUE)
-    assert "2 unknown" in picture.html(nothing, CATALOGUE)
+    empty = {"trl_hotfix": "0.1.0", "releases": ["1.0.0"], "cells": []}
+    assert ">0 proven<" in picture.svg(empty, CATALOGUE)
+    assert "2 unknown" in picture.html(empty, CATALOGUE)
 
 
-def test_a_verdict_that_nobody_knows_is_an_error(evidence: dict[str, Any]) -> None:
+def test_an_unknown_verdict_is_an_error(evidence: dict[str, Any]) -> None:
     evidence["cells"] = [cell("dpo-twice", "1.0.0", "marvellous")]
     drawn = picture.svg(evidence, CATALOGUE)
     assert uses(drawn)["dpo-twice on TRL 1.0.0"][0] == "error-1"
     assert "&#x27;marvellous&#x27; is no verdict" in drawn
 
 
-def test_evidence_for_what_is_not_listed_is_drawn_too(evidence: dict[str, Any]) -> None:
+def test_evidence_for_an_unlisted_patch_is_drawn(evidence: dict[str, Any]) -> None:
     evidence["cells"].append(cell("gone", "9.9", "error"))
     assert uses(picture.svg(evidence, CATALOGUE))["gone on TRL 9.9"] == ["error-1"]
     assert data(picture.html(evidence, CATALOGUE))["rows"][-1][0] == "gone"
 
 
-def test_the_numbers_are_in_the_hover_text_and_in_the_panel_with_versions_and_bodies(evidence: dict[str, Any]) -> None:
+def test_the_numbers_are_in_the_title_and_the_panel(evidence: dict[str, Any]) -> None:
     numbers = "trl.trainer.dpo_trainer, red: reproduced, measured 0.693147, right 1.5"
     assert numbers in picture.svg(evidence, CATALOGUE)
-    said = data(picture.html(evidence, CATALOGUE))
-    first = [said["lines"][line] for line in said["cells"][0]]
+    page_data = data(picture.html(evidence, CATALOGUE))
+    first = [page_data["lines"][line] for line in page_data["cells"][0]]
     assert numbers in first
     assert "patch revision 1, with python 3.11.7, transformers 4.44.2" in first
     assert "body trl.trainer.dpo_trainer:DPOTrainer.loss = c1:0123456789abcdef" in first
     assert "compared with TRL 1.2.0: loss differs by 1e-08, 25 gradients by 3e-09 at most" in first
-    assert len(said["cells"]) == 6
+    assert len(page_data["cells"]) == 6
 
 
-def test_stale_evidence_is_said_in_words(evidence: dict[str, Any]) -> None:
+def test_stale_evidence_is_described_in_words(evidence: dict[str, Any]) -> None:
     assert f"tf4: proven, {picture.STALE}".replace("'", "&#x27;") in picture.svg(evidence, CATALOGUE)
 
 
-def test_what_was_raised_cannot_break_out_of_the_picture(evidence: dict[str, Any]) -> None:
+def test_hostile_text_is_escaped(evidence: dict[str, Any]) -> None:
     evidence["cells"][0]["why"] = "\x1b[31m\x00\ud800 <svg onload=alert(1)>"
     page, drawn = picture.html(evidence, CATALOGUE), picture.svg(evidence, CATALOGUE)
     ElementTree.fromstring(drawn)
@@ -161,7 +161,7 @@ def test_what_was_raised_cannot_break_out_of_the_picture(evidence: dict[str, Any
     assert "DPO &lt;twice&gt; &amp; more" in drawn
 
 
-def test_both_stand_alone(evidence: dict[str, Any]) -> None:
+def test_page_and_picture_load_nothing_else(evidence: dict[str, Any]) -> None:
     page, drawn = picture.html(evidence, CATALOGUE), picture.svg(evidence, CATALOGUE)
     addresses = set(re.findall(r"https?://[^\s\"'<]+", page + drawn))
     assert addresses == {"http://www.w3.org/2000/svg", "https://github.com/huggingface/trl/1"}
@@ -169,19 +169,19 @@ def test_both_stand_alone(evidence: dict[str, Any]) -> None:
     assert "<script" not in drawn
 
 
-def test_the_same_evidence_gives_the_same_bytes_in_any_order(evidence: dict[str, Any]) -> None:
+def test_the_order_of_the_evidence_changes_no_byte(evidence: dict[str, Any]) -> None:
     shuffled = copy.deepcopy(evidence)
     shuffled["cells"].reverse()
     for draw in (picture.svg, picture.html):
         assert draw(evidence, CATALOGUE) == draw(copy.deepcopy(evidence), CATALOGUE) == draw(shuffled, CATALOGUE)
 
 
-def test_sixty_patches_on_sixty_five_releases_are_a_page_below_one_megabyte() -> None:
+def test_sixty_patches_make_a_page_below_one_megabyte() -> None:
     releases = [f"1.{minor}.0" for minor in range(65)]
     rows = [picture.Row(f"dpo-loss-{number}", "", "crash", ">=1", ()) for number in range(60)]
     cells = [cell(row.id, release, "absent", stack) for row in rows for release in releases for stack in ("a", "b")]
-    for number, each in enumerate(cells):
-        each["leaves"]["trl.trainer.dpo_trainer"]["red"] = {"verdict": "absent", "measured": number / 1000}
+    for number, row_cell in enumerate(cells):
+        row_cell["leaves"]["trl.trainer.dpo_trainer"]["red"] = {"verdict": "absent", "measured": number / 1000}
     page = picture.html({"trl_hotfix": "0", "releases": releases, "cells": cells}, rows)
     assert len(page.encode()) < 1_000_000
 

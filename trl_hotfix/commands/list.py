@@ -118,7 +118,7 @@ def command(
         click.echo(json.dumps(view.to_dict(), indent=2))
     else:
         if shown:
-            show(table(view, not_repaired=everything))
+            show(table(view, not_repaired=all_releases))
         _foot(report, len(matching) - len(shown), trl)
     if unsupported(report.trl):
         return Exit.NO_TRL

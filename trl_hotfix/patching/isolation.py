@@ -83,7 +83,7 @@ def _alarm(seconds: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # None means a handler that was not installed from Python, which cannot be put back.
+        # None: a handler that was not installed from Python, which cannot be put back.
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
 
 
@@ -109,7 +109,7 @@ def _watchdog(seconds: float) -> Iterator[None]:
         raise
     finally:
         with lock:
-            ended = True
+            over = True
         timer.cancel()
         # An exception that was sent at the last moment must not be raised in the user's code. Taking it back would
         # leave a mark in the interpreter that slows all code down for good, and hangs Python 3.11 under a trace

@@ -19,19 +19,19 @@ def method(self: Any, batch: str, scale: float = 1.0, *, training: bool = True) 
 @pytest.mark.parametrize(
     ("args", "kwargs"), [(("trainer", "batch"), {}), (("trainer",), {"batch": "batch"})], ids=["position", "name"]
 )
-def test_an_argument_is_found_and_replaced_however_it_was_passed(args: Any, kwargs: Any) -> None:
+def test_an_argument_is_read_and_replaced_in_both_forms(args: Any, kwargs: Any) -> None:
     assert argument(method, args, kwargs, "batch") == "batch"
     new_args, new_kwargs = replaced_argument(method, args, kwargs, "batch", "another")
     assert method(*new_args, **new_kwargs) == ("another", 1.0, True)
     assert (args[0], new_args[0]) == ("trainer", "trainer")
 
 
-def test_an_argument_that_was_not_passed_has_its_default() -> None:
+def test_an_omitted_argument_has_its_default() -> None:
     assert argument(method, ("trainer", "batch"), {}, "scale") == 1.0
     assert argument(method, ("trainer", "batch"), {"training": False}, "training") is False
 
 
-def test_a_shadowed_attribute_comes_back_also_after_an_error() -> None:
+def test_a_shadowed_attribute_is_restored_after_an_error() -> None:
     trainer = SimpleNamespace(beta=0.1)
     with suppress(ZeroDivisionError), shadowed(trainer, "beta", 0.2):
         assert trainer.beta == 0.2
@@ -39,7 +39,7 @@ def test_a_shadowed_attribute_comes_back_also_after_an_error() -> None:
     assert vars(trainer) == {"beta": 0.1}
 
 
-def test_an_instance_without_the_attribute_has_none_afterwards() -> None:
+def test_an_absent_attribute_is_absent_afterwards() -> None:
     class Trainer:
         beta = 0.1
 
@@ -56,7 +56,7 @@ class Model:
         return kwargs
 
 
-def test_a_view_has_another_config_and_the_model_keeps_its_own() -> None:
+def test_a_view_has_another_config_than_the_model() -> None:
     model = Model()
     view = with_config(model, "plain")
     assert (view.config, model.config) == ("plain", None)

@@ -22,13 +22,13 @@ def a_model(attention: str, model_type: str = "llama", **config: object) -> Simp
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn"])
-def test_with_flash_attention_on_the_batch_stays_as_it_is(attention: str) -> None:
+def test_with_flash_attention_the_batch_is_unchanged(attention: str) -> None:
     assert attention_keeps_apart(a_model(attention)) == "flash"
     assert attention_keeps_apart(a_model(attention, "unheard_of")) == "flash"
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_plain_decoder_with_sdpa_or_eager_gets_a_mask(attention: str) -> None:
+def test_a_decoder_with_sdpa_or_eager_gets_a_mask(attention: str) -> None:
     assert "llama" in MASKABLE
     assert attention_keeps_apart(a_model(attention)) == "mask"
     assert attention_keeps_apart(a_model(attention, "qwen2", sliding_window=4, use_sliding_window=False)) == "mask"
@@ -46,11 +46,11 @@ def test_a_plain_decoder_with_sdpa_or_eager_gets_a_mask(attention: str) -> None:
         SimpleNamespace(peft_config={"default": SimpleNamespace(is_prompt_learning=True)}, **vars(a_model("sdpa"))),
     ],
 )
-def test_anything_else_is_padded(model: SimpleNamespace) -> None:
+def test_any_other_model_is_padded(model: SimpleNamespace) -> None:
     assert attention_keeps_apart(model) == "pad"
 
 
-def test_the_mask_and_the_padded_batch_of_a_flattened_one() -> None:
+def test_a_flattened_batch_has_a_mask_and_a_padded_form() -> None:
     torch = pytest.importorskip("torch")
     positions = torch.tensor([[0, 1, 0, 0, 1]])
     assert sequence_numbers(positions).tolist() == [0, 0, 1, 2, 2]
@@ -73,13 +73,13 @@ def test_the_mask_and_the_padded_batch_of_a_flattened_one() -> None:
     }
 
 
-def test_what_is_no_value_per_token_stays_in_the_padded_batch() -> None:
+def test_a_padded_batch_keeps_values_that_are_not_per_token() -> None:
     torch = pytest.importorskip("torch")
     batch = {"input_ids": torch.tensor([[3, 4]]), "position_ids": torch.tensor([[0, 0]]), "num_items_in_batch": 2}
     assert padded(batch)["num_items_in_batch"] == 2
 
 
-def test_an_isolated_model_computes_each_sequence_as_if_it_were_alone() -> None:
+def test_an_isolated_model_computes_each_sequence_alone() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     model = tiny_attention_model()
@@ -100,7 +100,7 @@ def test_the_reason_why_sequences_mix_is_named(model: Any, reason: str) -> None:
     assert reason in str(why_sequences_mix(model))
 
 
-def test_flash_attention_separates_the_sequences_and_a_mask_only_without_a_cache() -> None:
+def test_a_mask_separates_sequences_only_without_a_cache() -> None:
     transformers = pytest.importorskip("transformers")
     if hasattr(transformers, "DataCollatorWithFlattening"):
         assert why_sequences_mix(a_model("flash_attention_2")) is None

@@ -14,7 +14,7 @@ from trl_hotfix.authoring import (
 )
 
 
-def test_the_micro_batches_are_those_that_were_counted_or_those_of_the_setting() -> None:
+def test_micro_batches_are_counted_or_taken_from_the_setting() -> None:
     args = SimpleNamespace(gradient_accumulation_steps=4)
     assert micro_batches(SimpleNamespace(args=args)) == 4
     assert micro_batches(SimpleNamespace(args=args, current_gradient_accumulation_steps=3)) == 3
@@ -22,7 +22,7 @@ def test_the_micro_batches_are_those_that_were_counted_or_those_of_the_setting()
 
 
 @pytest.mark.parametrize(("average", "copies"), [(False, 1), (True, 4)])
-def test_a_loss_is_multiplied_by_the_ranks_if_it_is_averaged_over_them(average: bool, copies: int) -> None:
+def test_an_averaged_loss_is_multiplied_by_the_ranks(average: bool, copies: int) -> None:
     pytest.importorskip("transformers")
     trainer = SimpleNamespace(
         args=SimpleNamespace(average_tokens_across_devices=average, n_gpu=1),
@@ -32,7 +32,7 @@ def test_a_loss_is_multiplied_by_the_ranks_if_it_is_averaged_over_them(average: 
     assert copies_of_the_loss(trainer) == copies
 
 
-def test_the_main_process_maps_a_dataset_first_and_a_stream_is_mapped_when_it_is_read() -> None:
+def test_the_main_process_maps_first_and_streams_are_lazy() -> None:
     datasets = pytest.importorskip("datasets")
     entered: list[str] = []
 
@@ -61,7 +61,7 @@ def compute(self: Any, model: Any) -> float:
     return coefficient
 
 
-def test_a_wrapped_model_shows_the_coefficient_of_the_plain_one() -> None:
+def test_a_wrapped_model_has_the_plain_coefficient() -> None:
     plain = SimpleNamespace(config=SimpleNamespace(router_aux_loss_coef=0.5))
     engine = SimpleNamespace(config={"train_micro_batch_size_per_gpu": 1})
     trainer = SimpleNamespace(

@@ -6,7 +6,7 @@ from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Verdict
 
 
-def test_the_value_of_the_formula_is_fixed_and_that_of_the_bug_is_reproduced() -> None:
+def test_the_right_value_is_fixed_and_the_wrong_reproduced() -> None:
     assert judge(2.0 + 1e-7, right=2.0, wrong=3.0, tokens=4).verdict is Verdict.FIXED
     outcome = judge(3.0, right=2.0, wrong=3.0, tokens=4)
     assert outcome.verdict is Verdict.REPRODUCED
@@ -19,6 +19,6 @@ def test_any_other_value_is_an_error(measured: float) -> None:
         judge(measured, right=2.0, wrong=3.0)
 
 
-def test_a_bug_that_cannot_show_is_absent_with_the_reason() -> None:
+def test_a_bug_that_cannot_occur_is_absent_with_a_reason() -> None:
     outcome = absent("no such option")
     assert (outcome.verdict, outcome.numbers) == (Verdict.ABSENT, {"why": "no such option"})

@@ -22,7 +22,7 @@ def forever() -> None:
         sum(range(1000))
 
 
-def test_what_is_quick_is_left_alone() -> None:
+def test_fast_code_is_left_alone() -> None:
     before = signal.getsignal(signal.SIGALRM)
     with time_limit(60):
         pass
@@ -33,13 +33,13 @@ def test_what_is_quick_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "hang", [forever, lambda: time.sleep(60), threading.Event().wait], ids=["loop", "sleep", "lock"]
 )
-def test_the_main_thread_is_woken_from_whatever_hangs(hang: object) -> None:
+def test_a_hanging_main_thread_is_interrupted(hang: object) -> None:
     with pytest.raises(TimeLimitExceeded), time_limit(0.05):
         hang()  # type: ignore[operator]
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
-def test_another_thread_is_stopped_in_python_code() -> None:
+def test_another_thread_is_interrupted_in_python_code() -> None:
     stopped: list[str] = []
 
     def run() -> None:
@@ -71,8 +71,8 @@ def in_a_thread(run: Callable[[], None]) -> list[BaseException]:
     return raised
 
 
-def test_in_another_thread_too_what_is_quick_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To send an exception, or to take one back, marks the interpreter; a mark that stays slows all code down."""
+def test_fast_code_in_another_thread_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sending an exception or cancelling it marks the interpreter; a mark that stays slows all code down."""
     monkeypatch.setattr(isolation, "ctypes", SimpleNamespace(c_ulong=ctypes.c_ulong))
 
     def quick() -> None:
@@ -82,7 +82,7 @@ def test_in_another_thread_too_what_is_quick_is_left_alone(monkeypatch: pytest.M
     assert in_a_thread(quick) == []
 
 
-def test_in_another_thread_code_that_swallows_it_goes_on() -> None:
+def test_a_thread_that_suppresses_the_exception_goes_on() -> None:
     def stubborn() -> None:
         with time_limit(0.05), contextlib.suppress(BaseException):
             forever()
@@ -90,7 +90,7 @@ def test_in_another_thread_code_that_swallows_it_goes_on() -> None:
     assert in_a_thread(stubborn) == []
 
 
-def test_a_timer_of_the_programs_own_goes_on_and_its_handler_stays() -> None:
+def test_a_timer_of_the_program_and_its_handler_stay() -> None:
     rung: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
     try:
@@ -104,7 +104,7 @@ def test_a_timer_of_the_programs_own_goes_on_and_its_handler_stays() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_handler_of_exceptions_in_the_code_does_not_swallow_it() -> None:
+def test_except_exception_does_not_catch_the_limit() -> None:
     def stubborn() -> None:
         while True:
             with contextlib.suppress(Exception):
@@ -114,7 +114,7 @@ def test_a_handler_of_exceptions_in_the_code_does_not_swallow_it() -> None:
         stubborn()
 
 
-def test_inside_the_process_is_as_after_a_start_and_afterwards_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_state_is_fresh_inside_and_restored_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     numpy = pytest.importorskip("numpy")
     deepspeed = pytest.importorskip("transformers.integrations.deepspeed")
@@ -143,7 +143,7 @@ def test_inside_the_process_is_as_after_a_start_and_afterwards_as_it_was(monkeyp
     assert before == after
 
 
-def test_after_an_error_too_the_process_is_as_it_was() -> None:
+def test_global_state_is_restored_after_an_error() -> None:
     environment, state = dict(os.environ), random.getstate()
     with contextlib.suppress(ZeroDivisionError), undisturbed():
         random.seed(1)

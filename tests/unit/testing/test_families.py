@@ -37,7 +37,7 @@ def a_module(trainer_class: type, method: str, name: str = "made_up") -> Any:
     return module
 
 
-def test_a_dpo_stub_computes_a_loss_with_the_installed_trl() -> None:
+def test_a_dpo_stub_computes_the_loss_of_installed_trl() -> None:
     module = pytest.importorskip("trl.trainer.dpo_trainer")
     if not hasattr(module.DPOTrainer, "dpo_loss"):
         pytest.skip("DPO from 0.29 on has no such method")
@@ -53,7 +53,7 @@ def test_the_attributes_of_a_dpo_stub_may_differ() -> None:
 
 
 @pytest.mark.parametrize("with_aux_loss", [False, True])
-def test_a_grpo_stub_has_the_log_probs_that_it_is_given(with_aux_loss: bool) -> None:
+def test_a_grpo_stub_returns_its_given_log_probs(with_aux_loss: bool) -> None:
     class Plain:
         def _get_per_token_logps_and_entropies(self, model: Any) -> None: ...
 
@@ -92,7 +92,7 @@ def test_the_loss_of_the_other_online_trainers_is_two(method: str, values: int) 
     assert len(trainer._compute_logprobs()) == values
 
 
-def test_rows_are_prepared_without_truncation_or_packing() -> None:
+def test_rows_are_neither_truncated_nor_packed() -> None:
     pytest.importorskip("datasets")
 
     class SFTTrainer:
@@ -105,7 +105,7 @@ def test_rows_are_prepared_without_truncation_or_packing() -> None:
     assert [row["input_ids"] for row in prepared] == [[117, 97, 1]]
 
 
-def test_the_model_of_the_moe_loss_has_added_its_auxiliary_loss() -> None:
+def test_the_moe_model_adds_its_auxiliary_loss() -> None:
     class SFTTrainer:
         def compute_loss(self: Any, model: Any, inputs: Any, num_items_in_batch: int | None = None) -> Any:
             outputs = model(**inputs)

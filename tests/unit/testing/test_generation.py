@@ -57,7 +57,7 @@ def a_module(method: str, trainer_class: type) -> Any:
     return module
 
 
-def test_the_completions_of_a_stub_are_those_of_its_models_generate() -> None:
+def test_a_stub_returns_the_completions_of_its_model() -> None:
     model = SimpleNamespace(generate=lambda ids, count: ("generated", ids, count))
     trainer = stub_that_generates(Sampling, default_arguments(MadeUpConfig), model)
     assert completions_of(trainer) == ("generated", [[3, 4]], 1)
@@ -74,7 +74,7 @@ def test_fixed_completions_are_scored_by_fixed_rewards(method: str) -> None:
     assert trainer._metrics["train"]["reward"] == [0.5]
 
 
-def test_the_completions_may_be_of_several_prompts_and_of_an_evaluation() -> None:
+def test_an_evaluation_of_several_prompts_is_scored() -> None:
     completions = [[5, 1]] * 4
     trainer = stub_that_scores(
         a_module("GRPO", Scoring), completions, [1.0, 0.0, 3.0, 1.0], num_generations=2, training=False
@@ -92,7 +92,7 @@ def test_0_15_scores_in_its_prepare_inputs() -> None:
     assert scored_completions(trainer)["advantages"].tolist() == [0.5, -0.5]
 
 
-def test_a_release_that_scores_in_no_method_of_its_own_is_an_error() -> None:
+def test_a_release_without_a_scoring_method_is_an_error() -> None:
     class InTheLoss:
         def _prepare_inputs(self, inputs: Any) -> Any:
             return inputs

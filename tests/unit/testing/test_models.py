@@ -9,7 +9,7 @@ from trl_hotfix.testing import tiny_attention_model, tiny_causal_lm, wrapped_lik
 torch = pytest.importorskip("torch")
 
 
-def test_the_model_of_one_matrix_looks_its_logits_up() -> None:
+def test_the_one_matrix_model_looks_its_logits_up() -> None:
     model, ids = tiny_causal_lm(vocabulary=5), torch.tensor([[1, 2, 4]])
     assert torch.equal(model(ids).logits, model.weight[ids])
     assert torch.equal(model.weight, tiny_causal_lm(vocabulary=5).weight)
@@ -24,7 +24,7 @@ def test_no_random_number_is_drawn() -> None:
     assert all(map(torch.equal, first.parameters(), second.parameters()))
 
 
-def test_the_auxiliary_loss_is_returned_when_it_is_asked_for() -> None:
+def test_the_auxiliary_loss_is_returned_on_request() -> None:
     ids = torch.tensor([[1, 2]])
     model = tiny_causal_lm(SimpleNamespace(output_router_logits=True), aux_loss=2.0)
     assert float(model(ids).aux_loss) == 2.0
@@ -32,7 +32,7 @@ def test_the_auxiliary_loss_is_returned_when_it_is_asked_for() -> None:
     assert float(tiny_causal_lm(aux_loss=2.0)(ids, output_router_logits=True).aux_loss) == 2.0
 
 
-def test_the_fused_head_of_the_model_of_one_matrix_has_the_log_probs_of_the_labels() -> None:
+def test_the_fused_head_returns_the_label_log_probs() -> None:
     model, ids = tiny_causal_lm(), torch.tensor([[1, 2, 3]])
     labels = torch.tensor([[-100, -100, 3]])
     outputs = model(ids, fused_lm_head=True, labels=labels)
@@ -41,7 +41,7 @@ def test_the_fused_head_of_the_model_of_one_matrix_has_the_log_probs_of_the_labe
     assert outputs.entropy.shape == outputs.mean_logits.shape == outputs.is_top1.shape == (1, 2)
 
 
-def test_the_attention_model_attends_to_earlier_tokens_and_has_the_outputs_of_trls_heads() -> None:
+def test_the_attention_model_attends_to_earlier_tokens() -> None:
     pytest.importorskip("transformers")
     model = tiny_attention_model()
     first, second = (model(input_ids=torch.tensor([[start, 5, 6]])).logits for start in (3, 4))
@@ -53,7 +53,7 @@ def test_the_attention_model_attends_to_earlier_tokens_and_has_the_outputs_of_tr
     assert float(outputs.log_probs.sum()) == pytest.approx(-float(outputs.loss), rel=1e-5)
 
 
-def test_an_engine_has_deepspeeds_config_and_the_calls_of_its_model() -> None:
+def test_an_engine_has_a_config_and_calls_its_model() -> None:
     model = tiny_causal_lm(SimpleNamespace(output_router_logits=False))
     engine, ids = wrapped_like_deepspeed(model), torch.tensor([[1]])
     assert engine.module is model

@@ -22,7 +22,7 @@ NAMES_IN_0_1_0 = {
 
 
 @pytest.mark.parametrize("package", [authoring, testing], ids=["authoring", "testing"])
-def test_a_package_exports_every_public_name_of_its_modules(package: object) -> None:
+def test_a_package_exports_all_public_names(package: object) -> None:
     modules = [import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__)]  # type: ignore[attr-defined]
     defined = set()
     for module in modules:
@@ -41,7 +41,7 @@ def test_the_map_of_the_package_names_everything_in_it() -> None:
         assert f"``{name}``" in str(testing.__doc__), name
 
 
-def test_the_names_of_0_1_0_are_kept_and_mean_what_they_meant() -> None:
+def test_the_names_of_0_1_0_keep_their_meaning() -> None:
     assert set(stubs.__all__) >= NAMES_IN_0_1_0
     assert all(hasattr(stubs, name) for name in stubs.__all__)
     assert stubs.alone is testing.single_process
@@ -51,7 +51,7 @@ def test_the_names_of_0_1_0_are_kept_and_mean_what_they_meant() -> None:
     assert all(getattr(stubs, name) is getattr(testing, name) for name in set(stubs.__all__) - renamed)
 
 
-def test_the_old_name_is_silent_and_nothing_heavy_is_imported() -> None:
+def test_the_old_module_imports_nothing_heavy() -> None:
     code = (
         "import sys; from trl_hotfix.stubs import alone, Enough, handed_on, CharacterTokenizer\n"
         "heavy = {'torch', 'transformers', 'trl', 'datasets', 'tokenizers', 'numpy', 'accelerate', 'wrapt'}\n"

@@ -28,7 +28,7 @@ def module() -> ModuleType:
     return made_up
 
 
-def test_in_one_process_a_collective_returns_what_it_is_given(module: Any) -> None:
+def test_a_collective_returns_its_argument(module: Any) -> None:
     rewards = [1.0, 2.0]
     with single_process(module):
         assert module.gather(rewards) is rewards
@@ -66,13 +66,13 @@ def test_other_threads_go_on_with_all_their_ranks(module: Any) -> None:
     assert answers == ["gather waits for the other ranks"]
 
 
-def test_a_function_that_only_has_the_name_of_a_collective_stays(module: Any) -> None:
+def test_an_unrelated_function_of_the_name_stays(module: Any) -> None:
     module.gather = lambda logits, index: (logits, index)
     with single_process(module):
         assert module.gather(1, 2) == (1, 2)
 
 
-def test_a_block_within_a_block_is_for_its_own_thread(module: Any) -> None:
+def test_a_nested_block_is_for_its_own_thread(module: Any) -> None:
     answers: list[Any] = []
 
     def within() -> None:
@@ -87,7 +87,7 @@ def test_a_block_within_a_block_is_for_its_own_thread(module: Any) -> None:
     assert answers == ["local"]
 
 
-def test_a_stream_has_its_columns_and_rows_and_is_mapped_like_a_dataset() -> None:
+def test_a_stream_is_mapped_like_a_dataset() -> None:
     pytest.importorskip("datasets")
     rows = stream([{"text": "a"}, {"text": "b"}])
     assert (rows.column_names, rows[1]) == (["text"], {"text": "b"})

@@ -7,14 +7,14 @@ from trl_hotfix.testing import CharacterTokenizer, PromptTokenizer, tiny_tokeniz
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
 
 
-def test_the_ids_of_the_character_tokenizer_are_code_points() -> None:
+def test_ids_of_the_character_tokenizer_are_code_points() -> None:
     pytest.importorskip("transformers")
     tokenizer = CharacterTokenizer()
     assert tokenizer("ab\1") == {"input_ids": [97, 98, 1], "attention_mask": [1, 1, 1]}
     assert tokenizer.decode([97, 98]) == "ab"
 
 
-def test_the_chat_template_has_a_letter_the_content_and_an_end_per_message() -> None:
+def test_the_chat_template_marks_each_message() -> None:
     pytest.importorskip("transformers")
     tokenizer = CharacterTokenizer()
     assert tokenizer.apply_chat_template(MESSAGES, tokenize=False) == "uhi\1ayo\1"
@@ -38,7 +38,7 @@ def test_the_tiny_tokenizer_is_one_of_transformers() -> None:
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)) == (0, 0, 1)
 
 
-def test_the_prompt_tokenizer_encodes_every_prompt_alike() -> None:
+def test_the_prompt_tokenizer_encodes_all_prompts_alike() -> None:
     pytest.importorskip("torch")
     tokenizer = PromptTokenizer()
     assert tokenizer(["a", "b"]) == {"input_ids": [[3, 4], [3, 4]], "attention_mask": [[1, 1], [1, 1]]}

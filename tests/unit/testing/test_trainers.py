@@ -30,11 +30,11 @@ class MadeUpTrainer:
         return scaled
 
 
-def test_the_defaults_of_a_config_are_taken_without_its_post_init() -> None:
+def test_the_defaults_of_a_config_skip_its_post_init() -> None:
     assert vars(default_arguments(MadeUpConfig, beta=0.5, added=1)) == {"beta": 0.5, "report_to": [], "added": 1}
 
 
-def test_a_stub_runs_the_real_method_with_its_arguments_in_one_process() -> None:
+def test_a_stub_runs_the_real_method_in_one_process() -> None:
     stub = stub_trainer(MadeUpTrainer, default_arguments(MadeUpConfig))
     assert isinstance(stub, MadeUpTrainer)
     assert stub.scaled(2.0) == 0.2
@@ -49,7 +49,7 @@ def test_the_class_of_a_stub_is_one_of_this_package() -> None:
     assert kind.__module__.startswith(f"{testing.__name__}.")
 
 
-def test_a_constructed_trainer_has_run_its_own_constructor_only() -> None:
+def test_a_constructed_trainer_ran_only_its_constructor() -> None:
     transformers = pytest.importorskip("transformers")
 
     class OwnTrainer(transformers.Trainer):  # type: ignore[misc]

@@ -1,0 +1,111 @@
+"""Any damage of the JSON files of the package is one error with a remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trl_hotfix.catalogue import data_files, evidence, loading
+from trl_hotfix.errors import DamagedError
+from trl_hotfix.matching import fingerprints
+
+PATCH = loading.load()[0]
+TARGET = PATCH.targets[0].name
+BODIES = {"releases": ["0.11.4"], "targets": {TARGET: {"c1:0": {"releases": ["0.11.4"], "is": {PATCH.id: "buggy"}}}}}
+PROVEN = {PATCH.id: {"revision": PATCH.revision, "releases": ["0.11.4"]}}
+PROOF = {
+    "patch": PATCH.id,
+    "revision": PATCH.revision,
+    "release": "0.11.4",
+    "stack": "tf4.44",
+    "verdict": "proven",
+    "runs": {},
+}
+PARITY = {
+    "patch": PATCH.id,
+    "release": "0.11.4",
+    "stack": "tf4.44",
+    "fixed_release": "0.12.0",
+    "loss_difference": 0.0,
+    "gradient_difference": 0.0,
+}
+EVIDENCE = {"proofs": [PROOF], "parity": [PARITY]}
+FILES = {"fingerprints.json": BODIES, "proven.json": PROVEN, "evidence.json": EVIDENCE}
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
+    def read_contents(folder: Path, contents: list[bytes]) -> Any:
+        """Read the files, past the caches of the process."""
+        (folder / "data").mkdir(exist_ok=True)
+        for name, content in zip(FILES, contents, strict=True):
+            path = folder / name if name == "evidence.json" else folder / "data" / name
+            path.write_bytes(content)
+        with monkeypatch.context() as context:
+            context.setattr(data_files, "PACKAGE", folder)
+            context.setattr(evidence, "proven", evidence.proven.__wrapped__)
+            context.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
+            verdict = fingerprints.bodies.__wrapped__().verdict(PATCH.id, TARGET, "c1:0")
+            evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
+            return verdict, evidence.in_words(PATCH)
+
+    return read_contents
+
+
+def test_undamaged_files_are_read(read: Any, tmp_path: Path) -> None:
+    contents = [json.dumps(right).encode() for right in FILES.values()]
+    assert read(tmp_path, contents) == ("buggy", "proven on 0.11.4")
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"", b"[" * 100_000, b"null", b"\xff", b'{"cells": 3, "releases": [], "targets": 3}']
+)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_named_with_a_remedy(wrong: bytes, name: str, read: Any, tmp_path: Path) -> None:
+    contents = [wrong if file == name else json.dumps(right).encode() for file, right in FILES.items()]
+    with pytest.raises(DamagedError, match="install trl_hotfix again") as caught:
+        read(tmp_path, contents)
+    assert name in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return every (container, key) within a structure."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> list[bytes]:
+    """Draw the contents of the files, with a value replaced in each, and perhaps the end cut off."""
+    contents = []
+    for content in FILES.values():
+        data = json.loads(json.dumps(content))
+        container, key = draw(st.sampled_from(places(data)))
+        container[key] = draw(json_values)
+        text = json.dumps(data).encode()
+        contents.append(text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text)
+    return contents
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(contents=damaged() | st.lists(st.binary(max_size=30), min_size=len(FILES), max_size=len(FILES)))
+def test_any_damage_is_read_or_is_one_error(contents: list[bytes], read: Any, tmp_path: Path) -> None:
+    try:
+        verdict, words = read(tmp_path, contents)
+    except DamagedError:
+        return
+    assert verdict is None or isinstance(verdict, str)
+    assert isinstance(words, str)

@@ -1,0 +1,92 @@
+"""``trl-hotfix list``: what applies to this TRL, or to another one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.command_line import ID, run, without_trl
+
+from trl_hotfix.catalogue import loading
+from trl_hotfix.model import Severity
+
+
+def test_list_shows_what_applies_and_why() -> None:
+    process = run("--list")
+    assert process.returncode == 0, process.stderr
+    assert ID in process.stdout
+    assert "applies: TRL 0.11.4 has this bug" in process.stdout
+
+
+def test_list_all_imports_neither_torch_nor_trl() -> None:
+    assert run("list", "--all").stdout == run("--list").stdout
+    code = (
+        "import sys; from trl_hotfix.commands.main import main\ntry: main(['--list'])\n"
+        "finally: print([name for name in ('torch', 'trl', 'wrapt') if name in sys.modules])"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_json_list_has_the_shape_of_a_report() -> None:
+    for arguments in (("--list", "--json"), ("--json", "--list"), ("list", "--json")):
+        report = json.loads(run(*arguments).stdout)
+        assert list(report) == ["trl_hotfix", "trl", "python", "digest", "patches"]
+        (patch,) = (row for row in report["patches"] if row["id"] == ID)
+        assert list(patch) == [
+            *("id", "revision", "title", "severity", "trl", "upstream", "review_by", "not_repaired", "state"),
+            *("reason", "options", "evidence", "targets"),
+        ]
+        assert (patch["state"], patch["reason"]) == ("pending", "applies")
+        assert list(patch["targets"][0]) == ["module", "attribute", "trl", "state"]
+
+
+def test_a_fixed_release_is_retired_with_exit_0(tmp_path: Path) -> None:
+    process = run("--list", "--json", PYTHONPATH=without_trl(tmp_path, "0.12.0"))
+    (patch,) = (row for row in json.loads(process.stdout)["patches"] if row["id"] == ID)
+    assert (patch["state"], patch["reason"]) == ("retired", "fixed-upstream")
+    assert patch["evidence"]["fixed_in"] == "0.12.0"
+    assert process.returncode == 0
+
+
+def test_list_shows_the_most_severe_patches_first() -> None:
+    patches = {patch["id"]: patch for patch in json.loads(run("list", "--json").stdout)["patches"]}
+    process = run("list")
+    assert process.returncode == 0, process.stderr
+    pending = [patch["id"] for patch in patches.values() if patch["state"] == "pending"]
+    rows = [line.split()[0] for line in process.stdout.splitlines() if line.strip() and line.split()[0] in patches]
+    assert rows == pending
+    severities = [patches[patch_id]["severity"] for patch_id in pending]
+    assert severities == sorted(severities, key=[severity.value for severity in Severity].index)
+    assert f"{len(patches) - len(pending)} patches are for other releases than TRL 0.11.4: --all" in process.stdout
+
+
+def test_list_filters_by_release_severity_and_trainer() -> None:
+    process = run("list", "--json", "--trl", "0.16.1", "--severity", "data-loss")
+    report = json.loads(process.stdout)
+    assert report["trl"] == "0.16.1"
+    assert {patch["severity"] for patch in report["patches"]} == {"data-loss"}
+    states = {patch["id"]: patch["state"] for patch in report["patches"]}
+    assert states["grpo-resume-replays-epoch-0-order"] == "pending"
+    assert "is none of the" in run("list", "--trl", "9.0.0").stdout
+    assert "there is no TRL 0.16.7; did you mean '0.16." in run("list", "--trl", "0.16.7").stderr
+    of_kto = json.loads(run("list", "--json", "--trainer", "KTOTrainer").stdout)["patches"]
+    assert ID in {patch["id"] for patch in of_kto}
+    assert "grpo-loss-normalisation" not in {patch["id"] for patch in of_kto}
+    assert "did you mean 'GRPO'?" in run("list", "--trainer", "gpro").stderr
+    assert "is not a version such as" in run("list", "--trl", "latest").stderr
+    assert run("list", "--trl", "0.9.0").returncode == 4
+
+
+def test_list_all_shows_what_is_not_repaired() -> None:
+    patch_id = "orpo-nan-gradient-near-certainty"
+    patches = json.loads(run("list", "--json").stdout)["patches"]
+    texts = {patch["id"]: patch["not_repaired"] for patch in patches}
+    assert texts == {patch.id: patch.not_repaired for patch in loading.load()}
+    assert texts[ID] is None
+    lines = " ".join(run("list", "--all").stdout.split())
+    assert f"not repaired: {texts[patch_id].split(maxsplit=1)[0]}" in lines
+    assert lines.count("not repaired: ") == sum(text is not None for text in texts.values())
+    assert "not repaired: " not in run("list").stdout

@@ -1,0 +1,87 @@
+"""The exit codes and messages that all commands share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.command_line import ID, run, without_trl
+
+
+def test_an_unknown_option_in_a_variable_is_a_usage_error() -> None:
+    process = run("list", TRL_HOTFIX_OPTIONS="grpo-loss-normalisation.normalization=global")
+    assert process.returncode == 2
+    assert "has no option 'normalization'; did you mean 'normalisation'?" in process.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--lits",), ("lits",), ("list", "--jsn"), ("verify", "moe-aux-los"), ("--list", "extra")]
+)
+def test_wrong_usage_is_exit_2_with_one_clear_line(arguments: tuple[str, ...]) -> None:
+    process = run(*arguments)
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr
+
+
+def test_an_unknown_id_in_a_variable_is_exit_2() -> None:
+    process = run("--list", TRL_HOTFIX_ONLY="moe-aux-loss-lost-under-deepsped")
+    assert process.returncode == 2
+    assert "unknown patch in TRL_HOTFIX_ONLY" in process.stderr
+    assert f"did you mean '{ID}'?" in process.stderr
+
+
+def test_an_invalid_manifest_is_exit_3_with_every_mistake(package: Path) -> None:
+    manifest = package / "patches.yaml"
+    text = manifest.read_text().replace("severity: wrong-gradient", "severity: bad", 1).replace("title:", "tittle:", 1)
+    manifest.write_text(text)
+    for arguments in (("--list",), ("list", "--json"), ("verify",)):
+        process = run(*arguments, PYTHONPATH=str(package.parent))
+        assert process.returncode == 3
+        assert "has 3 mistakes" in process.stderr
+        assert "did you mean 'title'?" in process.stderr
+        assert process.stderr.count("  line ") == 3
+        assert process.stdout == ""
+
+
+def test_damaged_evidence_is_exit_3_with_a_remedy(package: Path) -> None:
+    (package / "data" / "proven.json").write_text("{")
+    process = run("--list", PYTHONPATH=str(package.parent))
+    assert process.returncode == 3
+    assert "install trl_hotfix again" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_apply_with_an_invalid_manifest_changes_nothing(package: Path) -> None:
+    (package / "patches.yaml").write_text("- id: [")
+    code = (
+        "import sys, trl_hotfix\nbefore = list(sys.meta_path)\n"
+        "try: trl_hotfix.apply()\nexcept trl_hotfix.CatalogueError as error: print(error.mistakes[0].line)\n"
+        "print(sys.meta_path == before)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        cwd=package.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.stdout == "1\nTrue\n", process.stderr
+
+
+@pytest.mark.parametrize("version", [None, "0.7.4"])
+@pytest.mark.parametrize("command", ["--list", "--verify"])
+def test_no_supported_trl_is_exit_4(tmp_path: Path, version: str | None, command: str) -> None:
+    process = run(command, PYTHONPATH=without_trl(tmp_path, version))
+    assert process.returncode == 4, process.stderr
+
+
+@pytest.mark.parametrize("command", [["list", "--all"], ["explain", "orpo-nan-gradient-near-certainty"]])
+def test_piped_output_has_no_escapes_or_trailing_spaces(command: list[str]) -> None:
+    process = run(*command)
+    assert process.returncode == 0, process.stderr
+    assert "\x1b" not in process.stdout
+    assert [line for line in process.stdout.splitlines() if line != line.rstrip()] == []

@@ -1,0 +1,170 @@
+"""A freeze file is a selection, or one error that names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trl_hotfix.errors import SettingError
+from trl_hotfix.model import Option, Patch, Severity, Target, Upstream
+from trl_hotfix.patching import engine
+from trl_hotfix.selection import freeze_files
+from trl_hotfix.selection.selection import Selection
+
+PATCH = Patch(
+    id="some-patch",
+    revision=2,
+    title="",
+    severity=Severity.CRASH,
+    trl=">=0.11.0",
+    upstream=Upstream(),
+    why="",
+    how="",
+    targets=(Target("trl.trainer.dpo_trainer", "DPOTrainer.step", "wrapper"),),
+    self_test="self_test",
+    options={"over": Option({"all": "", "none": ""}, "all")},
+)
+RIGHT = {"id": "some-patch", "revision": 2, "options": {"over": "none"}}
+
+
+def file(folder: Path, content: Any) -> str:
+    path = folder / "trl_hotfix.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_a_freeze_file_gives_the_ids_and_the_options(tmp_path: Path) -> None:
+    path = file(tmp_path, {"trl": "0.11.4", "trl_hotfix": "0.1.0", "digest": "x", "patches": [RIGHT]})
+    for only, environment in (
+        (f"@{path}", {}),
+        (None, {"TRL_HOTFIX_ONLY": f"@{path}", "TRL_HOTFIX_SKIP": "some-patch"}),
+    ):
+        selection = Selection.of(only, None, environment, [PATCH])
+        assert selection.only == {"some-patch"}
+        assert selection.skip == frozenset()
+        assert selection.options_of(PATCH) == {"over": "none"}
+
+
+KNOWN = {"some-patch": PATCH}
+
+
+@pytest.mark.parametrize(
+    ("patches", "message"),
+    [
+        ([{**RIGHT, "id": "some-pach"}], "unknown patch 'some-pach'; did you mean 'some-patch'?"),
+        ([{**RIGHT, "revision": 1}], "some-patch is revision 1 there, 2 in this trl_hotfix"),
+        ([{**RIGHT, "options": {}}], "some-patch has the options none there, over in this trl_hotfix"),
+        ([{**RIGHT, "options": {"over": "some"}}], "some-patch.over is 'some', expected all, none"),
+        ([RIGHT, RIGHT], "'some-patch' is there twice"),
+        ([{**RIGHT, "module": "os"}], "unknown field `module`"),
+        ([{"id": "some-patch"}], "missing required field `revision`"),
+        ("some-patch", "Expected `array`"),
+    ],
+)
+def test_a_patch_that_cannot_be_reproduced_is_refused(patches: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as caught:
+        freeze_files.read(file(tmp_path, {"patches": patches}), KNOWN)
+    assert message in str(caught.value)
+
+
+def test_all_mistakes_are_in_one_error(tmp_path: Path) -> None:
+    wrong = [{**RIGHT, "id": "no-such"}, {**RIGHT, "revision": 7}]
+    with pytest.raises(SettingError, match=r"no-such.*\n.*revision 7"):
+        freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
+
+
+HOSTILE = [
+    '{"patches": [], "patches": []}',
+    '{"patches": [{"id": "some-patch", "id": "other", "revision": 2}]}',
+    '{"patches": [{"id": "some-patch", "revision": NaN}]}',
+    '{"patches": [{"id": "some-patch", "revision": 1e999}]}',
+    f'{{"patches": [{{"id": "some-patch", "revision": {"9" * 5000}}}]}}',
+    '{"patches": {"id": "some-patch", "revision": 2}}',
+    '{"patches": [{"id": ["some-patch"], "revision": 2}]}',
+    '{"a\\nb\\u001b[31m": 1, "patches": []}',
+    " " * (freeze_files.LARGEST + 1),
+]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", "[" * 60_000, "\x00", '{"patches": [], "run": "rm"}', *HOSTILE]
+)
+def test_an_invalid_file_is_one_error_that_names_it(content: str, tmp_path: Path) -> None:
+    path = file(tmp_path, content)
+    with pytest.raises(SettingError, match=r"the freeze file .* cannot be used") as caught:
+        freeze_files.read(path, KNOWN)
+    assert path in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_file_that_is_not_regular_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), Path("/dev/stdin")):
+        with pytest.raises(SettingError, match=r"cannot be used: it is no regular file"):
+            freeze_files.read(str(path), KNOWN)
+
+
+def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trl_hotfix.json"
+    path.write_bytes(b'{"patches": [], "trl": "\xff"}')
+    with pytest.raises(SettingError, match=r"cannot be used: 'utf-8' codec"):
+        freeze_files.read(str(path), KNOWN)
+
+
+@pytest.mark.parametrize("text", ["a\nWARNING: b", "\x1b[2Jx", "\u202ex"])
+def test_control_characters_are_shown_by_their_repr(text: str, tmp_path: Path) -> None:
+    wrong = [{**RIGHT, "id": text}, {**RIGHT, "options": {text: "all"}}, {**RIGHT, "options": {"over": text}}]
+    with pytest.raises(SettingError) as caught:
+        freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
+    assert all(line.isprintable() for line in str(caught.value).split("\n"))
+    assert len(str(caught.value).split("\n")) == 1 + len(wrong) + 1  # 'some-patch' is there twice
+
+
+@pytest.mark.parametrize("path", ["", "no/such/file", ".", "http://example.com/x.json"])
+def test_an_absent_file_is_an_error_and_no_url_is_fetched(path: str) -> None:
+    with pytest.raises(SettingError, match=r"the freeze file .* cannot be used"):
+        Selection.of(f"@{path}", None, {}, [PATCH])
+
+
+def test_a_freeze_file_allows_no_other_selection(tmp_path: Path) -> None:
+    path = file(tmp_path, {"patches": [RIGHT]})
+    with pytest.raises(SettingError, match="leave skip= and options= out"):
+        Selection.of(f"@{path}", ["some-patch"], {}, [PATCH])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["some-patch", 2]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "revision", "options", "over"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60) | json_values.map(lambda patch: json.dumps({"patches": patch}).encode()))
+def test_any_content_is_a_selection_or_one_error(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trl_hotfix.json"
+    path.write_bytes(content)
+    try:
+        frozen = freeze_files.read(str(path), KNOWN)
+    except SettingError:
+        return
+    assert all(patch.id in KNOWN for patch in frozen.patches)
+
+
+def test_a_frozen_report_can_be_read_again(tmp_path: Path) -> None:
+    from trl_hotfix.catalogue import loading
+
+    record = engine.ENGINE.apply(None, None, None, None, dry_run=True).freeze()
+    frozen = freeze_files.read(file(tmp_path, record), {patch.id: patch for patch in loading.load()})
+    assert [frozen_patch.id for frozen_patch in frozen.patches] == [
+        frozen_patch["id"] for frozen_patch in record["patches"]
+    ]
+    assert frozen.digest == record["digest"]
