@@ -143,7 +143,7 @@ def write_made_up(folder: Path, size: int) -> None:
 
 def with_made_up() -> dict[str, Any]:
     """What reading the catalogue took, and ``apply()`` with what was read, TRL not imported."""
-    hotfix, catalogue = import_module("trl_hotfix"), import_module("trl_hotfix.catalogue")
+    hotfix, catalogue = import_module("trl_hotfix"), import_module("trl_hotfix.catalogue.loading")
     import_module("trl_hotfix.patching.engine")
     begin = time.perf_counter()
     patches = catalogue.load()
