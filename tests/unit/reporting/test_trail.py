@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.patch_examples import PATCH, having, selection_of
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from trl_hotfix.reporting.trail import trail
 
@@ -15,17 +15,16 @@ def test_without_trl_the_trail_ends_there() -> None:
 
 def test_a_patch_out_of_range_has_no_body_step() -> None:
     steps = trail(PATCH, selection_of(), None, having(trl="1.0.0"))
-    assert steps[-1].found == "1.0.0, the range is >=0.11.0,<0.12.0"
-    assert steps[-1].passed is False
+    assert astuple(steps[-1]) == ("TRL", "1.0.0, the range is >=0.11.0,<0.12.0", False)
 
 
 def test_an_unmet_requirement_is_a_failed_step() -> None:
     steps = trail(replace(PATCH, requires={"deepspeed": ">=0.14.5"}), selection_of(), None, having(trl="0.11.4"))
     assert [(step.gate, step.passed) for step in steps[1:]] == [("TRL", True), ("deepspeed", False)]
-    assert steps[-1].found == "not installed, required is >=0.14.5"
+    assert astuple(steps[-1]) == ("deepspeed", "not installed, required is >=0.14.5", False)
 
 
 def test_without_sources_the_body_cannot_be_told() -> None:
     steps = trail(PATCH, selection_of(skip=["some-patch"]), None, having(trl="0.11.4"))
-    assert (steps[0].passed, steps[0].found) == (False, "left out by skip= or TRL_HOTFIX_SKIP")
+    assert astuple(steps[0]) == ("selection", "left out by skip= or TRL_HOTFIX_SKIP", False)
     assert (steps[-1].gate, steps[-1].passed) == ("body of trl.trainer.dpo_trainer: DPOTrainer.step", None)
