@@ -39,18 +39,18 @@ def main() -> None:
     import torch
     import trl
 
-    trainer_class = getattr(trl, f"{arguments.trainer}Trainer")
+    trainer_class: Any = getattr(trl, f"{arguments.trainer}Trainer")
     steps: list[dict[str, Any]] = []
     aux_losses: list[float] = []
 
     class RecordSteps(trainer_class):
-        def create_optimizer(self, *args, **kwargs):
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
             # One parameter group: see tiny.one_group.
             if self.optimizer is None:
                 self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.args.learning_rate)
             return self.optimizer
 
-        def compute_loss(self, model, *args, **kwargs):
+        def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
             aux_losses.clear()
             result = super().compute_loss(model, *args, **kwargs)
             loss = result[0] if isinstance(result, tuple) else result

@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tiny
@@ -37,7 +38,7 @@ def main() -> None:
     aux_losses: list[float] = []
 
     class RecordSteps(tiny.one_group(DPOTrainer)):
-        def compute_loss(self, model, *args, **kwargs):
+        def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
             aux_losses.clear()
             result = super().compute_loss(model, *args, **kwargs)
             loss = result[0] if isinstance(result, tuple) else result

@@ -32,7 +32,7 @@ def deepspeed(stage: int) -> dict[str, Any]:
     }
 
 
-def one_group(trainer_class: type) -> type:
+def one_group(trainer_class: Any) -> Any:
     """Return a subclass of the trainer whose optimizer has one parameter group.
 
     For a model without biases transformers makes a second, empty group, which DeepSpeed drops; torch's schedulers then

@@ -1,4 +1,4 @@
-"""``apply``, ``revert``, ``status``, ``patched`` and ``explain``."""
+"""``apply``, ``revert``, ``status`` and ``patched``."""
 
 from __future__ import annotations
 
@@ -58,16 +58,6 @@ def test_an_unknown_id_is_an_error_with_a_suggestion(declare: Any) -> None:
         with pytest.raises(trl_hotfix.UnknownPatchError, match=r"'made-upp'; did you mean 'made-up'\?"):
             call()
     assert identity(trl_hotfix.status()) == (State.DISABLED, Reason.SWITCHED_OFF)
-
-
-def test_explain_shows_the_state_and_how_to_turn_it_off(declare: Any) -> None:
-    declare(is_marked, mark)
-    trl_hotfix.apply()
-    text = trl_hotfix.explain("made-up")
-    assert "applied (proven)" in text
-    assert "TRL_HOTFIX_SKIP=made-up" in text
-    with pytest.raises(trl_hotfix.UnknownPatchError):
-        trl_hotfix.explain("made-upp")
 
 
 # strict

@@ -8,11 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import MARK, is_marked
-from trl.trainer.dpo_trainer import DPOTrainer
 
-import trl_hotfix
-from trl_hotfix.model import Reason, State
 from trl_hotfix.patching.guard import Guard
 
 
@@ -106,19 +102,3 @@ def test_interrupts_are_not_caught() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         guard(interrupted)(method, None, ("batch",), {})
-
-
-def test_the_status_reports_a_wrapper_that_failed_in_a_run(declare: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def fails_later(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if args[0] == "in the run":
-            raise ZeroDivisionError("a mistake of ours")
-        return MARK
-
-    declare(is_marked, fails_later)
-    assert trl_hotfix.apply()["made-up"].state is State.APPLIED
-    with pytest.raises(AttributeError):  # raised by TRL: the trainer was never constructed
-        object.__new__(DPOTrainer).dpo_loss("in the run", 2, 3, 4)
-    status = trl_hotfix.status()["made-up"]
-    assert (status.state, status.reason, status.degraded) == (State.FAILED, Reason.WRAPPER_ERROR, True)
-    assert "a mistake of ours" in status.evidence["trl.trainer.dpo_trainer"]["error"]
-    assert caplog.text.count("is NOT on any more") == 1

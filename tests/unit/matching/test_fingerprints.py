@@ -1,0 +1,41 @@
+"""The bodies on record, by target, release and patch."""
+
+from __future__ import annotations
+
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import fingerprints
+from trl_hotfix.matching.fingerprints import Bodies
+
+TARGET = "trl.trainer.made_up:Trainer.loss"
+BODIES = Bodies(
+    ("1.0.0", "1.1.0", "1.2.0"),
+    {
+        TARGET: {
+            "c1:0": {"releases": ["1.0.0", "1.1.0"], "is": {"some-patch": "buggy"}},
+            "c1:1": {"releases": ["1.2.0"], "is": {"some-patch": "fixed"}},
+        }
+    },
+)
+
+
+def test_a_body_has_a_verdict_for_each_patch() -> None:
+    assert [BODIES.verdict("some-patch", TARGET, body) for body in ("c1:0", "c1:1")] == ["buggy", "fixed"]
+    assert BODIES.verdict("another-patch", TARGET, "c1:0") is None
+
+
+def test_an_unknown_body_or_target_has_no_verdict() -> None:
+    assert BODIES.verdict("some-patch", TARGET, "c1:2") is None
+    assert BODIES.verdict("some-patch", TARGET, None) is None
+    assert BODIES.verdict("some-patch", "trl.gone:Trainer.loss", "c1:0") is None
+
+
+def test_a_release_has_one_body_at_a_target() -> None:
+    assert [BODIES.at(TARGET, release) for release in BODIES.releases] == ["c1:0", "c1:0", "c1:1"]
+    assert BODIES.at(TARGET, "9.0.0") is None
+    assert BODIES.releases_with(TARGET, "c1:0") == ("1.0.0", "1.1.0")
+    assert BODIES.releases_with(TARGET, "c1:2") == ()
+
+
+def test_every_shipped_target_is_on_record() -> None:
+    on_record = fingerprints.bodies().targets
+    assert {target.name for patch in loading.load() for target in patch.targets} <= on_record.keys()

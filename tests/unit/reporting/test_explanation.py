@@ -1,0 +1,20 @@
+"""A patch in words: the bug, the repair, its state and how to do without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers.made_up_patches import is_marked, mark
+
+import trl_hotfix
+
+
+def test_explain_shows_the_state_and_how_to_turn_it_off(declare: Any) -> None:
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    text = trl_hotfix.explain("made-up")
+    assert "applied (proven)" in text
+    assert "TRL_HOTFIX_SKIP=made-up" in text
+    with pytest.raises(trl_hotfix.UnknownPatchError):
+        trl_hotfix.explain("made-upp")
