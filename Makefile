@@ -20,7 +20,7 @@ CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands helpe
   tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
-  method-assign misc union-attr var-annotated)
+  has-type method-assign misc union-attr var-annotated)
 
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
