@@ -101,11 +101,11 @@ class Sources:
         if path is None:
             return None
         source = Module()
-        statements = list(_statements(parse(path.read_text(encoding="utf-8")).body))
+        body = list(statements(parse(path.read_text(encoding="utf-8")).body))
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        self._collect_imports(module, statements, source, package)
-        for statement in statements:
-            for name in _names_defined(statement):
+        self._collect_imports(module, body, source, package)
+        for statement in body:
+            for name in names_defined(statement):
                 source.definitions.setdefault(name, []).append(statement)
         return source
 
@@ -147,18 +147,18 @@ def _absolute(package: str, node: ast.ImportFrom) -> str:
     return ".".join([*steps, *([node.module] if node.module else [])])
 
 
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Give the statements of a module, those in ``if``, ``try`` and ``with`` blocks included."""
     for statement in body:
         yield statement
         if isinstance(statement, (ast.If, ast.Try, ast.With)):
             for block in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(statement, block, []))
+                yield from statements(getattr(statement, block, []))
             for handler in getattr(statement, "handlers", []):
-                yield from _statements(handler.body)
+                yield from statements(handler.body)
 
 
-def _names_defined(statement: ast.stmt) -> Iterator[str]:
+def names_defined(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, Definition):
         yield statement.name
     elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):

@@ -1,0 +1,132 @@
+"""A key changes when, and only when, something changes that a result depends on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import keys
+import pytest
+from msgspec.structs import replace
+
+from trl_hotfix.catalogue import loading, modules
+from trl_hotfix.model import Patch
+
+CHECKOUT = Path(__file__).parents[2]
+ID = "dpo-aux-loss-dropped"
+MODULE = "trl_hotfix/patches/dpo_aux_loss_dropped.py"
+PROOF = "tests/proofs/dpo_aux_loss_dropped.py"
+
+Edit = Callable[[str, str, str], None]
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("trl_hotfix", "tests/tiny", "tests/proofs"):
+        shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture
+def edit(copied: Path) -> Edit:
+    def replace_in(name: str, old: str, new: str) -> None:
+        path = copied / name
+        text = path.read_text(encoding="utf-8")
+        assert old in text, (name, old)
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    return replace_in
+
+
+def patch(patch_id: str = ID) -> Patch:
+    return next(patch for patch in loading.load() if patch.id == patch_id)
+
+
+def code_key(folder: Path) -> str:
+    """Return the key of the self-test and the wrapper of the patch, read from ``folder``."""
+    module = modules.module_of(ID)
+    names = [patch().self_test, *(target.wrapper for target in patch().targets)]
+    return keys.digest_of(sources(folder).closure((module, name) for name in names))
+
+
+def proof_key(folder: Path) -> str:
+    return keys.digest_of(sources(folder).closure([("dpo_aux_loss_dropped", "train")]))
+
+
+def sources(folder: Path) -> keys.Sources:
+    return keys.Sources(folder, folder / "tests", folder / "tests" / "proofs")
+
+
+UNUSED = "def unused():\n    return 1\n\n\n"
+
+UNRELATED = {
+    "a comment": (MODULE, "    import torch\n", "    # One pair.\n    import torch\n"),
+    "a docstring": (MODULE, '    """', '    """Another sentence. '),
+    "an unrelated helper": ("trl_hotfix/authoring/training.py", "def micro_batches(", UNUSED + "def micro_batches("),
+    "a helper of others": ("trl_hotfix/testing/online.py", "import torch", "import torch\n    unused = 1"),
+    "another patch": ("trl_hotfix/patches/sft_aux_loss_counted_twice.py", "def ", UNUSED + "def "),
+}
+
+
+@pytest.mark.parametrize("change", UNRELATED)
+def test_what_a_self_test_does_not_use_keeps_its_key(copied: Path, edit: Edit, change: str) -> None:
+    before = code_key(copied)
+    edit(*UNRELATED[change])
+    assert code_key(copied) == before
+
+
+USED = {
+    "the wrapper": (MODULE, "loss = loss + coefficient *", "loss = loss + 2 * coefficient *"),
+    "the self-test": (MODULE, "coefficient, aux_loss = 0.5, 2.0", "coefficient, aux_loss = 0.5, 3.0"),
+    "a helper of the self-test": ("trl_hotfix/testing/models.py", "index = torch.arange(", "index = 1 + torch.arange("),
+    # dpo_stub calls stub_trainer, which reads this.
+    "a helper two calls deep": ("trl_hotfix/testing/trainers.py", '"num_processes": 1', '"num_processes": 2'),
+}
+
+
+@pytest.mark.parametrize("change", USED)
+def test_what_a_self_test_uses_changes_its_key(copied: Path, edit: Edit, change: str) -> None:
+    before = code_key(copied)
+    edit(*USED[change])
+    assert code_key(copied) != before
+
+
+def test_a_proof_depends_on_the_makers_it_calls(copied: Path, edit: Edit) -> None:
+    before = proof_key(copied)
+    edit("tests/tiny/sft_runs.py", "import torch", "import torch\n    unused = 1")
+    assert proof_key(copied) == before
+    edit("tests/tiny/models.py", '"num_local_experts": 4', '"num_local_experts": 8')
+    assert proof_key(copied) != before
+
+
+def test_prose_is_no_part_of_the_policy() -> None:
+    entry = patch()
+    reworded = replace(entry, title="Other", why="other", how="other", not_repaired="other", hits=(), trl=">=0.29.0")
+    assert keys.policy_of(reworded, entry.targets) == keys.policy_of(entry, entry.targets)
+
+
+def test_each_decision_of_an_entry_is_part_of_the_policy() -> None:
+    entry = patch()
+    policy = keys.policy_of(entry, entry.targets)
+    target = replace(entry.targets[0], wrapper="another")
+    assert keys.policy_of(replace(entry, revision=9), entry.targets) != policy
+    assert keys.policy_of(replace(entry, requires={"torch": ">=2"}), entry.targets) != policy
+    assert keys.policy_of(replace(entry, targets=(target,)), (target,)) != policy
+    assert keys.policy_of(entry, ()) != policy
+
+
+def test_a_name_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(LookupError, match="has no nothing_here"):
+        sources(CHECKOUT).closure([(modules.module_of(ID), "nothing_here")])
+
+
+@pytest.mark.parametrize("patch_id", [patch.id for patch in loading.load()])
+def test_every_patch_and_every_proof_has_a_key(patch_id: str) -> None:
+    entry, name = patch(patch_id), patch_id.replace("-", "_")
+    here = sources(CHECKOUT)
+    pieces = here.closure((modules.module_of(patch_id), target.wrapper) for target in entry.targets)
+    assert all(piece.startswith("trl_hotfix.") for piece in pieces)
+    proof = here.closure([(name, "train")])
+    assert any(piece.startswith("tiny:") or piece.startswith("tiny.") for piece in proof)
