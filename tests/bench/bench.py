@@ -369,6 +369,9 @@ def run(
     """Run self-tests and proofs, and count the verdicts. Exit code 1 if one of them is a failure."""
     console = Console()
     layout.build(places, click.echo)
+    if write or proofs == "all":
+        # The evidence and the plan of the proofs need the code of every release, also of those that are not run.
+        layout.build_release_overlays(places[0].python, click.echo)
     bench = Bench(jobs, fresh, console)
     cells = bench.cells(patches, places)
     if write:

@@ -127,6 +127,13 @@ def build(selected: Iterable[Place], report: Callable[[str], None] = print) -> N
         _build(tuple(selected), report)
 
 
+def build_release_overlays(python: Path, report: Callable[[str], None] = print) -> None:
+    """Lay out the TRL wheels of all releases, without their stacks: to read their code, nothing else is needed."""
+    BENCH.mkdir(exist_ok=True)
+    with FileLock(BENCH / ".lock"):
+        _build_overlays({release: (f"trl=={release}",) for release in releases()}, python, report)
+
+
 def _build(selected: tuple[Place, ...], report: Callable[[str], None]) -> None:
     for stack in dict.fromkeys(place.stack for place in selected):
         _build_stack(stack, report)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -68,6 +69,52 @@ def test_every_release_is_on_a_stack_and_the_second_line_has_its_own() -> None:
     assert {place.release for place in places} == set(layout.releases())
     assert len(layout.releases()) >= 66
     assert {place.stack for place in places if place.release == "1.16.0"} == {"tf4.57", "tf5.23"}
+
+
+def test_the_code_of_every_release_is_laid_out_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlays: dict[str, tuple[str, ...]] = {}
+    pythons: set[Path] = set()
+
+    def build_overlay(name: str, packages: tuple[str, ...], *, python: Path, report: Any) -> None:
+        overlays[name] = packages
+        pythons.add(python)
+
+    def no_stack(*arguments: Any) -> None:
+        pytest.fail("a stack was built")
+
+    monkeypatch.setattr(layout, "BENCH", tmp_path / "bench")
+    monkeypatch.setattr(layout, "build_overlay", build_overlay)
+    monkeypatch.setattr(layout, "_build_stack", no_stack)
+    layout.build_release_overlays(PLACE.python)
+    assert overlays == {release: (f"trl=={release}",) for release in layout.releases()}
+    assert pythons == {PLACE.python}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["--no-write"], True),
+        (["--proofs", "none"], True),
+        (["--proofs", "newest", "--no-write"], False),
+        (["--proofs", "none", "--no-write"], False),
+    ],
+)
+def test_a_run_on_one_release_lays_out_the_code_that_its_plan_and_the_evidence_need(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], needed: bool
+) -> None:
+    steps: list[str] = []
+
+    def step(name: str, result: Any = None) -> Any:
+        return lambda *arguments: steps.append(name) or result
+
+    monkeypatch.setattr(layout, "build", step("build"))
+    monkeypatch.setattr(layout, "build_release_overlays", step("overlays"))
+    monkeypatch.setattr(Bench, "cells", step("cells", []))
+    monkeypatch.setattr(Bench, "proofs", step("proofs", []))
+    monkeypatch.setattr(evidence, "write", step("write"))
+    result = CliRunner().invoke(module.commands, ["run", "--releases", "0.11.4", "--patches", PATCH.id, *arguments])
+    assert result.exit_code == 0, result.output
+    assert steps[:3] == ["build", "overlays", "cells"] if needed else steps[:2] == ["build", "cells"]
 
 
 def test_proofs_are_planned_for_the_ends_of_each_body_the_neighbours_and_the_newest() -> None:
