@@ -4,7 +4,7 @@
     python tests/bench/bench.py run [--releases 0.11.4,1.16.0] [--patches dpo-...] [--proofs none|newest|all]
     python tests/bench/bench.py curves [--patches dpo-...]
 
-What was found is kept in ``.bench/results``, so that an interrupted run goes on where it was, and is written to
+Results are kept in ``.bench/results``, so that an interrupted run continues where it stopped, and are written to
 ``evidence/matrix.json`` unless ``--no-write`` is given.
 """
 
@@ -44,7 +44,7 @@ GOOD = ("proven", "absent")
 SECONDS_A_CELL = 60.0
 SECONDS_A_PROOF = 300.0
 STEPS = 40
-"""Of the runs for a picture of the losses."""
+"""The length of the runs whose losses are drawn."""
 
 Answer = dict[str, Any]
 
@@ -62,38 +62,38 @@ class Task:
 
 
 class Bench:
-    """Runs tasks, two at a time, and remembers what they found."""
+    """Runs tasks, ``jobs`` at a time, and keeps their results in files."""
 
     def __init__(self, jobs: int, fresh: bool, console: Console, results: Path = BENCH / "results") -> None:
         self._jobs, self._fresh, self._console, self._results = jobs, fresh, console, results
 
     def cells(self, patches: Sequence[Patch], places: Sequence[Place]) -> list[Answer]:
-        """A verdict for every patch in every place."""
-        found, missing = self._remembered("cell", [(patch, place) for place in places for patch in patches])
+        """Return a verdict for every patch in every place."""
+        answers, missing = self._remembered("cell", [(patch, place) for place in places for patch in patches])
         by_place: dict[Place, list[Patch]] = {}
         for patch, place in missing:
             by_place.setdefault(place, []).append(patch)
-        tasks = [Task("cell", place, tuple(its)) for place, its in by_place.items()]
-        return found + self._all(tasks, self._self_tests)
+        tasks = [Task("cell", place, tuple(place_patches)) for place, place_patches in by_place.items()]
+        return answers + self._all(tasks, self._self_tests)
 
     def proofs(self, patches: Sequence[Patch], places: Sequence[Place], which: str) -> list[Answer]:
-        """The proofs that the plan asks for: ``newest`` or ``all``."""
-        wanted = [(patch, place) for patch in patches for place in to_prove(patch, places, which)]
-        found, missing = self._remembered("proof", wanted)
-        return found + self._all([Task("proof", place, (patch,)) for patch, place in missing], self._proof)
+        """Return the results of the proofs that ``which`` selects: ``newest`` or ``all``."""
+        planned = [(patch, place) for patch in patches for place in to_prove(patch, places, which)]
+        answers, missing = self._remembered("proof", planned)
+        return answers + self._all([Task("proof", place, (patch,)) for patch, place in missing], self._proof)
 
     def _remembered(
-        self, kind: str, wanted: Iterable[tuple[Patch, Place]]
+        self, kind: str, planned: Iterable[tuple[Patch, Place]]
     ) -> tuple[list[Answer], list[tuple[Patch, Place]]]:
-        found: list[Answer] = []
+        answers: list[Answer] = []
         missing: list[tuple[Patch, Place]] = []
-        for patch, place in wanted:
+        for patch, place in planned:
             file = self._file(kind, patch, place)
             if file.is_file() and not self._fresh:
-                found.append(json.loads(file.read_text()))
+                answers.append(json.loads(file.read_text()))
             else:
                 missing.append((patch, place))
-        return found, missing
+        return answers, missing
 
     def _file(self, kind: str, patch: Patch, place: Place) -> Path:
         return self._results / sources_of(patch) / f"{kind}-{patch.id}-{place}.json"
@@ -109,8 +109,8 @@ class Bench:
                     for answer in future.result():
                         answers.append(answer)
                         if answer["verdict"] not in GOOD:
-                            said = f"{answer['verdict']}: {answer['patch']} on {answer['release']}@{answer['stack']}"
-                            self._console.print(f"{said}: {answer['why']}", markup=False, style="bold red")
+                            summary = f"{answer['verdict']}: {answer['patch']} on {answer['release']}@{answer['stack']}"
+                            self._console.print(f"{summary}: {answer['why']}", markup=False, style="bold red")
                     progress.advance(bar)
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
@@ -120,13 +120,13 @@ class Bench:
     def _self_tests(self, task: Task) -> list[Answer]:
         ids = [patch.id for patch in task.patches]
         limit = 120 + SECONDS_A_CELL * len(ids)
-        done = self.process(task.place, [str(HERE / "release.py"), "{out}", str(SECONDS_A_CELL), *ids], limit)
-        if isinstance(done, str):
-            done = {"versions": {}, "cells": [error(patch, done) for patch in task.patches]}
+        result = self.process(task.place, [str(HERE / "release.py"), "{out}", str(SECONDS_A_CELL), *ids], limit)
+        if isinstance(result, str):
+            result = {"versions": {}, "cells": [error(patch, result) for patch in task.patches]}
         answers = []
-        for patch, cell in zip(task.patches, done["cells"], strict=True):
+        for patch, cell in zip(task.patches, result["cells"], strict=True):
             cell.pop("trl", None)
-            answers.append(self._keep("cell", patch, task.place, {**cell, "versions": done["versions"]}))
+            answers.append(self._keep("cell", patch, task.place, {**cell, "versions": result["versions"]}))
         return answers
 
     def _proof(self, task: Task) -> list[Answer]:
@@ -134,40 +134,40 @@ class Bench:
         gradients = gradients_of(patch, task.place)
         gradients.parent.mkdir(parents=True, exist_ok=True)
         command = [str(HERE / "prove.py"), "{out}", str(gradients), patch.id]
-        done = self.process(task.place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
-        if isinstance(done, str):
-            done = {**error(patch, done), "runs": {}}
-        return [self._keep("proof", patch, task.place, {"patch": patch.id, "revision": patch.revision, **done})]
+        result = self.process(task.place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
+        if isinstance(result, str):
+            result = {**error(patch, result), "runs": {}}
+        return [self._keep("proof", patch, task.place, {"patch": patch.id, "revision": patch.revision, **result})]
 
     def curve(self, patch: Patch) -> Answer | str:
-        """The losses of longer runs where the patch was proved last, and of the first fixed release; or why not."""
-        proofs = [each for each in evidence.load()["proofs"] if each["patch"] == patch.id]
-        proven = [each for each in proofs if each["verdict"] == "proven"]
-        last = max(proven, key=lambda each: Version(each["release"]))
+        """Return the losses of longer runs on the last proven and the first fixed release, or why there are none."""
+        proofs = [proof for proof in evidence.load()["proofs"] if proof["patch"] == patch.id]
+        proven = [proof for proof in proofs if proof["verdict"] == "proven"]
+        last = max(proven, key=lambda proof: Version(proof["release"]))
         place = Place(last["release"], last["stack"])
         runs = {"unpatched": place, "patched": place}
         if patch.upstream.fixed_in and proof_of(patch).get("PARITY"):
-            its = layout.places([patch.upstream.fixed_in])
-            # On the same stack where there is one.
-            runs["fixed"] = next((each for each in its if each.stack == place.stack), its[0])
+            fixed_places = layout.places([patch.upstream.fixed_in])
+            # On the same stack if the fixed release runs on it.
+            runs["fixed"] = next((fixed for fixed in fixed_places if fixed.stack == place.stack), fixed_places[0])
         answer: Answer = {"patch": patch.id, "revision": patch.revision, "stack": place.stack, "runs": {}}
-        for name, its_place in runs.items():
+        for name, run_place in runs.items():
             which = "patched" if name == "patched" else "unpatched"
             command = [str(HERE / "curves.py"), "{out}", str(STEPS), which, patch.id]
-            done = self.process(its_place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
-            if isinstance(done, str):
-                return f"{name}, {its_place}: {done}"
-            answer["runs"][name] = {"release": its_place.release, "losses": done["losses"]}
-        seen = apart(*(answer["runs"][name]["losses"] for name in ("unpatched", "patched")))
-        return answer if seen else "the losses with the patch and without it look the same"
+            result = self.process(run_place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
+            if isinstance(result, str):
+                return f"{name}, {run_place}: {result}"
+            answer["runs"][name] = {"release": run_place.release, "losses": result["losses"]}
+        visible = apart(*(answer["runs"][name]["losses"] for name in ("unpatched", "patched")))
+        return answer if visible else "the losses with the patch and without it look the same"
 
     def process(self, place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:
-        """What the process wrote to its ``{out}``, or why it wrote nothing."""
+        """Return what the process wrote to its ``{out}``, or the reason why it wrote nothing."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "out.json")
-            command = [str(place.python), *(str(out) if each == "{out}" else each for each in arguments)]
+            command = [str(place.python), *(str(out) if argument == "{out}" else argument for argument in arguments)]
             try:
-                done = subprocess.run(
+                process = subprocess.run(
                     command,
                     env=place.environment(*overlays),
                     cwd=folder,
@@ -180,15 +180,15 @@ class Bench:
                 return f"no answer within {limit:g} s"
             log = BENCH / "logs" / f"{Path(arguments[0]).stem}-{place}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(f"{done.stdout}\n{done.stderr}")
+            log.write_text(f"{process.stdout}\n{process.stderr}")
             if not out.is_file():
-                last = (done.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
-                return f"the process ended with exit code {done.returncode}: {last}"
+                last = (process.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
+                return f"the process ended with exit code {process.returncode}: {last}"
             answer: Answer = json.loads(out.read_text())
             return answer
 
-    def _keep(self, kind: str, patch: Patch, place: Place, found: Answer) -> Answer:
-        answer = {"release": place.release, "stack": place.stack, **found}
+    def _keep(self, kind: str, patch: Patch, place: Place, result: Answer) -> Answer:
+        answer = {"release": place.release, "stack": place.stack, **result}
         file = self._file(kind, patch, place)
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
@@ -197,14 +197,14 @@ class Bench:
         return answer
 
 
-def error(patch: Patch, why: str) -> Answer:
-    """The cell of a process that gave no answer."""
+def error(patch: Patch, reason: str) -> Answer:
+    """Return the cell of a process that gave no answer."""
     empty = {"leaves": {}, "bodies": {}}
-    return {"patch": patch.id, "revision": patch.revision, "verdict": "error", "why": why, **empty}
+    return {"patch": patch.id, "revision": patch.revision, "verdict": "error", "why": reason, **empty}
 
 
 def sources_of(patch: Patch) -> str:
-    """Names the code that a result depends on: all of trl_hotfix but the other patches, the entry, and the proof."""
+    """Return a digest of what a result depends on: trl_hotfix without the other patches, the entry, and the proof."""
     package, proofs = CHECKOUT / "trl_hotfix", CHECKOUT / "tests" / "proofs"
     own = f"{patch.id.replace('-', '_')}.py"
     files = [path for path in package.rglob("*.py") if not _cannot_change_a_result(path.relative_to(package))]
@@ -214,7 +214,7 @@ def sources_of(patch: Patch) -> str:
 
 
 def _cannot_change_a_result(path: Path) -> bool:
-    """Patches are added one by one; the commands and the reports only show what was measured."""
+    """Return whether a file may change without a new run: another patch, or a command or report, which show results."""
     return path.parts[0] in ("patches", "commands", "reporting")
 
 
@@ -227,37 +227,40 @@ def _digest(text: str, files: tuple[Path, ...]) -> str:
 
 
 def proof_of(patch: Patch) -> Mapping[str, Any]:
-    """The settings of a patch's proof (``OVERLAYS``, ``PARITY``), and whether it trains what is ``unaffected``.
+    """Return the settings of a patch's proof (``OVERLAYS``, ``PARITY``), and whether it has a run ``unaffected``.
 
-    Nothing of it is imported here.
+    The file is parsed and not imported.
     """
     import ast
 
     file = CHECKOUT / "tests" / "proofs" / f"{patch.id.replace('-', '_')}.py"
     if not file.is_file():
         raise click.ClickException(f"{patch.id} has no proof: expected {file.relative_to(CHECKOUT)}")
-    found = {"unaffected": False}
+    settings = {"unaffected": False}
     for statement in digests.parse(file.read_text()).body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "unaffected":
-            found["unaffected"] = True
+            settings["unaffected"] = True
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
             if name in ("OVERLAYS", "PARITY"):
-                found[name] = ast.literal_eval(statement.value)
-    return found
+                settings[name] = ast.literal_eval(statement.value)
+    return settings
 
 
 def to_prove(patch: Patch, places: Sequence[Place], which: str) -> list[Place]:
-    """Where to run a proof: the newest release; with ``all``, also the first and the last release of each distinct body
-    in range and the neighbours outside the range."""
+    """Return where to run a proof: on the newest release.
+
+    With ``all``, also on the first and the last release of each distinct body in range and the neighbours outside the
+    range.
+    """
     order = layout.releases()
     chosen = {order[-1]}
     if which == "all":
         known = evidence.bodies_by_release(patch)
         inside = [release for release in order if gates.targets_for(patch, release)]
         for body in {known[release] for release in inside}:
-            its = [release for release in inside if known[release] == body]
-            chosen |= {its[0], its[-1]}
+            releases = [release for release in inside if known[release] == body]
+            chosen |= {releases[0], releases[-1]}
         for release, following in itertools.pairwise(order):
             if (release in inside) != (following in inside):
                 chosen |= {release, following}
@@ -269,31 +272,31 @@ def gradients_of(patch: Patch, place: Place) -> Path:
 
 
 def parity(patches: Sequence[Patch], proofs: Sequence[Answer]) -> list[Answer]:
-    """Patched old release against first fixed release: the largest differences of the loss and of any gradient."""
+    """Return the largest differences of loss and gradients between patched old releases and the first fixed one."""
     import torch
 
-    found = []
+    comparisons = []
     for patch in patches:
         if not proof_of(patch).get("PARITY"):
             continue
-        its = [proof for proof in proofs if proof["patch"] == patch.id]
-        fixed_on = {proof["stack"]: proof for proof in its if proof["release"] == patch.upstream.fixed_in}
-        for proof in its:
-            # On the same stack where there is one: transformers 5 names the weights of experts differently.
+        proofs_of_patch = [proof for proof in proofs if proof["patch"] == patch.id]
+        fixed_on = {proof["stack"]: proof for proof in proofs_of_patch if proof["release"] == patch.upstream.fixed_in}
+        for proof in proofs_of_patch:
+            # On the same stack if possible: transformers 5 names the weights of experts differently.
             fixed = fixed_on.get(proof["stack"], next(iter(fixed_on.values()), None))
             if fixed is None or proof["verdict"] != "proven":
                 continue
-            ours, theirs = (
-                torch.load(gradients_of(patch, Place(each["release"], each["stack"])))[run]
-                for each, run in ((proof, "green"), (fixed, "red"))
+            gradients, fixed_gradients = (
+                torch.load(gradients_of(patch, Place(answer["release"], answer["stack"])))[run]
+                for answer, run in ((proof, "green"), (fixed, "red"))
             )
-            # The first fixed release may have more: a trainer that crashes in this one for another reason.
-            if not ours or not ours.keys() <= theirs.keys():
+            # The first fixed release may have more: of a trainer that crashes in the old release for another reason.
+            if not gradients or not gradients.keys() <= fixed_gradients.keys():
                 raise click.ClickException(
                     f"{patch.id}: {proof['release']} and {fixed['release']} name their gradients differently"
                 )
-            difference = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-            found.append(
+            difference = max(float((gradients[name] - fixed_gradients[name]).abs().max()) for name in gradients)
+            comparisons.append(
                 {
                     "patch": patch.id,
                     "release": proof["release"],
@@ -301,21 +304,22 @@ def parity(patches: Sequence[Patch], proofs: Sequence[Answer]) -> list[Answer]:
                     "fixed_release": fixed["release"],
                     "loss_difference": abs(proof["runs"]["green"]["loss"] - fixed["runs"]["red"]["loss"]),
                     "gradient_difference": difference,
-                    "gradients": len(ours),
+                    "gradients": len(gradients),
                 }
             )
-    return found
+    return comparisons
 
 
-def apart(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
-    """Can two curves be told apart in one picture? None is a loss that is no number."""
-    numbers = [each for each in (*one, *other) if each is not None]
-    if len(one) != len(other) or len(one) < STEPS / 2 or not numbers:
+def apart(losses: Sequence[float | None], other_losses: Sequence[float | None]) -> bool:
+    """Return whether two curves can be distinguished in one picture. A loss of None is not a number."""
+    numbers = [loss for loss in (*losses, *other_losses) if loss is not None]
+    if len(losses) != len(other_losses) or len(losses) < STEPS / 2 or not numbers:
         return False
     visible = 0.02 * (max(numbers) - min(numbers))
     return any(
-        (each is None) != (its is None) or (each is not None and its is not None and abs(each - its) > visible)
-        for each, its in zip(one, other, strict=True)
+        (loss is None) != (other_loss is None)
+        or (loss is not None and other_loss is not None and abs(loss - other_loss) > visible)
+        for loss, other_loss in zip(losses, other_losses, strict=True)
     )
 
 
@@ -332,14 +336,14 @@ def _places(context: Any, option: Any, value: str | None) -> tuple[Place, ...]:
 
 
 def _patches(context: Any, option: Any, value: str | None) -> tuple[Patch, ...]:
-    every = loading.load()
-    wanted = value.split(",") if value else [patch.id for patch in every]
-    unknown = set(wanted) - {patch.id for patch in every}
+    catalogue = loading.load()
+    chosen = value.split(",") if value else [patch.id for patch in catalogue]
+    unknown = set(chosen) - {patch.id for patch in catalogue}
     if unknown:
         raise click.BadParameter(
             f"unknown patch {', '.join(sorted(unknown))}; `python -m trl_hotfix --list` shows them"
         )
-    return tuple(patch for patch in every if patch.id in wanted)
+    return tuple(patch for patch in catalogue if patch.id in chosen)
 
 
 releases_option = click.option("--releases", "places", callback=_places, help="Separated by commas; default: all.")
@@ -365,6 +369,9 @@ def run(
     """Run self-tests and proofs, and count the verdicts. Exit code 1 if one of them is a failure."""
     console = Console()
     layout.build(places, click.echo)
+    if write or proofs == "all":
+        # The evidence and the plan of the proofs need the code of every release, also of those that are not run.
+        layout.build_release_overlays(places[0].python, click.echo)
     bench = Bench(jobs, fresh, console)
     cells = bench.cells(patches, places)
     if write:
@@ -373,11 +380,11 @@ def run(
     compared = parity(patches, proved) if proofs == "all" else []
     if write:
         evidence.write(cells, proved, compared)
-    off = [each for each in compared if max(each["loss_difference"], each["gradient_difference"]) > 1e-6]
-    for each in compared:
+    off = [row for row in compared if max(row["loss_difference"], row["gradient_difference"]) > 1e-6]
+    for row in compared:
         console.print(
-            f"parity {each['patch']}: {each['release']} patched, {each['fixed_release']}: loss differs by "
-            f"{each['loss_difference']:.3g}, {each['gradients']} gradients by {each['gradient_difference']:.3g} at most"
+            f"parity {row['patch']}: {row['release']} patched, {row['fixed_release']}: loss differs by "
+            f"{row['loss_difference']:.3g}, {row['gradients']} gradients by {row['gradient_difference']:.3g} at most"
         )
     for kind, answers in (("cells", cells), ("proofs", proved)):
         counted = Counter(answer["verdict"] for answer in answers)
@@ -394,9 +401,9 @@ def curves(patches: tuple[Patch, ...], jobs: int) -> None:
     layout.build(layout.places(None), click.echo)
     bench = Bench(jobs, False, Console())
     with ThreadPoolExecutor(jobs) as pool:
-        for patch, found in zip(patches, pool.map(bench.curve, patches), strict=True):
-            click.echo(f"{patch.id}: {found if isinstance(found, str) else 'drawn'}")
-            evidence.write_curve(patch, None if isinstance(found, str) else found)
+        for patch, curve in zip(patches, pool.map(bench.curve, patches), strict=True):
+            click.echo(f"{patch.id}: {curve if isinstance(curve, str) else 'drawn'}")
+            evidence.write_curve(patch, None if isinstance(curve, str) else curve)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""``evidence/matrix.json`` and what is made of it: ``fingerprints.json``, ``proven.json`` and the picture.
+"""``evidence/matrix.json`` and the files made from it: ``fingerprints.json``, ``proven.json`` and the picture.
 
-python tests/bench/evidence.py     # make these again from the evidence and the wheels
+python tests/bench/evidence.py     # make these files again from the evidence and the wheels
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def load() -> dict[str, Any]:
 
 
 def write(cells: Iterable[Any], proofs: Iterable[Any], parity: Iterable[Any]) -> None:
-    """Put new answers in the place of old ones for the same patch, release and stack; then make all that follows."""
+    """Replace old answers for the same patch, release and stack by new ones, and make the files that depend on them."""
     known = {patch.id for patch in loading.load()}
     data = load()
     new = {"cells": cells, "proofs": proofs, "parity": parity}
     for kind, answers in new.items():
-        merged = {_key(each): each for each in [*data[kind], *answers] if each["patch"] in known}
+        merged = {_key(answer): answer for answer in [*data[kind], *answers] if answer["patch"] in known}
         data[kind] = [merged[key] for key in sorted(merged, key=_order)]
     data = {"trl_hotfix": __version__, "releases": list(layout.releases()), **{kind: data[kind] for kind in new}}
     EVIDENCE.parent.mkdir(exist_ok=True)
@@ -59,20 +59,20 @@ def write(cells: Iterable[Any], proofs: Iterable[Any], parity: Iterable[Any]) ->
     make()
 
 
-def write_curve(patch: Patch, found: Any) -> None:
-    """Put the curve of ``patch`` in the place of the old one; None: there is none to be seen."""
+def write_curve(patch: Patch, new_curve: Any) -> None:
+    """Replace the curve of ``patch``; None removes it, as there is no visible difference to draw."""
     curves = json.loads(CURVES.read_text()) if CURVES.is_file() else []
-    kept = [each for each in curves if each["patch"] != patch.id] + ([found] if found is not None else [])
-    # A number a line would be a file of thousands of lines.
-    lines = [f"\n{json.dumps(each)}" for each in sorted(kept, key=lambda each: each["patch"])]
+    kept = [curve for curve in curves if curve["patch"] != patch.id] + ([new_curve] if new_curve is not None else [])
+    # With one number a line the file would have thousands of lines.
+    lines = [f"\n{json.dumps(curve)}" for curve in sorted(kept, key=lambda curve: curve["patch"])]
     CURVES.write_text(f"[{','.join(lines)}\n]\n")
 
 
 def make() -> None:
     """Write ``fingerprints.json``, ``proven.json`` and the picture from the evidence and the wheels."""
-    made = fingerprints()
-    FINGERPRINTS.write_text(json.dumps(made, indent=1) + "\n")
-    known = Bodies(**made)
+    record = fingerprints()
+    FINGERPRINTS.write_text(json.dumps(record, indent=1) + "\n")
+    known = Bodies(**record)
     PROVEN.write_text(json.dumps(proven(known), indent=1) + "\n")
     _bodies_file().parent.mkdir(exist_ok=True)
     _bodies_file().write_text(json.dumps(_bodies()))
@@ -88,22 +88,22 @@ def make() -> None:
 
 
 def is_stale(cell: Any, known: Bodies) -> bool:
-    """The patch has another revision since, or the method another body in ``known``, the fingerprints of now."""
+    """Return whether the patch has another revision now, or the method another body in ``known``, the fingerprints."""
     patch = next((patch for patch in loading.load() if patch.id == cell["patch"]), None)
-    same = all(known.at(target, cell["release"]) in (None, body) for target, body in cell["bodies"].items())
-    return patch is None or cell["revision"] != patch.revision or not same
+    current = all(known.at(target, cell["release"]) in (None, body) for target, body in cell["bodies"].items())
+    return patch is None or cell["revision"] != patch.revision or not current
 
 
 def proven(known: Bodies) -> dict[str, Any]:
-    """For every patch as it is now, the releases on which each of its cells is red, green and red."""
-    found: dict[str, Any] = {}
-    every = load()["cells"]
+    """Return for every patch in its current revision the releases on which each of its cells is red, green and red."""
+    entries: dict[str, Any] = {}
+    answers = load()["cells"]
     for patch in loading.load():
-        cells = [each for each in every if each["patch"] == patch.id]
-        good = {each["release"] for each in cells if each["verdict"] == "proven" and not is_stale(each, known)}
-        bad = {each["release"] for each in cells if each["verdict"] not in ("proven", "absent")}
-        found[patch.id] = {"revision": patch.revision, "releases": sorted(good - bad, key=Version)}
-    return found
+        cells = [cell for cell in answers if cell["patch"] == patch.id]
+        good = {cell["release"] for cell in cells if cell["verdict"] == "proven" and not is_stale(cell, known)}
+        bad = {cell["release"] for cell in cells if cell["verdict"] not in ("proven", "absent")}
+        entries[patch.id] = {"revision": patch.revision, "releases": sorted(good - bad, key=Version)}
+    return entries
 
 
 def _key(answer: Any) -> tuple[str, str, str]:
@@ -115,13 +115,13 @@ def _order(key: tuple[str, str, str]) -> tuple[Any, ...]:
 
 
 def body(release: str, target: Target) -> str | None:
-    """The body of ``target`` in a release: read from its wheel once, since that does not change."""
+    """Return the body of ``target`` in a release. It is read from the wheel once, since wheels do not change."""
     known, key = _bodies(), f"{release} {target.name}"
     if key not in known:
-        # All of one release, which is let go then: the syntax trees of all of them are a gigabyte.
-        its = Release(BENCH / "overlay" / release)
-        every = {target, *(each for patch in loading.load() for each in patch.targets)}
-        known |= {f"{release} {each.name}": its.body(each.module, each.attribute) for each in every}
+        # Read all bodies of one release, then drop it: the syntax trees of all releases are a gigabyte.
+        code = Release(BENCH / "overlay" / release)
+        targets = {target}.union(*(patch.targets for patch in loading.load()))
+        known |= {f"{release} {target.name}": code.body(target.module, target.attribute) for target in targets}
     return known[key]
 
 
@@ -133,24 +133,24 @@ def _bodies() -> dict[str, str | None]:
 
 @functools.cache
 def _bodies_file() -> Path:
-    """What was read, as it is read now."""
+    """Return the file for the bodies that the current code of the digests has read."""
     reads = (CHECKOUT / "trl_hotfix" / "matching" / name for name in ("digests.py", "sources.py"))
-    digest = hashlib.sha256(b"".join(each.read_bytes() for each in reads)).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in reads)).hexdigest()[:16]
     return BENCH / "bodies" / f"{digest}.json"
 
 
 def bodies_by_release(patch: Patch) -> dict[str, tuple[str | None, ...]]:
-    """For every release, the bodies of the patch's targets."""
+    """Return for every release the bodies of the patch's targets."""
     return {release: tuple(body(release, target) for target in patch.targets) for release in layout.releases()}
 
 
 def fingerprints() -> dict[str, Any]:
-    """For every target, the releases that have each body, and for every patch what the self-test said on them.
+    """Return for every target the releases that have each body, and for every patch the self-test's verdict on them.
 
-    Raises ``ValueError`` if one body was seen with the bug and without.
+    Raises ``ValueError`` if one body was seen with the bug and without it.
     """
-    said: dict[tuple[str, str, str], set[str]] = {}
-    ranges = {(patch.id, each.name): patch.range_of(each) for patch in loading.load() for each in patch.targets}
+    verdicts: dict[tuple[str, str, str], set[str]] = {}
+    ranges = {(patch.id, target.name): patch.range_of(target) for patch in loading.load() for target in patch.targets}
     handed_on = {
         (patch.id, target.name, release)
         for patch in loading.load()
@@ -160,58 +160,58 @@ def fingerprints() -> dict[str, Any]:
     }
     patches = {patch.id: patch for patch in loading.load()}
     for cell in load()["cells"]:
-        # Beside a library that has mended it, a body with the bug looks as one without.
+        # Next to a library that has repaired the bug, a body with the bug looks like one without.
         if lacking(patches[cell["patch"]], layout.Place(cell["release"], cell["stack"]).version_of) is not None:
             continue
-        for name, its in cell["bodies"].items():
+        for name, digest in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
-            if red is not None and its is not None:
-                # The self-test speaks of the leaf: in this release the bug is in another target of the patch.
+            if red is not None and digest is not None:
+                # The verdict is about the whole module: in this release the bug is in another target of the patch.
                 if red["verdict"] == "reproduced" and not in_range(cell["release"], ranges[cell["patch"], name]):
                     continue
-                # Of a method that a module only hands on, it speaks in the module where the method is.
+                # For a method that a module only re-exports, the verdict counts in the module that defines the method.
                 if (cell["patch"], name, cell["release"]) in handed_on:
                     continue
-                said.setdefault((name, its, cell["patch"]), set()).add(WHAT[red["verdict"]])
-    both = [key for key, what in said.items() if "buggy" in what and len(what) > 1]
-    if both:
-        raise ValueError(f"these bodies were seen with the bug and without: {both}")
+                verdicts.setdefault((name, digest, cell["patch"]), set()).add(WHAT[red["verdict"]])
+    contradictory = [key for key, labels in verdicts.items() if "buggy" in labels and len(labels) > 1]
+    if contradictory:
+        raise ValueError(f"these bodies were seen with the bug and without: {contradictory}")
     targets: dict[str, dict[str, Any]] = {}
     for patch in loading.load():
         for target in patch.targets:
             bodies = targets.setdefault(target.name, {})
             for release in layout.releases():
-                its = body(release, target)
-                if its is None or (patch.id, target.name, release) in handed_on:
+                digest = body(release, target)
+                if digest is None or (patch.id, target.name, release) in handed_on:
                     continue
-                known = bodies.setdefault(its, {"releases": [], "is": {}})
+                known = bodies.setdefault(digest, {"releases": [], "is": {}})
                 if release not in known["releases"]:
                     known["releases"].append(release)
-                # Fixed where it can be seen, absent where the module only hands it on: it is fixed.
-                what = said.get((target.name, its, patch.id))
-                if what:
-                    known["is"][patch.id] = "fixed" if "fixed" in what else what.copy().pop()
+                # Fixed in the module that defines it and absent in one that re-exports it means fixed.
+                labels = verdicts.get((target.name, digest, patch.id))
+                if labels:
+                    known["is"][patch.id] = "fixed" if "fixed" in labels else labels.copy().pop()
     return {"releases": list(layout.releases()), "targets": dict(sorted(targets.items()))}
 
 
 def _hands_on(patch: Patch, target: Target, release: str) -> bool:
-    """Is this the old name of a class that has moved, while the patch is on the method where it is now?
+    """Return whether ``target`` is the old name of a class that has moved, and the patch has the new name as well.
 
-    The body there is the one with the bug, and the range of the target ends with the move all the same.
+    The body under the old name is the one with the bug, although the range of the target ends with the move.
     """
     if in_range(release, patch.range_of(target)):
         return False
     moved = [
-        each
-        for each in patch.targets
-        if each.attribute == target.attribute and each is not target and in_range(release, patch.range_of(each))
+        other
+        for other in patch.targets
+        if other.attribute == target.attribute and other is not target and in_range(release, patch.range_of(other))
     ]
-    there = body(release, target) if moved else None
-    return there is not None and any(body(release, each) == there for each in moved)
+    digest = body(release, target) if moved else None
+    return digest is not None and any(body(release, new) == digest for new in moved)
 
 
 def proposed_range(patch: Patch, cells: Sequence[Any]) -> str:
-    """The PEP 440 range of the releases on which the self-test reproduced the bug, unpatched."""
+    """Return the PEP 440 range of the releases on which the self-test reproduced the bug, unpatched."""
     order = layout.releases()
     reproduced = {
         cell["release"]

@@ -1,13 +1,14 @@
 """Real TRL releases, cheaply: TRL wheels as overlays over a few shared stacks.
 
-A stack is a virtual environment with torch, transformers and all the rest, but no TRL. A release is a folder with
-nothing but TRL. uv hard-links both from its cache, so 66 releases take seconds and little disk.
+A stack is a virtual environment with torch, transformers and the other dependencies, but no TRL. A release is a folder
+with nothing but TRL. uv hard-links both from its cache, so 66 releases take seconds and little disk.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -49,15 +50,15 @@ class Place:
         return BENCH / "overlay" / self.release
 
     def targets_of(self, patch: Patch) -> tuple[Target, ...]:
-        """The targets of ``patch`` that have the bug here."""
+        """Return the targets of ``patch`` that have the bug in this place."""
         return gates.targets_here(patch, self.version_of)
 
     def version_of(self, distribution: str) -> str | None:
-        """The version that is installed here."""
+        """Return the version that is installed in this place."""
         return self.release if distribution == "trl" else _versions(self.stack).get(distribution)
 
     def environment(self, *overlays: str) -> dict[str, str]:
-        """The environment of a process that sees this release, this stack, these overlays and the checkout."""
+        """Return the environment of a process that sees this release, this stack, these overlays and the checkout."""
         special = settings()["special"].get(self.release, {})
         proofs = CHECKOUT / "tests" / "proofs"
         folders = [
@@ -65,7 +66,7 @@ class Place:
             str(CHECKOUT),
             str(proofs.parent),
             str(proofs),
-            *(str(BENCH / "overlay" / each) for each in overlays),
+            *(str(BENCH / "overlay" / overlay) for overlay in overlays),
         ]
         if "overlay" in special:
             folders.append(str(BENCH / "overlay" / special["overlay"]))
@@ -94,72 +95,82 @@ def settings() -> dict[str, Any]:
 
 @functools.cache
 def _versions(stack: str) -> dict[str, str]:
-    """What a stack has, by its lock."""
+    """Return the versions that the lock of a stack pins."""
     lines = (HERE / "stacks" / f"{stack}.txt").read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line)
 
 
 def releases() -> tuple[str, ...]:
-    """Every release, oldest first."""
-    return tuple(sorted((each for listed in settings()["stacks"].values() for each in listed), key=Version))
+    """Return every release, oldest first."""
+    return tuple(sorted(itertools.chain.from_iterable(settings()["stacks"].values()), key=Version))
 
 
 def places(chosen: Iterable[str] | None = None) -> tuple[Place, ...]:
-    """Every release on each stack that it is run on, oldest first. Raises ``ValueError`` for an unknown release."""
-    wanted = set(releases() if chosen is None else chosen)
-    unknown = wanted - set(releases())
+    """Return every release on each of its stacks, oldest first. Raises ``ValueError`` for an unknown release."""
+    selected = set(releases() if chosen is None else chosen)
+    unknown = selected - set(releases())
     if unknown:
         raise ValueError(f"unknown release {', '.join(sorted(unknown))}; tests/bench/releases.yaml has every one")
     listed = [
         Place(release, stack)
-        for stack, its in [*settings()["stacks"].items(), *settings()["second"].items()]
-        for release in its
-        if release in wanted
+        for stack, stack_releases in [*settings()["stacks"].items(), *settings()["second"].items()]
+        for release in stack_releases
+        if release in selected
     ]
     return tuple(sorted(listed, key=lambda place: (Version(place.release), place.stack)))
 
 
-def build(wanted: Iterable[Place], said: Callable[[str], None] = print) -> None:
-    """Lay out what is not there yet. Who comes while somebody does, waits."""
+def build(selected: Iterable[Place], report: Callable[[str], None] = print) -> None:
+    """Lay out the stacks and overlays that are missing. A second process waits until the first has finished."""
     BENCH.mkdir(exist_ok=True)
     with FileLock(BENCH / ".lock"):
-        _build(tuple(wanted), said)
+        _build(tuple(selected), report)
 
 
-def _build(wanted: tuple[Place, ...], said: Callable[[str], None]) -> None:
-    for stack in dict.fromkeys(place.stack for place in wanted):
-        _build_stack(stack, said)
-    overlays = {place.release: (f"trl=={place.release}",) for place in wanted}
-    special = {settings()["special"].get(place.release, {}).get("overlay") for place in wanted}
+def build_release_overlays(python: Path, report: Callable[[str], None] = print) -> None:
+    """Lay out the TRL wheels of all releases, without their stacks: to read their code, nothing else is needed."""
+    BENCH.mkdir(exist_ok=True)
+    with FileLock(BENCH / ".lock"):
+        _build_overlays({release: (f"trl=={release}",) for release in releases()}, python, report)
+
+
+def _build(selected: tuple[Place, ...], report: Callable[[str], None]) -> None:
+    for stack in dict.fromkeys(place.stack for place in selected):
+        _build_stack(stack, report)
+    overlays = {place.release: (f"trl=={place.release}",) for place in selected}
+    special = {settings()["special"].get(place.release, {}).get("overlay") for place in selected}
     special |= {"deepspeed", "scikit-learn", "trackers", "trackio"}
     overlays |= {name: tuple(settings()["overlays"][name]) for name in special - {None}}
-    python = wanted[0].python
+    _build_overlays(overlays, selected[0].python, report)
+
+
+def _build_overlays(overlays: Mapping[str, tuple[str, ...]], python: Path, report: Callable[[str], None]) -> None:
     with ThreadPoolExecutor(4) as pool:
-        for _ in pool.map(lambda item: build_overlay(*item, python=python, said=said), overlays.items()):
+        for _ in pool.map(lambda item: build_overlay(*item, python=python, report=report), overlays.items()):
             pass
 
 
-def _build_stack(stack: str, said: Callable[[str], None]) -> None:
+def _build_stack(stack: str, report: Callable[[str], None]) -> None:
     folder = BENCH / "stacks" / stack
     lock = HERE / "stacks" / f"{stack}.txt"
     key = _key(lock.read_text(), *settings()["plugin"])
     if is_ready(folder, key):
         return
-    said(f"stack {stack}")
+    report(f"stack {stack}")
     shutil.rmtree(folder, ignore_errors=True)
     _uv("venv", "--python", sys.executable, str(folder))
     python = str(folder / "bin" / "python")
-    # --no-deps: the lock is complete, and nothing may bring another torch.
+    # --no-deps: the lock is complete, and a dependency could bring another torch.
     _uv("pip", "install", "--no-deps", "--python", python, "-r", str(lock), *settings()["plugin"])
     (folder / ".ready").write_text(key)
 
 
-def build_overlay(name: str, packages: tuple[str, ...], *, python: Path, said: Callable[[str], None]) -> None:
+def build_overlay(name: str, packages: tuple[str, ...], *, python: Path, report: Callable[[str], None]) -> None:
     folder = BENCH / "overlay" / name
     key = _key(*packages)
     if is_ready(folder, key):
         return
-    said(f"overlay {name}")
+    report(f"overlay {name}")
     shutil.rmtree(folder, ignore_errors=True)
     _uv("pip", "install", "--no-deps", "--python", str(python), "--target", str(folder), *packages, DS_BUILD_OPS="0")
     (folder / ".ready").write_text(key)
@@ -175,23 +186,23 @@ def _key(*parts: str) -> str:
 
 
 def _uv(*arguments: str, **variables: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "uv", "--quiet", *arguments],
         env={**os.environ, **_find_links(), **variables},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"uv {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
+    if process.returncode != 0:
+        raise RuntimeError(f"uv {' '.join(arguments)} ended with {process.returncode}:\n{process.stderr}")
 
 
 @functools.cache
 def _find_links() -> Mapping[str, str]:
-    """uv does not read pip's settings; where pip is told of a folder of wheels, torch's CPU build may be in it."""
+    """Pass pip's folder of wheels on to uv, which does not read pip's settings: torch's CPU build may be in it."""
     if "UV_FIND_LINKS" in os.environ:
         return {}
     command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = os.environ.get("PIP_FIND_LINKS") or done.stdout.strip()
-    return {"UV_FIND_LINKS": ",".join(found.split())} if found else {}
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    folders = os.environ.get("PIP_FIND_LINKS") or process.stdout.strip()
+    return {"UV_FIND_LINKS": ",".join(folders.split())} if folders else {}

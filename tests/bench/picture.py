@@ -22,7 +22,7 @@ from trl_hotfix.reporting import sentences
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One patch of the catalogue. The first of ``links`` is where its name leads."""
+    """One patch of the catalogue. Its name links to the first of ``links``."""
 
     id: str
     title: str
@@ -32,7 +32,7 @@ class Row:
 
 
 # Fill and ink on a light page and on a dark one, a glyph in a box of 6 by 6, and the meaning. The hues are Okabe and
-# Ito's, which stay apart under the common colour blindnesses.
+# Ito's, which stay distinct under the common colour blindnesses.
 LOOKS = {
     "proven": ("#008a64 #fff", "#009e73 #fff", "M.8 3.2 2.4 4.8 5.3 1.2", "bug seen, repaired, and back after revert"),
     "absent": ("#d5e8f5 #57738a", "#1c3a52 #8fb4d0", "M1.4 3H4.6", "this release does not have the bug"),
@@ -57,7 +57,7 @@ DARK = "--page:#0d1117;--text:#e6edf3;--dim:#9da7b1;--line:#3d444d;--link:#79b8f
 
 @dataclass(slots=True)
 class Cell:
-    """All that is known of one patch on one release: an entry for each stack, and the marks."""
+    """The evidence for one patch on one release: an entry for each stack, and the marks."""
 
     cells: list[Mapping[str, Any]] = field(default_factory=list)
     proofs: list[Mapping[str, Any]] = field(default_factory=list)
@@ -65,8 +65,8 @@ class Cell:
 
     @property
     def parts(self) -> list[tuple[str, bool]]:
-        """For each stack the verdict and whether it is stale; they are drawn one above the other."""
-        return [(_verdict(each), bool(each.get("stale"))) for each in self.cells] or [("unknown", False)]
+        """Return for each stack the verdict and whether it is stale; they are drawn one above the other."""
+        return [(_verdict(entry), bool(entry.get("stale"))) for entry in self.cells] or [("unknown", False)]
 
     @property
     def worst(self) -> str:
@@ -74,39 +74,41 @@ class Cell:
 
     @property
     def marks(self) -> list[str]:
-        proofs = {_verdict(each) for each in self.proofs}
+        proofs = {_verdict(entry) for entry in self.proofs}
         broken = not proofs <= {"proven", "absent"}
         return ["broken"] * broken + ["proof"] * ("proven" in proofs and not broken) + ["parity"] * bool(self.parity)
 
     def lines(self, *, full: bool) -> list[str]:
-        """The cell in words and numbers; ``full`` adds versions and bodies."""
-        # What a trainer has raised may hold what XML and UTF-8 do not, and one such character blanks the whole picture.
+        """Return the cell in words and numbers; ``full`` adds versions and bodies."""
+        # The message of an exception may have characters that XML or UTF-8 cannot hold: one of them blanks the picture.
         return [NOT_XML.sub("\ufffd", line) for line in self._lines(full)]
 
     def _lines(self, full: bool) -> Iterator[str]:
         if not self.cells:
             yield f"unknown: {LOOKS['unknown'][3]}"
-        for each in self.cells:
-            said = each["verdict"] if each["verdict"] in LOOKS else f"error: {each['verdict']!r} is no verdict"
-            yield f"{each['stack']}: {said}" + (f", {STALE}" if each.get("stale") else "")
-            if each.get("why"):
-                yield f"why: {each['why']}"
-            for leaf, runs in each.get("leaves", {}).items():
-                yield from (f"{leaf}, {run}: {_words(seen)}" for run, seen in runs.items())
+        for entry in self.cells:
+            verdict = entry["verdict"] if entry["verdict"] in LOOKS else f"error: {entry['verdict']!r} is no verdict"
+            yield f"{entry['stack']}: {verdict}" + (f", {STALE}" if entry.get("stale") else "")
+            if entry.get("why"):
+                yield f"why: {entry['why']}"
+            for leaf, runs in entry.get("leaves", {}).items():
+                yield from (f"{leaf}, {run}: {_words(outcome)}" for run, outcome in runs.items())
             if full:
-                yield f"patch revision {each['revision']}, with {_words(each.get('versions', {}))}"
-                yield from (f"body {target} = {digest}" for target, digest in each.get("bodies", {}).items())
-        for each in self.proofs:
-            yield f"real trainer, {each['stack']}: {each['verdict']}" + (f", {each['why']}" if each.get("why") else "")
-            yield from (f"real trainer, {run}: {_words(seen)}" for run, seen in each.get("runs", {}).items())
-        for each in self.parity:
+                yield f"patch revision {entry['revision']}, with {_words(entry.get('versions', {}))}"
+                yield from (f"body {target} = {digest}" for target, digest in entry.get("bodies", {}).items())
+        for entry in self.proofs:
+            yield f"real trainer, {entry['stack']}: {entry['verdict']}" + (
+                f", {entry['why']}" if entry.get("why") else ""
+            )
+            yield from (f"real trainer, {run}: {_words(outcome)}" for run, outcome in entry.get("runs", {}).items())
+        for entry in self.parity:
             yield (
-                f"compared with TRL {each['fixed_release']}: loss differs by {each['loss_difference']:.3g}, "
-                f"{each['gradients']} gradients by {each['gradient_difference']:.3g} at most"
+                f"compared with TRL {entry['fixed_release']}: loss differs by {entry['loss_difference']:.3g}, "
+                f"{entry['gradients']} gradients by {entry['gradient_difference']:.3g} at most"
             )
 
     def drawing(self, wide: float, tall: float, x: float = 0) -> str:
-        """The cell as uses of the ``_symbols`` of the same size."""
+        """Return the cell as uses of the ``_symbols`` of the same size."""
         parts, marks = self.parts, self.marks
         uses = [
             f'<use href="#{_name(verdict, stale, len(parts))}" x="{x:g}" y="{tall * place / len(parts):g}"/>'
@@ -119,7 +121,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is drawn. Evidence for a patch or a release that is not listed is drawn too: it may be a failure."""
+    """The content of the picture. Evidence for an unlisted patch or release is drawn too: it may be a failure."""
 
     rows: tuple[Row, ...]
     releases: tuple[str, ...]
@@ -130,22 +132,24 @@ class Grid:
     def of(cls, evidence: Mapping[str, Any], catalogue: Sequence[Row]) -> Grid:
         cells: dict[tuple[str, str], Cell] = {}
         for kind in ("cells", "proofs", "parity"):
-            for each in sorted(evidence.get(kind, ()), key=lambda each: str(each.get("stack", ""))):
-                getattr(cells.setdefault((each["patch"], each["release"]), Cell()), kind).append(each)
+            for entry in sorted(evidence.get(kind, ()), key=lambda entry: str(entry.get("stack", ""))):
+                getattr(cells.setdefault((entry["patch"], entry["release"]), Cell()), kind).append(entry)
         strays = sorted({patch for patch, _ in cells} - {row.id for row in catalogue})
         rows = (*catalogue, *(Row(patch, "Not in the catalogue", "not in the catalogue", "", ()) for patch in strays))
         listed = tuple(evidence["releases"])
-        return cls(rows, (*listed, *sorted({each for _, each in cells} - {*listed})), cells, evidence["trl_hotfix"])
+        return cls(
+            rows, (*listed, *sorted({release for _, release in cells} - {*listed})), cells, evidence["trl_hotfix"]
+        )
 
     def across(self, row: Row) -> list[Cell]:
         return [self.cells.get((row.id, release), Cell()) for release in self.releases]
 
     def dim(self, column: int) -> bool:
-        """Whether this is a later release of a series, such as 0.11.3: the first is easier to find so."""
+        """Return whether this is a later release of a series, such as 0.11.3. It is dimmed, so the first stands out."""
         return column > 0 and self.releases[column].split(".")[:2] == self.releases[column - 1].split(".")[:2]
 
     def counts(self) -> Counter[str]:
-        """The number of cells with each worst verdict and each mark, and of those that failed or are stale."""
+        """Return the number of cells with each worst verdict and each mark, and of those that failed or are stale."""
         cells = [cell for row in self.rows for cell in self.across(row)]
         counts = Counter(name for cell in cells for name in (cell.worst, *cell.marks))
         counts["failed"] = sum(cell.worst in FAILURES or "broken" in cell.marks for cell in cells)
@@ -153,7 +157,7 @@ class Grid:
         return counts
 
     def legend(self) -> list[tuple[str, str, str]]:
-        """The symbol, the words with the number of cells, and the meaning."""
+        """Return for each symbol its name, the words with the number of cells, and the meaning."""
         counts = self.counts()
         return [
             *((_name(name, False, 1), f"{counts[name]} {name}", meaning) for name, (*_, meaning) in LOOKS.items()),
@@ -162,7 +166,7 @@ class Grid:
         ]
 
     def headline(self) -> tuple[str, str, str]:
-        """How big the picture is, what is wrong in it, and the class of that."""
+        """Return the size of the matrix, its problems, and the CSS class of the problems."""
         counts = self.counts()
         size = f"{len(self.rows)} patch{'es' * (len(self.rows) != 1)} on {len(self.releases)} releases of TRL"
         span = f", {self.releases[0]} to {self.releases[-1]}" if self.releases else ""
@@ -171,7 +175,7 @@ class Grid:
 
 
 def svg(evidence: dict[str, Any], catalogue: Sequence[Row]) -> str:
-    """The picture for a README: no script, and a background of its own."""
+    """Return the picture for a README: no script, and a background of its own."""
     grid = Grid.of(evidence, catalogue)
     names = max([34, *(len(row.id) for row in grid.rows)]) * 6 + 14
     pitch = round(min(24, max(11.2, (992 - names) / max(1, len(grid.releases)))), 2)
@@ -221,7 +225,7 @@ def svg(evidence: dict[str, Any], catalogue: Sequence[Row]) -> str:
 
 
 def html(evidence: dict[str, Any], catalogue: Sequence[Row]) -> str:
-    """The same as a page, with a panel for the numbers of the cell that is pointed at or has the focus."""
+    """Return the same as a page, with a panel for the numbers of the cell under the pointer or with the focus."""
     grid = Grid.of(evidence, catalogue)
     head, wrong, tone = grid.headline()
     wide, tall = 17, 22
@@ -234,7 +238,7 @@ def html(evidence: dict[str, Any], catalogue: Sequence[Row]) -> str:
         f'<th scope="col"{" class=dim" * grid.dim(column)}><span>{escape(release)}</span></th>'
         for column, release in enumerate(grid.releases)
     )
-    # A line is said by many cells: each is stored once, or 60 patches on 65 releases would be megabytes.
+    # Many cells share a line. Each line is stored once, or 60 patches on 65 releases would be megabytes.
     lines: dict[str, int] = {}
     numbers: list[list[int]] = []
     body = []
@@ -247,9 +251,9 @@ def html(evidence: dict[str, Any], catalogue: Sequence[Row]) -> str:
             body.append(f"<td tabindex=-1><svg>{cell.drawing(wide, tall)}</svg></td>")
         body.append("</tr>\n")
     rows = [[row.id, row.title, row.severity, row.trl_range, row.links] for row in grid.rows]
-    said = {"rows": rows, "releases": grid.releases, "lines": list(lines), "cells": numbers}
-    # Inside <script> entities stand for themselves, and only "<" could end it.
-    data = json.dumps(said, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    page = {"rows": rows, "releases": grid.releases, "lines": list(lines), "cells": numbers}
+    # Entities are not decoded inside <script>, and only "<" could end it.
+    data = json.dumps(page, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark"><title>{escape(head)}</title>
@@ -265,7 +269,7 @@ def html(evidence: dict[str, Any], catalogue: Sequence[Row]) -> str:
 
 
 def _symbols(grid: Grid, wide: float, tall: float) -> str:
-    """Everything that is drawn more than once: a cell part for each verdict and share of the height, and the marks."""
+    """Return the repeated shapes: a cell part for each verdict and share of the height, and the marks."""
     shares = sorted({1} | {len(cell.parts) for cell in grid.cells.values()})
     drawn = [f'<path id="{name}" class="{name}" d="{path}"/>' for name, (path, _) in MARKS.items()]
     for verdict, stale, share in ((name, old, share) for name in LOOKS for old in (False, True) for share in shares):
@@ -301,8 +305,8 @@ def _verdict(entry: Mapping[str, Any]) -> str:
 
 def _words(value: Any) -> str:
     if isinstance(value, Mapping):
-        shown = {key: _words(each) for key, each in value.items() if key != "traceback"}
-        return ", ".join(each if key == "verdict" else f"{key} {each}" for key, each in shown.items())
+        shown = {key: _words(item) for key, item in value.items() if key != "traceback"}
+        return ", ".join(text if key == "verdict" else f"{key} {text}" for key, text in shown.items())
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -372,8 +376,8 @@ def main() -> None:
         sys.exit("usage: picture.py EVIDENCE_JSON OUT_FOLDER")
     evidence, out = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     rows = [
-        Row(each.id, each.title, each.severity.value, each.trl, tuple(sentences.links(each.upstream)))
-        for each in loading.load()
+        Row(patch.id, patch.title, patch.severity.value, patch.trl, tuple(sentences.links(patch.upstream)))
+        for patch in loading.load()
     ]
     out.mkdir(parents=True, exist_ok=True)
     (out / "matrix.svg").write_text(svg(evidence, rows), encoding="utf-8", newline="\n")

@@ -1,14 +1,14 @@
-"""Run inside one release: the proof of one patch, a tiny model under the real trainer.
+"""The proof of one patch inside one release: a tiny model is trained with the real trainer.
 
     python prove.py OUT.json GRADIENTS ID
 
-``tests/proofs/<id with underscores>.py`` has ``train() -> Seen``. In range it is run red, green and red again; out of
-range once, unpatched. The gradients of each run go to GRADIENTS, for parity with another release.
+``tests/proofs/<id with underscores>.py`` has ``train() -> TrainingResult``. In range it is run red, green and red
+again; out of range once, unpatched. The gradients of each run are saved in GRADIENTS, for parity with another release.
 
-It also has ``unaffected() -> Seen``, a run that the bug does not hit. In range it is run without the patch and with it,
-and loss and gradients must be the same, bit by bit. With ``DATA = True`` the patch must change the fingerprints of the
-datasets that the trainers of ``train()`` have prepared, so that nothing of it comes from a cache from before; otherwise
-it must leave them.
+It can also have ``unaffected() -> TrainingResult``, a run that the bug does not hit. In range it is run without the
+patch and with it, and loss and gradients must be equal, bit by bit. With ``DATA = True`` the patch must change the
+fingerprints of the datasets that the trainers of ``train()`` have prepared, so that no dataset comes from a cache that
+was filled without the patch; otherwise it must keep the fingerprints.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def proof_of(patch_id: str) -> Any:
 
 
 def red_green_red(patch: Patch, train: Callable[[], Any], *, data: bool = False) -> tuple[CellVerdict, dict[str, Any]]:
-    """The verdict, and what each run of the proof showed. ``data``: does the patch change what data are prepared?"""
+    """Return the verdict and the result of each run of the proof. ``data``: the patch changes the prepared datasets."""
     runs: dict[str, Any] = {}
     prepared: dict[str, list[str]] = {}
 
@@ -59,39 +59,39 @@ def red_green_red(patch: Patch, train: Callable[[], Any], *, data: bool = False)
         return CellVerdict.NOT_REPRODUCED, runs
     with patched(patch):
         green = run("green")
-    again = run("red again")
-    proven = (green, again) == (Verdict.FIXED, Verdict.REPRODUCED)
+    red_again = run("red again")
+    proven = (green, red_again) == (Verdict.FIXED, Verdict.REPRODUCED)
     if proven:
         cache_key(prepared, data)
     return (CellVerdict.PROVEN if proven else CellVerdict.UNREPAIRED), runs
 
 
 def cache_key(prepared: Mapping[str, Sequence[str]], data: bool) -> None:
-    """Look whether the ``datasets`` cache from before the patch is taken with it, where it may be and only there."""
-    red, green, again = (prepared[name] for name in ("red", "green", "red again"))
-    assert not data or (red and red == again), f"the fingerprints of the data change by themselves: {prepared}"
-    if red == again:
-        # A proof may make more trainers where its patch is on.
-        other = any(before != after for before, after in zip(red, green, strict=False))
-        assert other == data, f"the patch {'does not change' if data else 'changes'} the data: {prepared}"
+    """Assert that the patch changes the key of the ``datasets`` cache if it changes the data, and only then."""
+    red, green, red_again = (prepared[name] for name in ("red", "green", "red again"))
+    assert not data or (red and red == red_again), f"the fingerprints of the data change by themselves: {prepared}"
+    if red == red_again:
+        # A proof may make more trainers while its patch is on.
+        changed = any(before != after for before, after in zip(red, green, strict=False))
+        assert changed == data, f"the patch {'does not change' if data else 'changes'} the data: {prepared}"
 
 
 def undisturbed(patch: Patch, unaffected: Callable[[], Any]) -> dict[str, Any]:
-    """The run that the bug does not hit, without the patch and with it. Raises ``AssertionError`` if they differ."""
+    """Run what the bug does not hit, without the patch and with it. Raises ``AssertionError`` if the runs differ."""
     import torch
 
-    without = unaffected()
+    before = unaffected()
     calls: Counter[str] = Counter()
     with counted(patch, calls), patched(patch):
-        with_it = unaffected()
+        after = unaffected()
     assert calls, "unaffected() never comes to the patch"
-    ours, theirs = with_it.gradients, without.gradients
-    other = [name for name in {**theirs, **ours} if name not in ours or name not in theirs]
-    other += [name for name in ours if name in theirs and not torch.equal(ours[name], theirs[name])]
-    assert theirs, "unaffected() has no gradients"
-    changed = f"loss {without.loss!r} to {with_it.loss!r}, gradients {other}"
-    assert (with_it.loss, other) == (without.loss, []), f"the patch changes what the bug does not hit: {changed}"
-    return {"unaffected": with_it}
+    old, new = before.gradients, after.gradients
+    changed = [name for name in {**old, **new} if name not in new or name not in old]
+    changed += [name for name in new if name in old and not torch.equal(new[name], old[name])]
+    assert old, "unaffected() has no gradients"
+    difference = f"loss {before.loss!r} to {after.loss!r}, gradients {changed}"
+    assert (after.loss, changed) == (before.loss, []), f"the patch changes what the bug does not hit: {difference}"
+    return {"unaffected": after}
 
 
 @contextlib.contextmanager
@@ -118,21 +118,21 @@ def counted(patch: Patch, calls: Counter[str]) -> Iterator[None]:
 
 
 def patched(patch: Patch) -> AbstractContextManager[Report]:
-    # A body that is not on record yet is what the bench is there to prove.
+    # The bench is to prove bodies that are not on record yet.
     return engine.ENGINE.patched((patch.id,), strict=True, unknown_body="try")
 
 
 def described(runs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: {**seen.outcome.to_dict(), "loss": seen.loss} for name, seen in runs.items()}
+    return {name: {**result.outcome.to_dict(), "loss": result.loss} for name, result in runs.items()}
 
 
 def prove(patch_id: str, gradients: str) -> dict[str, Any]:
     import torch
 
-    (patch,) = (each for each in loading.load() if each.id == patch_id)
+    (patch,) = (patch for patch in loading.load() if patch.id == patch_id)
     proof = proof_of(patch_id)
     verdict, runs = red_green_red(patch, proof.train, data=getattr(proof, "DATA", False))
-    torch.save({name: seen.gradients for name, seen in runs.items()}, gradients)
+    torch.save({name: result.gradients for name, result in runs.items()}, gradients)
     if verdict is CellVerdict.PROVEN and hasattr(proof, "unaffected"):
         runs |= undisturbed(patch, proof.unaffected)
     return {"verdict": verdict.value, "why": "", "runs": described(runs)}
@@ -141,7 +141,7 @@ def prove(patch_id: str, gradients: str) -> dict[str, Any]:
 def main(out: str, gradients: str, patch_id: str) -> None:
     try:
         answer = prove(patch_id, gradients)
-    # Whatever a trainer of an old release raises is a finding about that release.
+    # Any exception of a trainer of an old release is a finding about that release.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
         answer = {"verdict": CellVerdict.ERROR.value, "why": f"{type(error).__name__}: {error}", "runs": {}}

@@ -1,4 +1,4 @@
-"""The bench itself: what it plans, what it remembers, and that nothing is dropped silently."""
+"""The bench plans and remembers the right runs, and drops nothing silently."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -32,15 +33,15 @@ def of_the_first(answers: list[Any]) -> Any:
     return answer
 
 
-def test_what_was_found_is_remembered_until_the_code_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = of_the_first(Bench(1, False, QUIET, tmp_path).cells([PATCH], [PLACE]))
-    assert found["verdict"] == "proven"
+def test_results_are_remembered_until_the_code_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_answer = of_the_first(Bench(1, False, QUIET, tmp_path).cells([PATCH], [PLACE]))
+    assert first_answer["verdict"] == "proven"
 
     def no_process(*arguments: Any) -> Any:
         pytest.fail("a process was started")
 
     monkeypatch.setattr(Bench, "process", no_process)
-    assert of_the_first(Bench(1, False, QUIET, tmp_path).cells([PATCH], [PLACE])) == found
+    assert of_the_first(Bench(1, False, QUIET, tmp_path).cells([PATCH], [PLACE])) == first_answer
 
     started: list[Any] = []
     monkeypatch.setattr(Bench, "process", lambda *arguments: started.append(arguments) or "not run")
@@ -68,6 +69,52 @@ def test_every_release_is_on_a_stack_and_the_second_line_has_its_own() -> None:
     assert {place.release for place in places} == set(layout.releases())
     assert len(layout.releases()) >= 66
     assert {place.stack for place in places if place.release == "1.16.0"} == {"tf4.57", "tf5.23"}
+
+
+def test_the_code_of_every_release_is_laid_out_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlays: dict[str, tuple[str, ...]] = {}
+    pythons: set[Path] = set()
+
+    def build_overlay(name: str, packages: tuple[str, ...], *, python: Path, report: Any) -> None:
+        overlays[name] = packages
+        pythons.add(python)
+
+    def no_stack(*arguments: Any) -> None:
+        pytest.fail("a stack was built")
+
+    monkeypatch.setattr(layout, "BENCH", tmp_path / "bench")
+    monkeypatch.setattr(layout, "build_overlay", build_overlay)
+    monkeypatch.setattr(layout, "_build_stack", no_stack)
+    layout.build_release_overlays(PLACE.python)
+    assert overlays == {release: (f"trl=={release}",) for release in layout.releases()}
+    assert pythons == {PLACE.python}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["--no-write"], True),
+        (["--proofs", "none"], True),
+        (["--proofs", "newest", "--no-write"], False),
+        (["--proofs", "none", "--no-write"], False),
+    ],
+)
+def test_a_run_on_one_release_lays_out_the_code_that_its_plan_and_the_evidence_need(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], needed: bool
+) -> None:
+    steps: list[str] = []
+
+    def step(name: str, result: Any = None) -> Any:
+        return lambda *arguments: steps.append(name) or result
+
+    monkeypatch.setattr(layout, "build", step("build"))
+    monkeypatch.setattr(layout, "build_release_overlays", step("overlays"))
+    monkeypatch.setattr(Bench, "cells", step("cells", []))
+    monkeypatch.setattr(Bench, "proofs", step("proofs", []))
+    monkeypatch.setattr(evidence, "write", step("write"))
+    result = CliRunner().invoke(module.commands, ["run", "--releases", "0.11.4", "--patches", PATCH.id, *arguments])
+    assert result.exit_code == 0, result.output
+    assert steps[:3] == ["build", "overlays", "cells"] if needed else steps[:2] == ["build", "cells"]
 
 
 def test_proofs_are_planned_for_the_ends_of_each_body_the_neighbours_and_the_newest() -> None:
@@ -100,7 +147,7 @@ def test_a_range_is_proposed_from_where_the_bug_was_seen(reproduced: list[str], 
 
 
 def test_a_cell_is_stale_when_the_revision_or_the_body_is_another() -> None:
-    cell = next(each for each in evidence.load()["cells"] if each["verdict"] == "proven")
+    cell = next(cell for cell in evidence.load()["cells"] if cell["verdict"] == "proven")
     assert not evidence.is_stale(cell, bodies())
     assert evidence.is_stale({**cell, "revision": cell["revision"] + 1}, bodies())
     other_bodies = dict.fromkeys(cell["bodies"], "c1:0000000000000000")
@@ -109,19 +156,19 @@ def test_a_cell_is_stale_when_the_revision_or_the_body_is_another() -> None:
 
 def test_proven_is_what_has_no_cell_that_failed_and_none_that_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     data = evidence.load()
-    cells = [each for each in data["cells"] if each["patch"] == PATCH.id and each["verdict"] == "proven"]
-    failed, stale, *_ = {each["release"]: each for each in cells}.values()
+    cells = [cell for cell in data["cells"] if cell["patch"] == PATCH.id and cell["verdict"] == "proven"]
+    failed, stale, *_ = {cell["release"]: cell for cell in cells}.values()
     before = evidence.proven(bodies())[PATCH.id]
-    others = [each for each in data["cells"] if each not in (failed, stale)]
+    unchanged = [cell for cell in data["cells"] if cell not in (failed, stale)]
     new = [{**failed, "verdict": "error"}, {**stale, "revision": stale["revision"] + 1}]
-    monkeypatch.setattr(evidence, "load", lambda: {**data, "cells": [*others, *new]})
-    left = [each for each in before["releases"] if each not in (failed["release"], stale["release"])]
-    assert evidence.proven(bodies())[PATCH.id] == {"revision": PATCH.revision, "releases": left}
+    monkeypatch.setattr(evidence, "load", lambda: {**data, "cells": [*unchanged, *new]})
+    remaining = [release for release in before["releases"] if release not in (failed["release"], stale["release"])]
+    assert evidence.proven(bodies())[PATCH.id] == {"revision": PATCH.revision, "releases": remaining}
 
 
 def test_a_body_seen_with_the_bug_and_without_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = evidence.load()
-    cell = next(each for each in data["cells"] if each["verdict"] == "proven")
+    cell = next(cell for cell in data["cells"] if cell["verdict"] == "proven")
     leaves = {leaf: {"red": {"verdict": "fixed"}} for leaf in cell["leaves"]}
     monkeypatch.setattr(evidence, "load", lambda: {**data, "cells": [*data["cells"], {**cell, "leaves": leaves}]})
     with pytest.raises(ValueError, match="seen with the bug and without"):
@@ -145,6 +192,6 @@ def test_the_picture_on_record_is_drawn_from_the_evidence_on_record(
 @pytest.mark.parametrize("arguments", [("--releases", "0.11.9"), ("--patches", "no-such-patch"), ("--proofs", "some")])
 def test_wrong_usage_is_exit_2_with_one_clear_line(arguments: tuple[str, str]) -> None:
     command = [sys.executable, module.__file__, "run", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr

@@ -18,21 +18,21 @@ from bench import GOOD, Bench, gates, proof_of
 
 PATCHES = loading.load()
 NEWEST = layout.releases()[-1]
-# Of the second transformers line the newest release: `make matrix` runs all of them, and what it said is on record.
+# Of the second transformers line only the newest release: `make matrix` runs all of them and records the results.
 PLACES = [place for place in layout.places() if place.release == NEWEST or place.stack in layout.settings()["stacks"]]
 PROVABLE = [patch for patch in PATCHES if gates.targets_for(patch, NEWEST)]
 
 
 @pytest.fixture(scope="session")
 def bench(everywhere: None, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    # Nothing is remembered from another run: this one is the evidence.
+    # No result is taken from another run: this one is the evidence.
     return Bench(os.cpu_count() or 1, fresh=True, console=Console(), results=tmp_path_factory.mktemp("results"))
 
 
 @pytest.fixture(scope="session")
 def cells(bench: Bench) -> Mapping[tuple[str, layout.Place], Any]:
     answers = bench.cells(PATCHES, PLACES)
-    return {(each["patch"], layout.Place(each["release"], each["stack"])): each for each in answers}
+    return {(answer["patch"], layout.Place(answer["release"], answer["stack"])): answer for answer in answers}
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
@@ -67,22 +67,22 @@ def proofs(bench: Bench) -> list[Any]:
 @pytest.mark.parametrize("patch", PROVABLE, ids=lambda patch: patch.id)
 def test_the_proof_passes_on_the_newest_release(proofs: list[Any], patch: Any) -> None:
     answers = {answer["stack"]: answer for answer in proofs if answer["patch"] == patch.id}
-    said = {stack: answer["verdict"] for stack, answer in answers.items()}
+    verdicts = {stack: answer["verdict"] for stack, answer in answers.items()}
     places = [place for place in PLACES if place.release == NEWEST]
     expected = {place.stack: "proven" if place.targets_of(patch) else "absent" for place in places}
-    assert said == expected, answers
+    assert verdicts == expected, answers
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
 def test_proofs_and_parity_are_on_record(patch: Any) -> None:
     data = evidence.load()
-    proofs = [each for each in data["proofs"] if each["patch"] == patch.id]
-    assert {each["verdict"] for each in proofs} <= set(GOOD)
-    assert any(each["verdict"] == "proven" for each in proofs)
-    assert all(each["revision"] == patch.revision for each in proofs)
+    proofs = [proof for proof in data["proofs"] if proof["patch"] == patch.id]
+    assert {proof["verdict"] for proof in proofs} <= set(GOOD)
+    assert any(proof["verdict"] == "proven" for proof in proofs)
+    assert all(proof["revision"] == patch.revision for proof in proofs)
     if proof_of(patch)["unaffected"]:
-        assert all("unaffected" in each["runs"] for each in proofs if each["verdict"] == "proven")
-    for each in (each for each in data["parity"] if each["patch"] == patch.id):
-        assert each["loss_difference"] <= 1e-6
-        assert each["gradient_difference"] <= 1e-6
-        assert each["gradients"] > 0
+        assert all("unaffected" in proof["runs"] for proof in proofs if proof["verdict"] == "proven")
+    for comparison in (comparison for comparison in data["parity"] if comparison["patch"] == patch.id):
+        assert comparison["loss_difference"] <= 1e-6
+        assert comparison["gradient_difference"] <= 1e-6
+        assert comparison["gradients"] > 0

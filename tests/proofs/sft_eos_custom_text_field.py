@@ -50,7 +50,7 @@ def train() -> tiny.TrainingResult:
         assert streamed.difference(right) < 1e-6
         ended = [f"{text} <eos>" for text in TEXTS]
         arguments = {"eval_dataset": {"one": column("content"), "ended": column("content", ended)}}
-        trainer = tiny.sft_step(column("content"), given=arguments, **settings).trainer
+        trainer = tiny.sft_step(column("content"), trainer_arguments=arguments, **settings).trainer
         assert [ids(rows) for rows in trainer.eval_dataset.values()] == [expected, expected]
         check_that_the_end_of_the_tokenizer_is_not_doubled(expected)
     return tiny.TrainingResult(outcome, run.loss, run.gradients)

@@ -87,6 +87,6 @@ def unaffected() -> tiny.TrainingResult:
     arguments = {"data_collator": DataCollatorForLanguageModeling(tokenizer=ending_words(), mlm=False)}
     runs = {
         "own padding": tiny.sft_step(ROWS),
-        "own collator": tiny.sft_step(ROWS, words=ending_words(), given=arguments),
+        "own collator": tiny.sft_step(ROWS, words=ending_words(), trainer_arguments=arguments),
     }
     return tiny.TrainingResult(absent("whom it does not hit"), *tiny.several(runs))

@@ -75,7 +75,7 @@ def train() -> tiny.TrainingResult:
     runs: dict[str, tiny.SftRun] = {}
     outcomes = {}
     for name, (rows, function, settings) in CASES.items():
-        runs[name] = tiny.sft_step(rows, given={"formatting_func": function}, **settings)
+        runs[name] = tiny.sft_step(rows, trainer_arguments={"formatting_func": function}, **settings)
         right = formatted_beforehand(rows, function, **settings)
         wrong = tiny.sft_step([{**row, "text": function(row)} for row in rows], **settings)
         outcomes[name] = judge(runs[name].loss, right=right.loss, wrong=wrong.loss)
@@ -92,24 +92,26 @@ def check_streams_and_evaluations(sft_trainer: Any) -> None:
     right = formatted_beforehand(conversations(), of_a_conversation)
     # 0.15 does not support a formatting function with a stream.
     if "first_example" in sft_trainer.SFTTrainer._prepare_dataset.__code__.co_varnames:
-        streamed = tiny.sft_step(conversations(), given={"formatting_func": of_a_conversation}, streaming=True)
+        streamed = tiny.sft_step(
+            conversations(), trainer_arguments={"formatting_func": of_a_conversation}, streaming=True
+        )
         assert abs(streamed.loss - right.loss) < 1e-6
     eval_datasets = {"one": conversations(), "two": conversations()}
     arguments = {"formatting_func": of_a_conversation, "eval_dataset": eval_datasets}
-    trainer = tiny.sft_step(conversations(), given=arguments).trainer
+    trainer = tiny.sft_step(conversations(), trainer_arguments=arguments).trainer
     expected = [row["input_ids"] for row in right.trainer.train_dataset]
     for eval_dataset in trainer.eval_dataset.values():
         assert [row["input_ids"] for row in eval_dataset] == expected
     if hasattr(sft_trainer, "maybe_convert_to_chatml"):  # 0.15.0 has no conversations of "from" and "value"
         rows = conversations("conversations")
-        assert tiny.sft_step(rows, given={"formatting_func": of_a_conversation}).difference(right) < 1e-6
+        assert tiny.sft_step(rows, trainer_arguments={"formatting_func": of_a_conversation}).difference(right) < 1e-6
 
 
 def check_that_assistant_only_loss_excludes_it() -> None:
     """Where ``assistant_only_loss`` is set too, TRL's own choice stands, and is no longer silent."""
     from trl import SFTConfig
 
-    if "assistant_only_loss" not in {each.name for each in dataclasses.fields(SFTConfig)}:
+    if "assistant_only_loss" not in {field.name for field in dataclasses.fields(SFTConfig)}:
         return
     words = tiny.chat_tokenizer(
         "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'w58 ' + message['content'] + ' <eos> ' }}"
@@ -118,7 +120,7 @@ def check_that_assistant_only_loss_excludes_it() -> None:
     )
     arguments = {"formatting_func": of_a_conversation}
     settings = {"words": words, "assistant_only_loss": True}
-    run, messages = tiny.warnings_of(lambda: tiny.sft_step(conversations(), given=arguments, **settings))
+    run, messages = tiny.warnings_of(lambda: tiny.sft_step(conversations(), trainer_arguments=arguments, **settings))
     assert len(messages) == 1
     assert "formatting_func is not applied" in messages[0]
     assert "assistant_only_loss=True" in messages[0]
@@ -133,7 +135,7 @@ def unaffected() -> tiny.TrainingResult:
         return f"{example['question']} w46 {example['answer']}"
 
     runs = {
-        "function": tiny.sft_step(questions, given={"formatting_func": of_a_question}),
+        "function": tiny.sft_step(questions, trainer_arguments={"formatting_func": of_a_question}),
         "messages": tiny.sft_step(conversations()),
         "pairs": tiny.sft_step(PAIRS),
     }

@@ -63,14 +63,14 @@ def unaffected() -> tiny.TrainingResult:
     def total(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
         return outputs.logits.logsumexp(-1).sum() / num_items_in_batch
 
-    runs = {"no labels": tiny.sft_step(ROWS, given={"data_collator": without_first_labels})}
+    runs = {"no labels": tiny.sft_step(ROWS, trainer_arguments={"data_collator": without_first_labels})}
     virtual = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     try:
-        runs["virtual tokens"] = tiny.sft_step(ROWS, given={"peft_config": virtual})
+        runs["virtual tokens"] = tiny.sft_step(ROWS, trainer_arguments={"peft_config": virtual})
     except RuntimeError as error:
         # From 0.15 to 0.21 TRL's count of right predictions fails with virtual tokens.
         if "must match the size" not in str(error):
             raise
     if "compute_loss_func" in tiny.parameters(SFTTrainer):
-        runs["own loss"] = tiny.sft_step(ROWS, given={"compute_loss_func": total}, loss_type="nll")
+        runs["own loss"] = tiny.sft_step(ROWS, trainer_arguments={"compute_loss_func": total}, loss_type="nll")
     return tiny.TrainingResult(absent("whom it does not hit"), *tiny.several(runs))

@@ -29,11 +29,13 @@ class SftRun:
         return max(abs(self.loss - other.loss), *gradient_differences(self.gradients, other.gradients))
 
 
-def sft_step(rows: Any, *, words: Any = None, streaming: bool = False, given: Any = None, **settings: Any) -> SftRun:
+def sft_step(
+    rows: Any, *, words: Any = None, streaming: bool = False, trainer_arguments: Any = None, **settings: Any
+) -> SftRun:
     """Train one step of the real SFTTrainer on all ``rows`` at once. ``rows`` are dicts.
 
-    ``words`` is the tokenizer, ``chat_tokenizer()`` by default; ``given`` are arguments of the trainer, ``settings`` of
-    its config. With ``streaming`` the dataset is an ``IterableDataset``.
+    ``words`` is the tokenizer, ``chat_tokenizer()`` by default; ``trainer_arguments`` are arguments of the trainer,
+    ``settings`` of its config. With ``streaming`` the dataset is an ``IterableDataset``.
     """
     import torch
     from datasets import Dataset
@@ -53,7 +55,7 @@ def sft_step(rows: Any, *, words: Any = None, streaming: bool = False, given: An
         dataset = Dataset.from_list(rows)
         return dataset.to_iterable_dataset() if streaming else dataset
 
-    arguments = dict(given or {})
+    arguments = dict(trainer_arguments or {})
     if isinstance(arguments.get("eval_dataset"), dict):
         arguments["eval_dataset"] = {name: as_dataset(split) for name, split in arguments["eval_dataset"].items()}
     defaults = {"per_device_train_batch_size": len(rows), "max_seq_length": 32, "dataset_text_field": "text"}

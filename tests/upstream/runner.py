@@ -102,7 +102,7 @@ def build(releases: Iterable[str], checkout: Path | None = None) -> None:
     places = [place_of(release) for release in releases]
     layout.build(places, click.echo)
     for name, packages in settings()["overlays"].items():
-        layout.build_overlay(name, tuple(packages), python=places[0].python, said=click.echo)
+        layout.build_overlay(name, tuple(packages), python=places[0].python, report=click.echo)
     for stack in dict.fromkeys(place.stack for place in places):
         _build_hub(stack)
     for place in places:
