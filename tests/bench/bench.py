@@ -10,8 +10,6 @@ Results are kept in ``.bench/results``, so that an interrupted run continues whe
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import itertools
 import json
 import os
@@ -32,7 +30,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trl_hotfix.catalogue import loading
+import keys
+
+from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.matching import digests, gates
 from trl_hotfix.model import Patch
 
@@ -45,6 +45,11 @@ SECONDS_A_CELL = 60.0
 SECONDS_A_PROOF = 300.0
 STEPS = 40
 """The length of the runs whose losses are drawn."""
+
+MACHINERY = 1
+"""Raise it where a change of the engine or of the bench changes what is seen: nothing else makes all results stale."""
+
+SOURCES = keys.Sources(CHECKOUT, CHECKOUT / "tests", CHECKOUT / "tests" / "proofs")
 
 Answer = dict[str, Any]
 
@@ -96,7 +101,7 @@ class Bench:
         return answers, missing
 
     def _file(self, kind: str, patch: Patch, place: Place) -> Path:
-        return self._results / sources_of(patch) / f"{kind}-{patch.id}-{place}.json"
+        return self._results / f"{kind}-{patch.id}-{place}-{key_of(kind, patch, place)}.json"
 
     def _all(self, tasks: list[Task], run: Callable[[Task], list[Answer]]) -> list[Answer]:
         answers: list[Answer] = []
@@ -203,27 +208,20 @@ def error(patch: Patch, reason: str) -> Answer:
     return {"patch": patch.id, "revision": patch.revision, "verdict": "error", "why": reason, **empty}
 
 
-def sources_of(patch: Patch) -> str:
-    """Return a digest of what a result depends on: trl_hotfix without the other patches, the entry, and the proof."""
-    package, proofs = CHECKOUT / "trl_hotfix", CHECKOUT / "tests" / "proofs"
-    own = f"{patch.id.replace('-', '_')}.py"
-    files = [path for path in package.rglob("*.py") if not _cannot_change_a_result(path.relative_to(package))]
-    files += [package / "patches" / own, *proofs.glob(own), *(proofs.parent / "tiny").glob("*.py")]
-    files += [HERE / "release.py", HERE / "prove.py", HERE / "releases.yaml"]
-    return _digest(repr(patch), tuple(sorted(files)))
+def key_of(kind: str, patch: Patch, place: Place) -> str:
+    """Return the key of what a cell or a proof depends on in this place: our code, the entry without prose, the stack.
 
-
-def _cannot_change_a_result(path: Path) -> bool:
-    """Return whether a file may change without a new run: another patch, or a command or report, which show results."""
-    return path.parts[0] in ("patches", "commands", "reporting")
-
-
-@functools.cache
-def _digest(text: str, files: tuple[Path, ...]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    TRL's code is that of the release, which does not change.
+    """
+    module, proof = modules.module_of(patch.id), patch.id.replace("-", "_")
+    pieces = [(module, name) for name in (patch.self_test, *(target.wrapper for target in patch.targets))]
+    if kind == "proof":
+        defined = SOURCES.module(proof)
+        names = ("train", "unaffected", "DATA", "OVERLAYS", "PARITY")
+        pieces += [(proof, name) for name in names if defined is not None and name in defined.definitions]
+    policy = keys.policy_of(patch, place.targets_of(patch))
+    special = layout.settings()["special"].get(place.release, {})
+    return keys.digest_of([MACHINERY, SOURCES.closure(pieces), policy, layout.stack_key(place.stack), special])
 
 
 def proof_of(patch: Patch) -> Mapping[str, Any]:

@@ -94,6 +94,20 @@ def settings() -> dict[str, Any]:
 
 
 @functools.cache
+def stack_key(stack: str) -> str:
+    """Return a key of all that a stack has."""
+    return _stack_key(stack)[:16]
+
+
+def _stack_key(stack: str) -> str:
+    return _key(_lock(stack).read_text(), *settings()["plugin"])
+
+
+def _lock(stack: str) -> Path:
+    return HERE / "stacks" / f"{stack}.txt"
+
+
+@functools.cache
 def _versions(stack: str) -> dict[str, str]:
     """Return the versions that the lock of a stack pins."""
     lines = (HERE / "stacks" / f"{stack}.txt").read_text().splitlines()
@@ -152,8 +166,7 @@ def _build_overlays(overlays: Mapping[str, tuple[str, ...]], python: Path, repor
 
 def _build_stack(stack: str, report: Callable[[str], None]) -> None:
     folder = BENCH / "stacks" / stack
-    lock = HERE / "stacks" / f"{stack}.txt"
-    key = _key(lock.read_text(), *settings()["plugin"])
+    key = _stack_key(stack)
     if is_ready(folder, key):
         return
     report(f"stack {stack}")
@@ -161,7 +174,7 @@ def _build_stack(stack: str, report: Callable[[str], None]) -> None:
     _uv("venv", "--python", sys.executable, str(folder))
     python = str(folder / "bin" / "python")
     # --no-deps: the lock is complete, and a dependency could bring another torch.
-    _uv("pip", "install", "--no-deps", "--python", python, "-r", str(lock), *settings()["plugin"])
+    _uv("pip", "install", "--no-deps", "--python", python, "-r", str(_lock(stack)), *settings()["plugin"])
     (folder / ".ready").write_text(key)
 
 

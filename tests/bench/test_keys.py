@@ -129,4 +129,4 @@ def test_every_patch_and_every_proof_has_a_key(patch_id: str) -> None:
     pieces = here.closure((modules.module_of(patch_id), target.wrapper) for target in entry.targets)
     assert all(piece.startswith("trl_hotfix.") for piece in pieces)
     proof = here.closure([(name, "train")])
-    assert any(piece.startswith("tiny:") or piece.startswith("tiny.") for piece in proof)
+    assert any(piece.startswith(("tiny:", "tiny.")) for piece in proof)
