@@ -392,6 +392,24 @@ def run(
 
 
 @commands.command()
+@click.option("--release", "places", callback=_places, required=True, help="The release to verify on.")
+@click.argument("patches", metavar="ID[,ID...]", callback=_patches)
+def verify(places: tuple[Place, ...], patches: tuple[Patch, ...]) -> None:
+    """Run the self-tests of patches on one release and print their numbers: the loop while a patch is written."""
+    layout.build(places, click.echo)
+    with tempfile.TemporaryDirectory() as folder:
+        cells = Bench(1, True, Console(quiet=True), Path(folder)).cells(patches, places)
+    for cell in cells:
+        reason = f": {cell['why']}" if cell["why"] else ""
+        click.echo(f"{cell['patch']} on {cell['release']}@{cell['stack']}: {cell['verdict']}{reason}")
+        for module, runs in cell["leaves"].items():
+            for name, outcome in runs.items():
+                numbers = " ".join(f"{key}={value}" for key, value in outcome.items() if key != "verdict")
+                click.echo(f"  {module} {name}: {outcome['verdict']} {numbers}".rstrip())
+    sys.exit(0 if all(cell["verdict"] in GOOD for cell in cells) else 1)
+
+
+@commands.command()
 @click.option("--patches", callback=_patches, help="Ids, separated by commas; default: all.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
 def curves(patches: tuple[Patch, ...], jobs: int) -> None:
