@@ -1,7 +1,7 @@
-"""What ``apply()`` costs, with the whole catalogue on real TRL releases, and with made-up catalogues of many patches.
+"""Measure the cost of ``apply()``: the whole catalogue on real TRL releases, and made-up catalogues of many patches.
 
-``python applying.py trainer LEAF ORDER`` and ``python applying.py made-up`` measure in a process of their own. The
-parts are timed by functions around the engine's own.
+``python applying.py trainer MODULE ORDER`` and ``python applying.py made-up`` measure in a process of their own. The
+parts are timed by functions around those of the engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRAINERS = {
     "1.16.0": "trl.trainer.grpo_trainer",
 }
 ORDERS = ("unpatched", "before", "after")
-"""No ``apply()``; before the trainer is imported; after it."""
+"""``apply()`` is not called, called before the trainer is imported, or called after it."""
 
 COUNTED = ("gates", "fingerprints", "install")
 IN_RANGE = ("sft-moe-aux-loss-times-gas", "grpo-kl-metric-token-level", "orpo-nan-gradient-near-certainty")
@@ -38,7 +38,7 @@ SIZES = (10, 100, 1_000, 10_000)
 
 
 class Clock:
-    """Times functions that call one another; each gets the time that none of the others within it has."""
+    """Time functions that call one another. A function's time does not include that of timed functions within it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -63,35 +63,35 @@ class Clock:
 
     @contextlib.contextmanager
     def collector(self) -> Iterator[None]:
-        """Python's garbage collector gets a time of its own, wherever it strikes.
+        """Time Python's garbage collector by itself, wherever it runs.
 
-        It looks through all that torch and transformers have made, once in so many objects, whoever made the last.
+        After a number of new objects it visits all objects of torch and transformers, whichever code made the new ones.
         """
 
-        def struck(phase: str, _: object) -> None:
+        def collected(phase: str, _: object) -> None:
             if phase == "start":
                 self._within.append(0.0)
-                began.append(time.perf_counter())
+                starts.append(time.perf_counter())
             else:
                 self._within.pop()
-                took = time.perf_counter() - began.pop()
-                if self._within:  # not in what is no part of ``apply()``
+                took = time.perf_counter() - starts.pop()
+                if self._within:  # Outside ``apply()`` the collector is not counted.
                     self.seconds["collector"] += took
                     self._within[-1] += took
 
-        began: list[float] = []
-        gc.callbacks.append(struck)
+        starts: list[float] = []
+        gc.callbacks.append(collected)
         try:
             yield
         finally:
-            gc.callbacks.remove(struck)
+            gc.callbacks.remove(collected)
 
     def watch(self, name: str, owner: Any, attribute: str) -> None:
         setattr(owner, attribute, self.timed(name, getattr(owner, attribute)))
 
 
 def watch(clock: Clock) -> None:
-    """Time the parts of ``apply()``. The import of the package counts as a part."""
+    """Time the parts of ``apply()``. The import of the package is one of them."""
     engine = clock.timed("own imports", import_module)("trl_hotfix.patching.engine")
     application = import_module("trl_hotfix.patching.application")
     clock.watch("rest", engine.Engine, "apply")
@@ -102,39 +102,39 @@ def watch(clock: Clock) -> None:
     clock.watch("self-tests", application, "self_test")
 
 
-def at_a_trainer(leaf: str, order: str) -> dict[str, Any]:
-    """What importing one trainer and applying everything took, in ms."""
+def at_a_trainer(module: str, order: str) -> dict[str, Any]:
+    """Return the time of importing the trainer's module and of the parts of ``apply()``, in ms."""
     clock = Clock()
     with clock.collector():
         if order == "before":
             watch(clock)
             import_module("trl_hotfix").apply()
         begin = time.perf_counter()
-        import_module(leaf)
+        import_module(module)
         imported = time.perf_counter() - begin
         if order == "after":
             watch(clock)
             import_module("trl_hotfix").apply()
     applied = []
     if order != "unpatched":
-        applied = [each.id for each in import_module("trl_hotfix").status() if each.state.value == "applied"]
-    told = {name: seconds * 1e3 for name, seconds in clock.seconds.items()}
+        applied = [status.id for status in import_module("trl_hotfix").status() if status.state.value == "applied"]
+    parts = {name: seconds * 1e3 for name, seconds in clock.seconds.items()}
     tests = [seconds * 1e3 for seconds in clock.calls["self-tests"]]
-    return {"import_ms": imported * 1e3, "parts": told, "self_tests_ms": tests, "applied": applied}
+    return {"import_ms": imported * 1e3, "parts": parts, "self_tests_ms": tests, "applied": applied}
 
 
 def write_made_up(folder: Path, size: int) -> None:
-    """A copy of the package whose catalogue has ``size`` patches, a module each: a few real ones, and made-up ones."""
+    """Write a copy of the package with ``size`` patches in its catalogue, a few real ones and made-up ones."""
     import yaml
 
     package = folder / "trl_hotfix"
     shutil.copytree(measure.CHECKOUT / "trl_hotfix", package, ignore=shutil.ignore_patterns("__pycache__"))
     entries = yaml.safe_load((measure.CHECKOUT / "patches.yaml").read_text(encoding="utf-8"))
-    real = [each for each in entries if each["id"] in IN_RANGE]
+    real = [entry for entry in entries if entry["id"] in IN_RANGE]
     text = yaml.safe_dump(real, width=120, sort_keys=False)
-    (model,) = (each for each in real if each["id"] == IN_RANGE[0])
-    pattern = yaml.safe_dump([{**model, "id": "made-up-NUMBER", "trl": ">=99.0,<99.1"}], width=120, sort_keys=False)
-    module = (package / "patches" / f"{model['id'].replace('-', '_')}.py").read_text(encoding="utf-8")
+    (template,) = (entry for entry in real if entry["id"] == IN_RANGE[0])
+    pattern = yaml.safe_dump([{**template, "id": "made-up-NUMBER", "trl": ">=99.0,<99.1"}], width=120, sort_keys=False)
+    module = (package / "patches" / f"{template['id'].replace('-', '_')}.py").read_text(encoding="utf-8")
     for number in range(size - len(real)):
         text += pattern.replace("NUMBER", str(number))
         (package / "patches" / f"made_up_{number}.py").write_text(module, encoding="utf-8")
@@ -142,7 +142,7 @@ def write_made_up(folder: Path, size: int) -> None:
 
 
 def with_made_up() -> dict[str, Any]:
-    """What reading the catalogue took, and ``apply()`` with what was read, TRL not imported."""
+    """Return the time of reading the catalogue, and of ``apply()`` after that, in ms. TRL is not imported."""
     hotfix, catalogue = import_module("trl_hotfix"), import_module("trl_hotfix.catalogue.loading")
     import_module("trl_hotfix.patching.engine")
     begin = time.perf_counter()
@@ -150,7 +150,7 @@ def with_made_up() -> dict[str, Any]:
     read = time.perf_counter()
     report = hotfix.apply()
     applied = time.perf_counter()
-    pending = [each.id for each in report if each.state.value == "pending"]
+    pending = [status.id for status in report if status.state.value == "pending"]
     return {
         "read_ms": (read - begin) * 1e3,
         "apply_ms": (applied - read) * 1e3,
@@ -159,49 +159,51 @@ def with_made_up() -> dict[str, Any]:
     }
 
 
-def trainer_sample(release: str, leaf: str, order: str) -> dict[str, Any]:
-    command = [measure.place(release).python, __file__, "trainer", leaf, order]
+def trainer_sample(release: str, module: str, order: str) -> dict[str, Any]:
+    command = [measure.place(release).python, __file__, "trainer", module, order]
     return measure.process(command, measure.release_environment(release))
 
 
 def made_up_sample(folder: Path) -> dict[str, Any]:
-    made = measure.place(MADE_UP_ON)
-    path = f"{made.overlay}:{folder}"
-    command = [made.python, __file__, "made-up"]
-    told = measure.process(command, measure.release_environment(MADE_UP_ON, PYTHONPATH=path))
-    if told["pending"] != len(IN_RANGE):
-        raise RuntimeError(f"{told['pending']} patches are in range, expected {len(IN_RANGE)}: {', '.join(IN_RANGE)}")
-    return told
+    place = measure.place(MADE_UP_ON)
+    path = f"{place.overlay}:{folder}"
+    command = [place.python, __file__, "made-up"]
+    sample = measure.process(command, measure.release_environment(MADE_UP_ON, PYTHONPATH=path))
+    if sample["pending"] != len(IN_RANGE):
+        raise RuntimeError(f"{sample['pending']} patches are in range, expected {len(IN_RANGE)}: {', '.join(IN_RANGE)}")
+    return sample
 
 
 def _trainers(result: Result, *, quick: bool) -> None:
-    for release, leaf in TRAINERS.items():
-        variants = {order: functools.partial(trainer_sample, release, leaf, order) for order in ORDERS}
-        done = measure.rounds(variants, 2 if quick else 7)
-        result.samples[f"{release} {leaf}"] = measure.spread(done)
+    for release, module in TRAINERS.items():
+        variants = {order: functools.partial(trainer_sample, release, module, order) for order in ORDERS}
+        rounds = measure.run_rounds(variants, 2 if quick else 7)
+        result.samples[f"{release} {module}"] = measure.as_plain_data(rounds)
         for order in ORDERS[1:]:
-            if not all(each[order]["applied"] for each in done):
-                raise RuntimeError(f"no patch was applied to {release}, {leaf}")
-            said = f"TRL {release}, apply() {order} the import"
+            if not all(samples[order]["applied"] for samples in rounds):
+                raise RuntimeError(f"no patch was applied to {release}, {module}")
+            case = f"TRL {release}, apply() {order} the import"
 
-            def shares(parts: Callable[[str], bool], order: str = order, done: Any = done) -> measure.Estimate:
-                """Of the time that importing the trainer takes unpatched, in the same round."""
+            def share(
+                is_counted: Callable[[str], bool], order: str = order, rounds: list[measure.Round] = rounds
+            ) -> measure.Estimate:
+                """Return the parts' share of the time of the unpatched import in the same round."""
                 return measure.estimate(
                     [
-                        sum(ms for name, ms in each[order]["parts"].items() if parts(name))
-                        / each["unpatched"]["import_ms"]
-                        for each in done
+                        sum(ms for name, ms in samples[order]["parts"].items() if is_counted(name))
+                        / samples["unpatched"]["import_ms"]
+                        for samples in rounds
                     ]
                 )
 
-            each_test = [statistics.median(each[order]["self_tests_ms"]) for each in done]
-            worst = [max(each[order]["self_tests_ms"]) for each in done]
+            typical = [statistics.median(samples[order]["self_tests_ms"]) for samples in rounds]
+            slowest = [max(samples[order]["self_tests_ms"]) for samples in rounds]
             result.findings += [
-                Finding(f"{said}: gates, fingerprints, install / import", shares(COUNTED.__contains__), goal=0.02),
-                Finding(f"{said}: all but the self-tests / import", shares(lambda name: name != "self-tests")),
-                Finding(f"{said}: self-tests / import", shares(lambda name: name == "self-tests"), goal=0.10),
-                Finding(f"{said}: a self-test, the median one", measure.estimate(each_test), "ms", 20.0),
-                Finding(f"{said}: a self-test, the slowest", measure.estimate(worst), "ms"),
+                Finding(f"{case}: gates, fingerprints, install / import", share(COUNTED.__contains__), goal=0.02),
+                Finding(f"{case}: all but the self-tests / import", share(lambda name: name != "self-tests")),
+                Finding(f"{case}: self-tests / import", share(lambda name: name == "self-tests"), goal=0.10),
+                Finding(f"{case}: a self-test, the median one", measure.estimate(typical), "ms", 20.0),
+                Finding(f"{case}: a self-test, the slowest", measure.estimate(slowest), "ms"),
             ]
 
 
@@ -211,15 +213,18 @@ def _made_up(result: Result, *, quick: bool) -> None:
     for size in sizes:
         write_made_up(folder / str(size), size)
     variants = {str(size): functools.partial(made_up_sample, folder / str(size)) for size in sizes}
-    done = measure.rounds(variants, 2 if quick else 6)
-    result.samples["made-up"] = measure.spread(done)
+    rounds = measure.run_rounds(variants, 2 if quick else 6)
+    result.samples["made-up"] = measure.as_plain_data(rounds)
     shutil.rmtree(folder)
     smallest = str(sizes[0])
-    for quantity, said in (("apply_ms", "apply(), catalogue read"), ("read_ms", "reading the catalogue")):
+    for quantity, activity in (("apply_ms", "apply(), catalogue read"), ("read_ms", "reading the catalogue")):
         for size in sizes[1:]:
-            slopes = [(each[str(size)][quantity] - each[smallest][quantity]) / (size - sizes[0]) * 1e3 for each in done]
-            what = f"{said}: per patch out of range, {sizes[0]} to {size:,} patches"
-            result.findings.append(Finding(what, measure.estimate(slopes), "us"))
+            slopes = [
+                (samples[str(size)][quantity] - samples[smallest][quantity]) / (size - sizes[0]) * 1e3
+                for samples in rounds
+            ]
+            label = f"{activity}: per patch out of range, {sizes[0]} to {size:,} patches"
+            result.findings.append(Finding(label, measure.estimate(slopes), "us"))
 
 
 def run(*, quick: bool) -> Result:

@@ -1,7 +1,7 @@
-"""What a patch gains: the reference forwards and the reference model that DPO's precomputing is there to save.
+"""Measure the gain of a patch: the reference forwards and the reference model that DPO's precomputing should save.
 
-``python gain.py MODE HIDDEN`` trains a Llama with the real DPOTrainer in a process of its own. In the releases with the
-bug there is one other way to train right: to do without precomputing, with a reference model in memory (``instead``).
+``python gain.py ID MODE HIDDEN`` trains a Llama with the real DPOTrainer in a process of its own. The releases with the
+bug can train correctly in one other way: without precomputing, with a reference model in memory (``instead``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ STEPS = 6
 LOG_2 = 0.6931
 
 
-def one(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
-    """Reference forwards for a step, bytes of a reference model, step time, peak memory and the losses."""
+def train(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
+    """Return reference forwards per step, size of a reference model, step time, peak memory and the losses."""
     import torch
     import transformers
 
@@ -35,16 +35,16 @@ def one(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
 
     with measure.only(patch_id, mode):
         from trl import DPOTrainer
-    references: list[int] = []
-    took: list[float] = []
+    reference_forwards: list[int] = []
+    step_times: list[float] = []
     losses: list[float] = []
 
     class Measured(DPOTrainer):  # type: ignore[misc]
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            references.append(0)
+            reference_forwards.append(0)
             begin = time.perf_counter()
             loss = super().training_step(*args, **kwargs)
-            took.append((time.perf_counter() - begin) * 1e3)
+            step_times.append((time.perf_counter() - begin) * 1e3)
             losses.append(float(loss))
             return loss
 
@@ -65,16 +65,16 @@ def one(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
         return transformers.LlamaForCausalLM(config)
 
     def count(*_: Any) -> None:
-        if references and not torch.is_grad_enabled():
-            references[-1] += 1
+        if reference_forwards and not torch.is_grad_enabled():
+            reference_forwards[-1] += 1
 
     policy = model()
     reference = model() if mode == "instead" else None
-    for each in filter(None, (policy, reference)):
-        each.register_forward_hook(count)
-    words = tiny.tokenizer()
-    words.bos_token = "<unk>"  # 0.9.6 puts it before every prompt, also where there is none
-    # So that the second loss is neither log 2 nor 0.
+    for counted_model in filter(None, (policy, reference)):
+        counted_model.register_forward_hook(count)
+    tokenizer = tiny.tokenizer()
+    tokenizer.bos_token = "<unk>"  # TRL 0.9.6 puts it before every prompt, even if the tokenizer has none.
+    # With this learning rate the second loss is neither log 2 nor 0.
     args = tiny.precomputed_dpo(max_steps=STEPS, learning_rate=(16 / hidden) ** 1.5)
     args.precompute_ref_log_probs = mode != "instead"
     trainer = tiny.trainer(
@@ -82,16 +82,16 @@ def one(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
         model=policy,
         ref_model=reference,
         args=args,
-        # One batch, again and again, so that the order of the rows plays no part.
+        # Every step has the same batch, so that the order of the rows does not matter.
         train_dataset=tiny.preferences().select(range(2)),
-        tokenizer=words,
+        tokenizer=tokenizer,
     )
     trainer.train()
-    held = 0 if reference is None else sum(each.numel() * each.element_size() for each in reference.parameters())
+    parameters = [] if reference is None else list(reference.parameters())
     return {
-        "reference_forwards": sum(references) / len(references),
-        "reference_mib": held / 2**20,
-        "step_ms": statistics.median(took[1:]),
+        "reference_forwards": sum(reference_forwards) / len(reference_forwards),
+        "reference_mib": sum(tensor.numel() * tensor.element_size() for tensor in parameters) / 2**20,
+        "step_ms": statistics.median(step_times[1:]),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "losses": losses,
     }
@@ -103,14 +103,14 @@ def sample(patch_id: str, mode: str, hidden: int = 512) -> dict[str, Any]:
         return measure.process([measure.place(release).python, __file__, patch_id, mode, str(hidden)], environment)
 
 
-def check(done: list[measure.Round]) -> None:
-    """Raises ``RuntimeError`` unless patched, fixed and ``instead`` train the same, and unpatched stays at log 2."""
-    for each in done:
+def check(rounds: list[measure.Round]) -> None:
+    """Raise ``RuntimeError`` unless patched, fixed and ``instead`` train the same, and unpatched stays at log 2."""
+    for samples in rounds:
         # In the first step policy and reference are equal.
-        second = {mode: each[mode]["losses"][1] for mode in MODES}
-        right = second["fixed"]
-        same = all(abs(second[mode] - right) < 1e-3 for mode in ("patched", "instead"))
-        if not same or abs(second["unpatched"] - LOG_2) > 1e-3 or abs(right - LOG_2) < 1e-2:
+        second = {mode: samples[mode]["losses"][1] for mode in MODES}
+        expected = second["fixed"]
+        agree = all(abs(second[mode] - expected) < 1e-3 for mode in ("patched", "instead"))
+        if not agree or abs(second["unpatched"] - LOG_2) > 1e-3 or abs(expected - LOG_2) < 1e-2:
             raise RuntimeError(f"the second losses are {second}: expected log 2 unpatched, and another one else")
 
 
@@ -118,24 +118,24 @@ def run(*, quick: bool) -> Result:
     result = Result()
     for patch_id, releases in PATCHES.items():
         variants = {mode: functools.partial(sample, patch_id, mode) for mode in MODES}
-        done = measure.rounds(variants, 2 if quick else 7, warm_up=not quick)
-        check(done)
-        result.samples[patch_id] = measure.spread(done)
+        rounds = measure.run_rounds(variants, 2 if quick else 7, warm_up=not quick)
+        check(rounds)
+        result.samples[patch_id] = measure.as_plain_data(rounds)
         result.versions[patch_id] = f"trl {releases['buggy']}, fixed {releases['fixed']}"
-        said = f"TRL {releases['buggy']}"
+        release = f"TRL {releases['buggy']}"
         for mode in MODES:
-            (forwards,) = {each[mode]["reference_forwards"] for each in done}
+            (forwards,) = {samples[mode]["reference_forwards"] for samples in rounds}
             goal = 0.0 if mode == "patched" else None
-            what = f"{said}, {mode}: reference forwards a step"
-            result.findings.append(Finding(what, measure.exact(forwards), goal=goal))
-        (held,) = {each["instead"]["reference_mib"] for each in done}
-        result.findings.append(Finding(f"{said}: reference model not needed", measure.exact(held), "MiB"))
-        for other in ("instead", "unpatched"):
-            for quantity, called in (("step_ms", "a step"), ("peak_mib", "peak memory")):
-                it = measure.ratio(done, "patched", other, quantity)
-                result.findings.append(Finding(f"{said}, {called}: patched / {other}", it))
+            label = f"{release}, {mode}: reference forwards a step"
+            result.findings.append(Finding(label, measure.exact(forwards), goal=goal))
+        (size,) = {samples["instead"]["reference_mib"] for samples in rounds}
+        result.findings.append(Finding(f"{release}: reference model not needed", measure.exact(size), "MiB"))
+        for baseline in ("instead", "unpatched"):
+            for quantity, name in (("step_ms", "a step"), ("peak_mib", "peak memory")):
+                ratio = measure.ratio(rounds, "patched", baseline, quantity)
+                result.findings.append(Finding(f"{release}, {name}: patched / {baseline}", ratio))
     return result
 
 
 if __name__ == "__main__":
-    print(json.dumps(one(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    print(json.dumps(train(sys.argv[1], sys.argv[2], int(sys.argv[3]))))

@@ -1,6 +1,6 @@
-"""``python -m trl_hotfix --list`` in a new process, beside a Python that does nothing. Files are in the disk's cache.
+"""Measure ``python -m trl_hotfix --list`` in a new process, and an idle Python. Files are in the disk cache.
 
-It runs in the environment that the benchmarks run in, which has torch and TRL, as a user's has.
+Both run in the environment of the benchmarks, which has torch and TRL as a user's environment has.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ def python(*arguments: str) -> dict[str, Any]:
 
 
 def imported() -> list[str]:
-    """Which of the heavy packages the command has imported."""
+    """Return the heavy packages that the command imports."""
     code = (
         "import json, sys\nfrom trl_hotfix.commands.main import main\ntry: main(['--list'])\nexcept SystemExit: pass\n"
-        f"print(json.dumps({{'heavy': [each for each in {HEAVY!r} if each in sys.modules]}}))"
+        f"print(json.dumps({{'heavy': [name for name in {HEAVY!r} if name in sys.modules]}}))"
     )
     heavy: list[str] = python("-c", code)["heavy"]
     return heavy
 
 
 def run(*, quick: bool) -> Result:
-    found = imported()
-    if found:
-        raise RuntimeError(f"--list imported {', '.join(found)}: that is not --list as it is promised")
+    heavy = imported()
+    if heavy:
+        raise RuntimeError(f"--list imported {', '.join(heavy)}: that is not --list as it is promised")
     commands = {"bare": ["-c", "pass"], "libraries": ["-c", LIBRARIES], "list": ["-m", "trl_hotfix", "--list"]}
-    variants = {name: functools.partial(python, *words) for name, words in commands.items()}
-    done = measure.rounds(variants, 8 if quick else 60)
+    variants = {name: functools.partial(python, *arguments) for name, arguments in commands.items()}
+    rounds = measure.run_rounds(variants, 8 if quick else 60)
     findings = [
-        Finding("--list, over a bare Python", measure.difference(done, "list", "bare", "wall_ms"), "ms", 150.0),
-        Finding("--list, CPU time", measure.difference(done, "list", "bare", "cpu_ms"), "ms"),
-        Finding("its libraries alone", measure.difference(done, "libraries", "bare", "wall_ms"), "ms"),
+        Finding("--list, over a bare Python", measure.difference(rounds, "list", "bare", "wall_ms"), "ms", 150.0),
+        Finding("--list, CPU time", measure.difference(rounds, "list", "bare", "cpu_ms"), "ms"),
+        Finding("its libraries alone", measure.difference(rounds, "libraries", "bare", "wall_ms"), "ms"),
     ]
-    return Result(findings, {"rounds": measure.spread(done)}, {"trl": version("trl")})
+    return Result(findings, {"rounds": measure.as_plain_data(rounds)}, {"trl": version("trl")})

@@ -1,7 +1,7 @@
-"""Measuring side by side: variants take turns in random order, and what counts is their difference within a round.
+"""Measure variants side by side: they run in random order within a round, and their differences within it count.
 
-A machine is never idle and its clock speed never constant. What is slow for a while is slow for all variants of a
-round, so the ratio or the difference within the round keeps little of it.
+A machine is never idle and its clock speed never constant. A slow period slows all variants of a round, so it hardly
+affects the ratio or the difference within the round.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ WORK = CHECKOUT / "build" / "benchmarks"
 LEVEL = 0.95
 
 Sample = Mapping[str, Any]
-"""What one run of one variant showed: quantities by name."""
+"""The quantities that one run of one variant has, by name."""
 
 Round = Mapping[str, Sample]
-"""One sample of each variant, taken one right after the other."""
+"""One sample of each variant. They are taken one right after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The median of ``n`` values and an interval for it, which has it with the probability ``coverage``."""
+    """The median of ``n`` values and an interval, which contains the true median with the probability ``coverage``."""
 
     median: float
     low: float
@@ -46,16 +46,16 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure. ``goal`` is what it should not exceed, where there is a goal."""
+    """One figure. It should not exceed ``goal``, if there is a goal."""
 
-    what: str
+    label: str
     estimate: Estimate
     unit: str = ""
     goal: float | None = None
 
     @property
     def verdict(self) -> str:
-        """``met`` or ``not met`` if all of the interval is, else ``undecided``; empty without a goal."""
+        """``met`` or ``not met`` if this holds for the whole interval, else ``undecided``; empty without a goal."""
         if self.goal is None:
             return ""
         if self.estimate.coverage < LEVEL:
@@ -67,146 +67,150 @@ class Finding:
 
 @dataclass(slots=True)
 class Result:
-    """What a benchmark found, the samples that it comes from, and what was run."""
+    """The findings of a benchmark, their samples, and the versions that were measured."""
 
     findings: list[Finding] = field(default_factory=list)
     samples: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def rounds(
+def run_rounds(
     variants: Mapping[str, Callable[[], Sample]], repetitions: int, *, seed: int = 0, warm_up: bool = True
 ) -> list[Round]:
-    """``repetitions`` rounds; each has every variant once, in an order of its own. The first round warms up caches."""
+    """Run ``repetitions`` rounds. Each has every variant once, in random order.
+
+    With ``warm_up`` one more round comes first. It fills the caches and is discarded.
+    """
     order = random.Random(seed)
-    done: list[Round] = []
+    rounds: list[Round] = []
     for _ in range(repetitions + warm_up):
         names = list(variants)
         order.shuffle(names)
-        done.append({name: variants[name]() for name in names})
-    return done[warm_up:]
+        rounds.append({name: variants[name]() for name in names})
+    return rounds[warm_up:]
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The median, and the narrowest pair of order statistics that has it with 95 %; the ends if there are too few.
+    """Return the median, and the narrowest pair of order statistics that contains it with 95 %.
 
-    It asks nothing of how the values are distributed but that the rounds do not depend on one another.
+    If there are too few values for that, the interval is their range. The values may have any distribution, but the
+    rounds must be independent.
     """
     if not values:
         raise ValueError("an estimate needs at least one value, and there is none")
     ordered, n = sorted(values), len(values)
     below = 0.0  # the probability that fewer than ``rank`` of n values lie below the median
     rank, coverage = 1, 1 - 2 * 0.5**n
-    for tried in range(1, n // 2 + 1):
-        below += math.comb(n, tried - 1) * 0.5**n
+    for candidate in range(1, n // 2 + 1):
+        below += math.comb(n, candidate - 1) * 0.5**n
         if 1 - 2 * below < LEVEL:
             break
-        rank, coverage = tried, 1 - 2 * below
+        rank, coverage = candidate, 1 - 2 * below
     return Estimate(statistics.median(ordered), ordered[rank - 1], ordered[n - rank], n, max(0.0, coverage))
 
 
 def exact(value: float) -> Estimate:
-    """A count, which every run gives anew."""
+    """Return the estimate of a count that is the same in every run."""
     return Estimate(value, value, value, 1, 1.0)
 
 
-def difference(done: Sequence[Round], one: str, other: str, quantity: str) -> Estimate:
-    """``one - other``, round by round."""
-    return estimate([each[one][quantity] - each[other][quantity] for each in done])
+def difference(rounds: Sequence[Round], variant: str, baseline: str, quantity: str) -> Estimate:
+    """Estimate ``variant - baseline`` from its value in each round."""
+    return estimate([samples[variant][quantity] - samples[baseline][quantity] for samples in rounds])
 
 
-def ratio(done: Sequence[Round], one: str, other: str, quantity: str) -> Estimate:
-    """``one / other``, round by round."""
-    return estimate([each[one][quantity] / each[other][quantity] for each in done])
+def ratio(rounds: Sequence[Round], variant: str, baseline: str, quantity: str) -> Estimate:
+    """Estimate ``variant / baseline`` from its value in each round."""
+    return estimate([samples[variant][quantity] / samples[baseline][quantity] for samples in rounds])
 
 
 def process(command: Sequence[str | Path], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Run a process in an empty folder: wall clock and CPU time in ms, and what its last line says in JSON."""
-    with tempfile.TemporaryDirectory() as folder, Path(folder, "said").open("w+") as said:
+    """Run a process in an empty folder. Return its wall clock and CPU time in ms, and the JSON of its last line."""
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "output").open("w+") as output:
         begin = time.perf_counter()
         child = subprocess.Popen(
-            [str(each) for each in command],
+            [str(argument) for argument in command],
             env=dict(environment),
             cwd=_empty(folder),
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
-        _, status, used = os.wait4(child.pid, 0)
+        _, status, usage = os.wait4(child.pid, 0)
         wall = time.perf_counter() - begin
-        child.returncode = os.waitstatus_to_exitcode(status)  # else Popen would wait for it once more
-        said.seek(0)
-        text = said.read()
+        child.returncode = os.waitstatus_to_exitcode(status)  # Otherwise Popen would wait for the process once more.
+        output.seek(0)
+        text = output.read()
     if child.returncode != 0:
         raise _ended(command, child.returncode, text)
-    last = text.strip().rpartition("\n")[2]
-    told = json.loads(last) if last.startswith("{") else {}
-    return {"wall_ms": wall * 1e3, "cpu_ms": (used.ru_utime + used.ru_stime) * 1e3, **told}
+    last_line = text.strip().rpartition("\n")[2]
+    answer = json.loads(last_line) if last_line.startswith("{") else {}
+    return {"wall_ms": wall * 1e3, "cpu_ms": (usage.ru_utime + usage.ru_stime) * 1e3, **answer}
 
 
-def _ended(command: Sequence[str | Path], code: int, said: str) -> RuntimeError:
-    return RuntimeError(f"{' '.join(map(str, command))} ended with {code}; it said:\n{said[-4000:]}")
+def _ended(command: Sequence[str | Path], code: int, output: str) -> RuntimeError:
+    return RuntimeError(f"{' '.join(map(str, command))} ended with {code}; it said:\n{output[-4000:]}")
 
 
 def _empty(folder: str) -> str:
-    made = Path(folder, "cwd")
-    made.mkdir()
-    return str(made)
+    empty_folder = Path(folder, "cwd")
+    empty_folder.mkdir()
+    return str(empty_folder)
 
 
 def bare_environment(**variables: str) -> dict[str, str]:
-    """What every process needs, and these: nothing that moves Python or names trl_hotfix."""
+    """Return ``PATH``, ``HOME``, ``LANG`` and ``variables``. Other variables could change Python or trl_hotfix."""
     return {**{key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}, **variables}
 
 
 def place(release: str, stack: str | None = None) -> Any:
-    """A TRL release of the bench (``tests/bench``), laid out if it is not yet."""
+    """Return a TRL release of the bench (``tests/bench``), which is laid out first if it is not there yet."""
     sys.path.insert(0, str(CHECKOUT / "tests" / "bench"))
     import layout
 
-    found = next(each for each in layout.places([release]) if stack in (None, each.stack))
-    layout.build([found])
-    return found
+    place_of_release = next(candidate for candidate in layout.places([release]) if stack in (None, candidate.stack))
+    layout.build([place_of_release])
+    return place_of_release
 
 
 def release_environment(release: str, stack: str | None = None, **variables: str) -> dict[str, str]:
-    """The environment of a process that sees this release; it may write compiled files, as anybody's does."""
-    made = place(release, stack).environment()
-    made.pop("PYTHONDONTWRITEBYTECODE", None)
-    return {**made, **variables}
+    """Return the environment of a process with this release. It may write compiled files, as a user's process does."""
+    variables_of_release = place(release, stack).environment()
+    variables_of_release.pop("PYTHONDONTWRITEBYTECODE", None)
+    return {**variables_of_release, **variables}
 
 
 @contextlib.contextmanager
 def for_training(release: str, **variables: str) -> Iterator[dict[str, str]]:
-    """The environment of a process that trains a tiny model of the proofs on a release, in a home of its own."""
+    """Yield the environment of a process that trains a tiny model of the proofs on a release, in a new home folder."""
     environment = release_environment(release, **variables)
     with tempfile.TemporaryDirectory() as home:
         yield {**environment, "HF_HOME": home, "TMPDIR": home}
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A process that does one thing each time that it is told to, and answers with a line of JSON."""
+class Worker:
+    """A process that does one piece of work for each line that it reads, and answers with a line of JSON."""
 
-    words: Sequence[str]
+    command: Sequence[str]
     child: subprocess.Popen[str]
-    said: IO[str]
+    output: IO[str]
 
     def answer(self) -> dict[str, Any]:
-        """What it answers next. Raises ``RuntimeError`` if it has ended."""
+        """Return the next answer. Raises ``RuntimeError`` if the process has ended."""
         assert self.child.stdout is not None
         line = self.child.stdout.readline()
         if not line:
             code = self.child.wait()
-            self.said.seek(0)
-            raise _ended(self.words, code, self.said.read())
-        told: dict[str, Any] = json.loads(line)
-        return told
+            self.output.seek(0)
+            raise _ended(self.command, code, self.output.read())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def ask(self) -> dict[str, Any]:
-        """Let it do one thing."""
+        """Have one piece of work done and return the answer."""
         assert self.child.stdin is not None
-        # That it has ended is said by `answer`, with what it said.
+        # If the process has ended, `answer` raises the error, with the output of the process.
         with contextlib.suppress(BrokenPipeError):
             self.child.stdin.write("go\n")
             self.child.stdin.flush()
@@ -214,49 +218,56 @@ class Told:
 
 
 @contextlib.contextmanager
-def told(command: Sequence[str | Path], environment: Mapping[str, str]) -> Iterator[Told]:
-    """Such a process, as long as it is wanted. Its answers are on the standard output, and nothing else is."""
-    words, pipe = [str(each) for each in command], subprocess.PIPE
+def worker(command: Sequence[str | Path], environment: Mapping[str, str]) -> Iterator[Worker]:
+    """Start a worker, and kill it at the end. Its standard output has its answers and nothing else."""
+    arguments, pipe = [str(argument) for argument in command], subprocess.PIPE
     with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(words, env=dict(environment), stdin=pipe, stdout=pipe, stderr=said, text=True) as child,
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(arguments, env=dict(environment), stdin=pipe, stdout=pipe, stderr=output, text=True) as child,
     ):
         try:
-            yield Told(words, child, said)
+            yield Worker(arguments, child, output)
         finally:
             child.kill()
 
 
 @contextlib.contextmanager
 def only(patch_id: str, mode: str) -> Iterator[None]:
-    """TRL's trainer is imported inside: in the mode ``patched`` with this patch, which must be on then."""
+    """Import TRL's trainer within this context: the mode ``patched`` applies the patch, and no other mode does.
+
+    At the end an assertion checks whether the patch is on.
+    """
     import trl_hotfix
 
     if mode == "patched":
         trl_hotfix.apply(only=[patch_id], strict=True)
     yield
-    found = trl_hotfix.status()[patch_id]
-    assert (found.state.value == "applied") == (mode == "patched"), found
+    status = trl_hotfix.status()[patch_id]
+    assert (status.state.value == "applied") == (mode == "patched"), status
 
 
 def fresh_folder(name: str) -> Path:
-    """An empty folder under ``build/benchmarks``."""
+    """Return an empty folder under ``build/benchmarks``."""
     folder = WORK / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
-def ratio_of_steps(done: Sequence[Round], one: str, other: str, quantity: str) -> Estimate:
-    """``one / other``, step by step; of each round, whose steps share their processes, the median."""
-    pairs = (zip(each[one][quantity], each[other][quantity], strict=True) for each in done)
-    return estimate([statistics.median(its / others for its, others in each) for each in pairs])
+def ratio_of_steps(rounds: Sequence[Round], variant: str, baseline: str, quantity: str) -> Estimate:
+    """Estimate ``variant / baseline`` from the median of the steps of each round.
+
+    The steps of a round share their processes, so they are not independent.
+    """
+    steps = (zip(samples[variant][quantity], samples[baseline][quantity], strict=True) for samples in rounds)
+    return estimate([statistics.median(value / reference for value, reference in pairs) for pairs in steps])
 
 
-def spread(done: Sequence[Round]) -> list[dict[str, dict[str, Any]]]:
-    """Rounds as plain data, with as many digits as they are good for."""
+def as_plain_data(rounds: Sequence[Round]) -> list[dict[str, dict[str, Any]]]:
+    """Return rounds as plain data, with six digits."""
     return [
-        {name: {key: _short(value) for key, value in sample.items()} for name, sample in each.items()} for each in done
+        {name: {key: _short(value) for key, value in sample.items()} for name, sample in samples.items()}
+        for samples in rounds
     ]
 
 
@@ -264,5 +275,5 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _short(each) for key, each in value.items()}
-    return [_short(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: _short(element) for key, element in value.items()}
+    return [_short(element) for element in value] if isinstance(value, (list, tuple)) else value

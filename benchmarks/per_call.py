@@ -1,7 +1,7 @@
-"""What a patched method costs a call: ours, a plain wrapt wrapper, a closure, and an edit by hand.
+"""Measure the cost of a call of a patched method, beside a plain wrapt wrapper, a closure, and an edit by hand.
 
-``python per_call.py VARIANT WORK`` measures one variant in a process of its own and prints nanoseconds of CPU time for
-a call. What is put on does nothing but call the original: what it costs to do more is the patch's own affair.
+``python per_call.py VARIANT WORK`` measures one variant in a process of its own and prints nanoseconds of CPU time per
+call. The wrapper only calls the original: the cost of more work depends on the patch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from measure import Finding, Result
 
 CALLS = {"nothing": 200_000, "1 ms": 200}
 NUMBERS = 60_000
-"""Their sum takes about 1 ms."""
+"""The sum of so many numbers takes about 1 ms."""
 
 
 def trainer_class(work: str) -> type:
-    """A class with the method that is patched."""
+    """Return a class with the method that is patched."""
 
     class Trainer:
         if work == "nothing":
@@ -47,8 +47,8 @@ def unpatched(owner: type) -> type:
     return owner
 
 
-def ours(owner: type) -> type:
-    """As ``apply()`` puts it on: a guard around the wrapper, armed."""
+def guarded(owner: type) -> type:
+    """Put the wrapper on as ``apply()`` does: with an armed guard around it."""
     from trl_hotfix.patching.guard import Guard
 
     guard = Guard("made-up", passes_on)
@@ -57,8 +57,8 @@ def ours(owner: type) -> type:
     return owner
 
 
-def ours_strict(owner: type) -> type:
-    """As ``apply(strict=True)`` puts it on: no guard."""
+def unguarded(owner: type) -> type:
+    """Put the wrapper on as ``apply(strict=True)`` does: without a guard."""
     _put_on(owner, passes_on)
     return owner
 
@@ -100,22 +100,22 @@ def subclass(owner: type) -> type:
 
 VARIANTS = {
     "unpatched": unpatched,
-    "ours": ours,
-    "ours, strict": ours_strict,
+    "ours": guarded,
+    "ours, strict": unguarded,
     "wrapt": plain_wrapt,
     "closure": closure,
     "subclass": subclass,
 }
 
 
-def one(variant: str, work: str, calls: int | None = None) -> float:
-    """Nanoseconds of CPU time for a call, the loop around it included."""
+def time_per_call(variant: str, work: str, calls: int | None = None) -> float:
+    """Return nanoseconds of CPU time per call. This includes the loop around the calls."""
     trainer = VARIANTS[variant](trainer_class(work))()
     batch, calls = object(), calls or CALLS[work]
     assert trainer.step(batch, scale=2.0) is batch
-    turns = range(calls)
+    repetitions = range(calls)
     begin = time.process_time_ns()
-    for _ in turns:
+    for _ in repetitions:
         trainer.step(batch, scale=2.0)
     return (time.process_time_ns() - begin) / calls
 
@@ -129,17 +129,17 @@ def run(*, quick: bool) -> Result:
             return measure.process([sys.executable, __file__, variant, work], environment)
 
         variants = {variant: functools.partial(sample, variant) for variant in VARIANTS}
-        done = measure.rounds(variants, 8 if quick else 60)
-        result.samples[work] = measure.spread(done)
+        rounds = measure.run_rounds(variants, 8 if quick else 60)
+        result.samples[work] = measure.as_plain_data(rounds)
         for variant in VARIANTS:
             if variant == "unpatched":
                 continue
             if work == "nothing":
-                it = measure.difference(done, variant, "unpatched", "ns")
-                result.findings.append(Finding(f"{variant}, more than unpatched, per call", it, "ns"))
+                estimate = measure.difference(rounds, variant, "unpatched", "ns")
+                result.findings.append(Finding(f"{variant}, more than unpatched, per call", estimate, "ns"))
             else:
-                it = measure.ratio(done, variant, "unpatched", "ns")
-                result.findings.append(Finding(f"{variant} / unpatched, 1 ms of work", it))
+                estimate = measure.ratio(rounds, variant, "unpatched", "ns")
+                result.findings.append(Finding(f"{variant} / unpatched, 1 ms of work", estimate))
     from importlib.metadata import version
 
     result.versions["wrapt"] = version("wrapt")
@@ -147,4 +147,4 @@ def run(*, quick: bool) -> Result:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"ns": one(sys.argv[1], sys.argv[2])}))
+    print(json.dumps({"ns": time_per_call(sys.argv[1], sys.argv[2])}))

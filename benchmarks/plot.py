@@ -1,6 +1,6 @@
-"""The results as a picture: a panel for each benchmark and unit, a dot and its interval for each figure.
+"""Draw the results: a panel for each benchmark and unit, and a dot with an interval for each figure.
 
-The goal is a line across the row. The same results give the same bytes.
+A goal is a line across the row. The same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ text{font:11px -apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif
 
 
 def svg(results: Mapping[str, Any]) -> str:
-    """``results`` is what ``results.json`` has under ``benchmarks``."""
+    """Return the picture of ``results``, the value of ``benchmarks`` in ``results.json``."""
     body: list[str] = []
     y = MARGIN
     for name, result in results.items():
-        for unit in dict.fromkeys(each["unit"] for each in result["findings"]):
-            rows = [each for each in result["findings"] if each["unit"] == unit]
+        for unit in dict.fromkeys(finding["unit"] for finding in result["findings"]):
+            rows = [finding for finding in result["findings"] if finding["unit"] == unit]
             body += _panel(f"{name}, {unit or 'ratio or count'}", rows, y)
             y += ROW * (len(rows) + 2) + 8
     width, height = NAMES + AXIS + 190, y + MARGIN
     size = f'width="{width}" height="{height}"'
-    drawn = "\n".join(body)
+    panels = "\n".join(body)
     return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" role="img"
  aria-label="benchmarks of trl_hotfix"><style>{STYLE}</style><rect class="page" {size}/>
-{drawn}
+{panels}
 </svg>
 """
 
@@ -54,12 +54,12 @@ def _panel(title: str, rows: list[Mapping[str, Any]], top: float) -> Iterator[st
         y = top + ROW * number + 8
         colour = COLOURS[row["verdict"]]
         goal = "" if row["goal"] is None else f", goal {row['goal']:g}: {row['verdict']}"
-        said = f"{row['median']:.3g} [{row['low']:.3g}, {row['high']:.3g}]{goal}"
-        yield f"<g><title>{escape(row['what'])}: {escape(said)}</title>"
+        figures = f"{row['median']:.3g} [{row['low']:.3g}, {row['high']:.3g}]{goal}"
+        yield f"<g><title>{escape(row['what'])}: {escape(figures)}</title>"
         yield f'<text x="{MARGIN}" y="{y + 4}">{escape(row["what"])}</text>'
         yield f'<path class="axis" d="M{x(0.0)} {y - 9}V{y + 9}"/>'
         if row["goal"] is not None:
             yield f'<path class="goal" d="M{x(row["goal"])} {y - 9}V{y + 9}"/>'
         yield f'<path stroke="{colour}" stroke-width="3" d="M{x(row["low"])} {y}H{x(row["high"])}"/>'
         yield f'<circle fill="{colour}" cx="{x(row["median"])}" cy="{y}" r="4"/>'
-        yield f'<text class="dim" x="{NAMES + AXIS + 12}" y="{y + 4}">{escape(said)}</text></g>'
+        yield f'<text class="dim" x="{NAMES + AXIS + 12}" y="{y + 4}">{escape(figures)}</text></g>'

@@ -40,9 +40,9 @@ BENCHMARKS: dict[str, ModuleType] = {
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.is_file() else []
+    """Return the machine that the benchmarks run on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": names[0] if names else platform.processor(),
@@ -55,16 +55,16 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with ``+`` if something is not committed."""
-    said = []
-    for words in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
-        done = subprocess.run(["git", *words], cwd=measure.CHECKOUT, capture_output=True, text=True, check=False)
-        said.append(done.stdout.strip())
-    return f"{said[0] or 'not a git checkout'}{'+' * bool(said[1])}"
+    """Return the commit that is checked out, with ``+`` if there are uncommitted changes."""
+    outputs = []
+    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
+        git = subprocess.run(["git", *arguments], cwd=measure.CHECKOUT, capture_output=True, text=True, check=False)
+        outputs.append(git.stdout.strip())
+    return f"{outputs[0] or 'not a git checkout'}{'+' * bool(outputs[1])}"
 
 
 def measured(name: str, *, quick: bool) -> dict[str, Any]:
-    """One benchmark with all that ``results.json`` says of it."""
+    """Run a benchmark and return its record for ``results.json``."""
     import trl_hotfix
 
     about = {
@@ -79,35 +79,35 @@ def measured(name: str, *, quick: bool) -> dict[str, Any]:
     about["minutes"] = round((time.monotonic() - begin) / 60, 1)
     findings = [
         {
-            "what": each.what,
-            "unit": each.unit,
-            **dataclasses.asdict(each.estimate),
-            "goal": each.goal,
-            "verdict": each.verdict,
+            "what": finding.label,
+            "unit": finding.unit,
+            **dataclasses.asdict(finding.estimate),
+            "goal": finding.goal,
+            "verdict": finding.verdict,
         }
-        for each in result.findings
+        for finding in result.findings
     ]
     return {**about, "findings": findings, "samples": result.samples}
 
 
 def table(name: str, result: dict[str, Any]) -> Table:
-    shown = Table(title=f"{name}{' (quick: rough figures)' * result['quick']}", title_justify="left")
-    shown.add_column("what", overflow="fold")
+    figures = Table(title=f"{name}{' (quick: rough figures)' * result['quick']}", title_justify="left")
+    figures.add_column("what", overflow="fold")
     for heading in ("median", "interval", "n", "goal", "verdict"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for each in result["findings"]:
-        short = f"[{each['low']:.4g}, {each['high']:.4g}]"
-        unsure = "" if each["coverage"] >= measure.LEVEL else f" {each['coverage']:.0%}"
-        goal = "" if each["goal"] is None else f"<= {each['goal']:g}"
-        shown.add_row(
-            each["what"],
-            f"{each['median']:.4g} {each['unit']}".strip(),
-            f"{short}{unsure}".replace("[", r"\["),
-            str(each["n"]),
+        figures.add_column(heading, justify="right", no_wrap=True)
+    for finding in result["findings"]:
+        interval = f"[{finding['low']:.4g}, {finding['high']:.4g}]"
+        coverage = "" if finding["coverage"] >= measure.LEVEL else f" {finding['coverage']:.0%}"
+        goal = "" if finding["goal"] is None else f"<= {finding['goal']:g}"
+        figures.add_row(
+            finding["what"],
+            f"{finding['median']:.4g} {finding['unit']}".strip(),
+            f"{interval}{coverage}".replace("[", r"\["),
+            str(finding["n"]),
             goal,
-            each["verdict"],
+            finding["verdict"],
         )
-    return shown
+    return figures
 
 
 @click.command()
@@ -125,12 +125,12 @@ def main(names: tuple[str, ...], quick: bool, out: Path | None) -> None:
     file = out / "results.json"
     known = json.loads(file.read_text(encoding="utf-8"))["benchmarks"] if file.is_file() else {}
     console = Console()
-    console.width = max(console.width, 120)  # also where the table goes into a file
+    console.width = max(console.width, 120)  # This holds for a table that goes into a file, too.
     for name in names or BENCHMARKS:
         known[name] = measured(name, quick=quick)
         console.print(table(name, known[name]))
-        # After each: an hour's work is not to be lost with the last one.
-        ordered = {each: known[each] for each in BENCHMARKS if each in known}
+        # The files are written after each benchmark, so that a failure of a later one does not lose the results.
+        ordered = {key: known[key] for key in BENCHMARKS if key in known}
         file.write_text(json.dumps({"benchmarks": ordered}, indent=1) + "\n", encoding="utf-8")
         (out / "results.svg").write_text(plot.svg(ordered), encoding="utf-8", newline="\n")
     console.print(f"{file}\n{out / 'results.svg'}", soft_wrap=True)

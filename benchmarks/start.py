@@ -1,7 +1,7 @@
-"""What an interpreter's start costs with the package installed, beside the start hooks of coverage, autowrapt, ddtrace.
+"""Measure an interpreter's start with the package installed, and with the start hooks of coverage, autowrapt, ddtrace.
 
-Each variant is a virtual environment of its own. All but one have a ``.pth`` file that does nothing, since every
-environment with setuptools or torch has one: the first ``.pth`` with code costs more than the next.
+Each variant has a virtual environment of its own. All but two have a ``.pth`` file that does nothing, since every
+environment with setuptools or torch has one, and the first ``.pth`` with code costs more than the next.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from measure import Finding, Result
 OTHERS = {"coverage": "7.17.3", "autowrapt": "2.0.0", "ddtrace": "4.16.0"}
 BARE, IDLE, OFF, ON, ALONE = "nothing", "another .pth", "unset", "=1", "alone, unset"
 
-FINDERS = "sum('trl_hotfix' in type(each).__module__ for each in sys.meta_path)"
+FINDERS = "sum('trl_hotfix' in type(finder).__module__ for finder in sys.meta_path)"
 LOADED = "any(name.partition('.')[0] == 'trl_hotfix' for name in sys.modules)"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """An environment to start Python in, and an expression that says whether it is what it is called."""
+    """An environment to start Python in. The expression ``proof`` is true if the environment matches its name."""
 
     packages: tuple[str, ...]
     proof: str
@@ -36,8 +36,8 @@ class Variant:
         return "-".join([*(name.partition("=")[0] for name in self.packages), *["idle"] * self.idle]) or "nothing"
 
 
-def ours() -> dict[str, Variant]:
-    """The variants that need nothing from elsewhere."""
+def own_variants() -> dict[str, Variant]:
+    """Return the variants that need no packages from an index."""
     off, on = {}, {"TRL_HOTFIX": "1"}
     return {
         BARE: Variant((), "not hasattr(sys, 'idle_pth')", idle=False),
@@ -48,8 +48,8 @@ def ours() -> dict[str, Variant]:
     }
 
 
-def others() -> dict[str, Variant]:
-    """The start hooks of other packages, switched off and on."""
+def other_hooks() -> dict[str, Variant]:
+    """Return the start hooks of other packages, switched off and on."""
     coverage, autowrapt, ddtrace = (f"{name}=={version}" for name, version in OTHERS.items())
     settings = str(measure.WORK / "start" / "coveragerc")
     return {
@@ -63,7 +63,7 @@ def others() -> dict[str, Variant]:
         "autowrapt, on": Variant(
             (autowrapt,), "'wrapt' in sys.modules", variables={"AUTOWRAPT_BOOTSTRAP": "nobody_has_this_group"}
         ),
-        # What ddtrace-run sets before it becomes the program; without an agent to talk to.
+        # ddtrace-run sets these variables before it starts the program. There is no agent.
         "ddtrace-run": Variant(
             (ddtrace,),
             "'ddtrace' in sys.modules",
@@ -73,7 +73,7 @@ def others() -> dict[str, Variant]:
 
 
 class Start:
-    """The environments, made anew from the wheel of this checkout and the wheels of the others."""
+    """New environments with the wheel of this checkout and the wheels of the other packages."""
 
     def __init__(self, variants: dict[str, Variant]) -> None:
         self.variants = variants
@@ -87,12 +87,12 @@ class Start:
     def _make(self, variant: Variant, wheel: Path) -> None:
         folder = self.folder / variant.folder
         _uv("venv", "--no-project", "--python", sys.executable, str(folder))
-        # Without the dependencies of ours, which no start loads, so that all that differs is the hook.
+        # Our dependencies are left out, since no start loads them. So only the hook differs.
         for package in variant.packages:
-            what = ["--no-deps", str(wheel)] if package == "trl-hotfix" else [package]
-            _uv("pip", "install", "--compile-bytecode", "--python", str(self.python(variant)), *what)
-        for left in self.packages(variant).glob("_virtualenv.*"):
-            left.unlink()  # uv's own start hook
+            requirement = ["--no-deps", str(wheel)] if package == "trl-hotfix" else [package]
+            _uv("pip", "install", "--compile-bytecode", "--python", str(self.python(variant)), *requirement)
+        for hook in self.packages(variant).glob("_virtualenv.*"):
+            hook.unlink()  # This start hook is of uv.
         if variant.idle:
             (self.packages(variant) / "idle.pth").write_text("import sys; sys.idle_pth = True\n")
 
@@ -113,15 +113,15 @@ class Start:
         return measure.process([self.python(variant), "-c", code], self.environment(variant))
 
     def check(self, name: str) -> None:
-        """Raises ``RuntimeError`` if the variant is not what it is called."""
+        """Raise ``RuntimeError`` if the variant does not match its name."""
         hook = self.packages(self.variants[name]) / "trl_hotfix_autoapply.pth"
-        says = self.variants[name].proof
-        code = f"import os, sys; has_pth = os.path.isfile({str(hook)!r}); sys.exit(0 if {says} else {says!r})"
+        proof = self.variants[name].proof
+        code = f"import os, sys; has_pth = os.path.isfile({str(hook)!r}); sys.exit(0 if {proof} else {proof!r})"
         self.run(name, code)
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel of this checkout, as it would be published."""
+    """Build the wheel of this checkout as it would be published, and return its path."""
     command: list[str | Path] = [
         sys.executable,
         "-m",
@@ -142,30 +142,33 @@ def _uv(*arguments: str) -> None:
 
 
 def _run(command: list[str | Path]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        words = " ".join(map(str, command))
-        raise RuntimeError(f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        line = " ".join(map(str, command))
+        raise RuntimeError(f"{line} ended with {process.returncode}:\n{process.stdout}{process.stderr}")
 
 
 def run(*, quick: bool) -> Result:
-    start = Start({**ours(), **others()})
+    start = Start({**own_variants(), **other_hooks()})
     for name in start.variants:
         start.check(name)
-    # ddtrace takes a second and leaves nothing in the processor's caches; ours is looked at by itself first.
-    plans = {"ours": (list(ours()), 30 if quick else 800), "others": ([OFF, ON, IDLE, *others()], 5 if quick else 100)}
+    # ddtrace takes a second and empties the processor's caches, so our variants are first measured without it.
+    plans = {
+        "ours": (list(own_variants()), 30 if quick else 800),
+        "others": ([OFF, ON, IDLE, *other_hooks()], 5 if quick else 100),
+    }
     goals = {OFF: 0.2, ON: 1.0}
     result = Result(versions=dict(OTHERS))
     for plan, (names, repetitions) in plans.items():
-        done = measure.rounds({name: functools.partial(start.run, name) for name in names}, repetitions)
-        result.samples[plan] = measure.spread(done)
+        rounds = measure.run_rounds({name: functools.partial(start.run, name) for name in names}, repetitions)
+        result.samples[plan] = measure.as_plain_data(rounds)
         for name in names:
             if name == BARE or (plan == "others" and name == IDLE):
                 continue
             base = BARE if name in (IDLE, ALONE) else IDLE
-            said = f"{f'trl_hotfix {name}' if name in (OFF, ON, ALONE) else name}, over {base}"
-            said += ", beside the others" * (plan == "others" and name in goals)
+            label = f"{f'trl_hotfix {name}' if name in (OFF, ON, ALONE) else name}, over {base}"
+            label += ", beside the others" * (plan == "others" and name in goals)
             goal = goals.get(name) if plan == "ours" else None
-            wall, cpu = (measure.difference(done, name, base, quantity) for quantity in ("wall_ms", "cpu_ms"))
-            result.findings += [Finding(said, wall, "ms", goal), Finding(f"{said}, CPU time", cpu, "ms")]
+            wall, cpu = (measure.difference(rounds, name, base, quantity) for quantity in ("wall_ms", "cpu_ms"))
+            result.findings += [Finding(label, wall, "ms", goal), Finding(f"{label}, CPU time", cpu, "ms")]
     return result

@@ -1,7 +1,7 @@
-"""The pages of the catalogue: one a bug, and a table of all.
+"""Make the pages of the catalogue: a page for each bug, and a table of all bugs.
 
-Everything is read from ``patches.yaml``, the docstrings of the patches' modules and ``evidence/matrix.json``, so that a
-new patch has its page.
+Everything is read from ``patches.yaml``, the docstrings of the patches' modules and ``evidence/``, so that a new patch
+gets its page.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from trl_hotfix.reporting.sentences import links
 
 MATRIX = Path(__file__).parents[1] / "evidence" / "matrix.json"
 CURVES = MATRIX.parent / "curves.json"
-"""The losses of longer runs, for the patches where they can be told apart: ``make curves``."""
+"""The losses of longer runs, for the patches that change them visibly. ``make curves`` writes the file."""
 
-WHAT_IT_IS = {
+SEVERITY_MEANINGS = {
     Severity.WRONG_GRADIENT: "the model is trained by a wrong gradient",
     Severity.WRONG_LOSS: "the loss is wrong, and what is trained by it",
     Severity.DATA_LOSS: "data are trained on twice, or never",
@@ -50,7 +50,7 @@ MARKED = re.compile(
     )""",
     re.VERBOSE,
 )
-"""What stands out in a text: a paper, a thread of upstream's, and what is code by the look of it."""
+"""Matches what is marked in a text: a paper, a thread of TRL's repository, and text that looks like code."""
 
 
 @functools.cache
@@ -60,30 +60,31 @@ def matrix() -> dict[str, Any]:
 
 
 def pages() -> dict[str, str]:
-    """Markdown by its path within the site."""
-    patches = sorted(loading.load(), key=lambda each: (list(Severity).index(each.severity), trainers(each), each.id))
+    """Return the pages as Markdown, by path within the site."""
+    severities = list(Severity)
+    patches = sorted(loading.load(), key=lambda patch: (severities.index(patch.severity), trainers(patch), patch.id))
     return {"bugs/index.md": _index(patches)} | {f"bugs/{patch.id}.md": _page(patch) for patch in patches}
 
 
 def nav() -> list[Any]:
-    """The pages as a tree, by severity."""
-    by_severity: dict[str, list[dict[str, str]]] = {each.value: [] for each in Severity}
-    for patch in sorted(loading.load(), key=lambda each: each.id):
+    """Return the pages as a tree, by severity."""
+    by_severity: dict[str, list[dict[str, str]]] = {severity.value: [] for severity in Severity}
+    for patch in sorted(loading.load(), key=lambda patch: patch.id):
         by_severity[patch.severity.value].append({patch.id: f"bugs/{patch.id}.md"})
-    return ["bugs/index.md", *({word: its} for word, its in by_severity.items() if its)]
+    return ["bugs/index.md", *({severity: entries} for severity, entries in by_severity.items() if entries)]
 
 
 def trainers(patch: Patch) -> str:
-    """``DPO, KTO``: whose methods are wrapped; for a function, the module that it is in."""
+    """Return the trainers with wrapped methods, such as ``DPO, KTO``, or the name of a wrapped function."""
     return ", ".join(dict.fromkeys(_trainer(target) for target in patch.targets))
 
 
 def _trainer(target: Target) -> str:
     module = target.module.rpartition(".")[2]
     if module.endswith("_trainer"):
-        kept = {"online_dpo": "Online DPO", "nash_md": "Nash-MD", "distillation": "Distillation"}
+        names = {"online_dpo": "Online DPO", "nash_md": "Nash-MD", "distillation": "Distillation"}
         name = module.removesuffix("_trainer")
-        return kept.get(name, name.upper())
+        return names.get(name, name.upper())
     return target.attribute.partition(".")[0]
 
 
@@ -96,11 +97,12 @@ def _index(patches: Sequence[Patch]) -> str:
         "release that was looked at still has the bug.",
     ]
     for severity in Severity:
-        its = [patch for patch in patches if patch.severity is severity]
-        if its:
-            lines += ["", f"## {severity.value}", "", f"{WHAT_IT_IS[severity].capitalize()}: {len(its)}.", ""]
+        of_severity = [patch for patch in patches if patch.severity is severity]
+        if of_severity:
+            meaning = SEVERITY_MEANINGS[severity].capitalize()
+            lines += ["", f"## {severity.value}", "", f"{meaning}: {len(of_severity)}.", ""]
             lines += ["| bug | in | TRL |", "|---|---|---|"]
-        for patch in its:
+        for patch in of_severity:
             name = f"[{prose(patch.title)}]({patch.id}.md)<br><small>`{patch.id}`</small>"
             lines.append(
                 f"| {name} | {prose(trainers(patch))} | {_releases(patch.trl)}{', open' * bool(patch.review_by)} |"
@@ -137,16 +139,16 @@ def _facts(patch: Patch) -> str:
         for url in links(patch.upstream)
     ]
     facts = {
-        "severity": f"{patch.severity.value}: {WHAT_IT_IS[patch.severity]}",
+        "severity": f"{patch.severity.value}: {SEVERITY_MEANINGS[patch.severity]}",
         "in": prose(trainers(patch)),
         "TRL": f"{_releases(patch.trl)} (`{patch.trl}`)"
         + (f", fixed in {patch.upstream.fixed_in}" if patch.upstream.fixed_in else ""),
         "open": f"in the newest release that was looked at; looked at again by {patch.review_by}"
         if patch.review_by
         else "",
-        "requires": ", ".join(f"{name} `{wanted}`" for name, wanted in patch.requires.items()),
+        "requires": ", ".join(f"{name} `{specifiers}`" for name, specifiers in patch.requires.items()),
         "upstream": ", ".join(upstream),
-        "paper": ", ".join(f"[arXiv:{each}](https://arxiv.org/abs/{each})" for each in papers),
+        "paper": ", ".join(f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" for paper in papers),
         "default": "" if patch.default else "off: it goes on where `only=` names it",
     }
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value)
@@ -161,10 +163,10 @@ def _options(patch: Patch) -> Iterator[str]:
             f"- `{choice}`{' (the default)' if choice == option.default else ''}: {prose(meaning)}"
             for choice, meaning in option.choices.items()
         ]
-        other = next(choice for choice in option.choices if choice != option.default)
+        alternative = next(choice for choice in option.choices if choice != option.default)
         yield f"`{name}`:\n\n" + "\n".join(choices)
-        yield _fenced("bash", f"TRL_HOTFIX_OPTIONS={patch.id}.{name}={other}")
-        yield _fenced("python", f'trl_hotfix.apply(options={{"{patch.id}": {{"{name}": "{other}"}}}})')
+        yield _fenced("bash", f"TRL_HOTFIX_OPTIONS={patch.id}.{name}={alternative}")
+        yield _fenced("python", f'trl_hotfix.apply(options={{"{patch.id}": {{"{name}": "{alternative}"}}}})')
 
 
 def _switches(patch: Patch) -> Iterator[str]:
@@ -188,7 +190,7 @@ def _targets(patch: Patch) -> str:
             for release in matrix()["releases"]
             if in_range(release, patch.range_of(target)) and known.at(target.name, release) is not None
         }
-        buggy = [each for each in bodies if known.verdict(patch.id, target.name, each) == "buggy"]
+        buggy = [body for body in bodies if known.verdict(patch.id, target.name, body) == "buggy"]
         name = f"`{target.attribute}`<br><small>`{target.module}`</small>"
         rows.append(f"| {name} | {_releases(patch.range_of(target))} | {len(buggy)} |")
     return "\n".join(rows)
@@ -197,11 +199,13 @@ def _targets(patch: Patch) -> str:
 def _record(patch: Patch) -> Iterator[str]:
     releases = matrix()["releases"]
     cells, proofs, parity = (
-        [each for each in matrix()[kind] if each["patch"] == patch.id] for kind in ("cells", "proofs", "parity")
+        [entry for entry in matrix()[kind] if entry["patch"] == patch.id] for kind in ("cells", "proofs", "parity")
     )
     yield f"The self-test, red, green and red, on every release: {evidence.in_words(patch)}."
     yield _strip(releases, cells)
-    proven = sorted((each for each in proofs if each["verdict"] == "proven"), key=lambda each: Version(each["release"]))
+    proven = sorted(
+        (proof for proof in proofs if proof["verdict"] == "proven"), key=lambda proof: Version(proof["release"])
+    )
     if not proven:
         yield "No proof with the real trainer is on record."
     else:
@@ -211,7 +215,7 @@ def _record(patch: Patch) -> Iterator[str]:
             yield from _curve(curve["runs"], curve["stack"])
     if len(proofs) > 1:
         yield _all_proofs(proofs)
-    if unaffected := dict.fromkeys(each["release"] for each in proven if "unaffected" in each["runs"]):
+    if unaffected := dict.fromkeys(proof["release"] for proof in proven if "unaffected" in proof["runs"]):
         yield (
             "A run that the bug does not hit has the same loss and gradients through the patched method as without the "
             f"patch, bit by bit: seen on {', '.join(unaffected)}."
@@ -220,24 +224,24 @@ def _record(patch: Patch) -> Iterator[str]:
         yield "### Against the release with the fix"
         yield "The same weights, batch and seed; the patched release and the fixed one:"
         rows = ["| patched | fixed | loss differs by | gradients, at most by |", "|---|---|---|---|"]
-        for each in parity:
-            worst = f"{number(each['gradient_difference'])} ({each['gradients']} gradients)"
+        for pair in parity:
+            worst = f"{number(pair['gradient_difference'])} ({pair['gradients']} gradients)"
             rows.append(
-                f"| {each['release']} | {each['fixed_release']} | {number(each['loss_difference'])} | {worst} |"
+                f"| {pair['release']} | {pair['fixed_release']} | {number(pair['loss_difference'])} | {worst} |"
             )
         yield "\n".join(rows)
 
 
 def _strip(releases: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> str:
-    """One box a release, in the colours of the matrix. What it says is in words above."""
-    said: dict[str, set[str]] = {}
+    """Return a box for each release, in the colours of the matrix. The text above it has the same in words."""
+    verdicts_of: dict[str, set[str]] = {}
     for cell in cells:
-        said.setdefault(cell["release"], set()).add(cell["verdict"])
+        verdicts_of.setdefault(cell["release"], set()).add(cell["verdict"])
     boxes = []
     for release in releases:
-        verdicts = said.get(release, {"not looked at"})
-        # Beside another transformers the same release may be without the bug.
-        worst = next((each for each in sorted(verdicts) if each not in ("absent", "proven")), "")
+        verdicts = verdicts_of.get(release, {"not looked at"})
+        # With another version of transformers the same release may be without the bug.
+        worst = next((verdict for verdict in sorted(verdicts) if verdict not in ("absent", "proven")), "")
         word = worst or ("proven" if "proven" in verdicts else "absent")
         boxes.append(f'<i class="{word}" title="{release}: {" or ".join(sorted(verdicts))}"></i>')
     counts = Counter(word.partition('"')[0] for word in (box.removeprefix('<i class="') for box in boxes))
@@ -254,15 +258,15 @@ def _proof(proof: Mapping[str, Any]) -> Iterator[str]:
         if "measured" in red and "measured" in green:
             yield bars(part, red["measured"], green["measured"], green["right"])
     rows = ["| | the proof says | measured | right | wrong | loss |", "|---|---|---|---|---|---|"]
-    for run, words in runs.items():
-        for part, seen in parts(proof["runs"][run]).items():
-            name = f"{words}{', ' * bool(part)}{prose(part)}"
-            loss = seen.get("loss", proof["runs"][run].get("loss") if not part else None)
+    for run, run_name in runs.items():
+        for part, result in parts(proof["runs"][run]).items():
+            name = f"{run_name}{', ' * bool(part)}{prose(part)}"
+            loss = result.get("loss", proof["runs"][run].get("loss") if not part else None)
             numbers = " | ".join(
-                number(value) for value in (*(seen.get(key) for key in ("measured", "right", "wrong")), loss)
+                number(value) for value in (*(result.get(key) for key in ("measured", "right", "wrong")), loss)
             )
-            why = f": {prose(seen['why'])}" if seen.get("why") else ""
-            rows.append(f"| {name} | {seen['verdict']}{why} | {numbers} |")
+            reason = f": {prose(result['why'])}" if result.get("why") else ""
+            rows.append(f"| {name} | {result['verdict']}{reason} | {numbers} |")
     yield "\n".join(rows)
     yield (
         "*Measured* is what the proof looks at; *right* and *wrong* are what it has to be without the bug and with it, "
@@ -271,18 +275,18 @@ def _proof(proof: Mapping[str, Any]) -> Iterator[str]:
 
 
 def parts(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What a run has seen: once, or once for each trainer or kind of model that it trains."""
+    """Return the results of a run by part: each trainer or kind of model that it trains, or one part without a name."""
     if "measured" in run:
         return {"": run}
-    found = {key: value for key, value in run.items() if isinstance(value, Mapping) and "verdict" in value}
-    return found or {"": run}
+    results = {key: value for key, value in run.items() if isinstance(value, Mapping) and "verdict" in value}
+    return results or {"": run}
 
 
 def _all_proofs(proofs: Sequence[Mapping[str, Any]]) -> str:
     rows = ["| TRL | stack | verdict | unpatched | patched | right |", "|---|---|---|---|---|---|"]
-    for proof in sorted(proofs, key=lambda each: (Version(each["release"]), each["stack"])):
+    for proof in sorted(proofs, key=lambda proof: (Version(proof["release"]), proof["stack"])):
         red, green = (parts(proof["runs"].get(run, {})) for run in ("red", "green"))
-        part = next((name for name, seen in red.items() if "measured" in seen), "")
+        part = next((name for name, result in red.items() if "measured" in result), "")
         before, after = red.get(part, {}), green.get(part, {})
         verdict = proof["verdict"] + (f": {prose(before['why'])}" if before.get("why") else "")
         numbers = " | ".join(map(number, (before.get("measured"), after.get("measured"), before.get("right"))))
@@ -293,7 +297,10 @@ def _all_proofs(proofs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def bars(part: str, before: Any, after: Any, right: Any) -> str:
-    """Before, after and right, as bars from 0; how far off, where these would look the same."""
+    """Draw the values before, after and right as bars from 0.
+
+    If the bars would have nearly the same length, they show the differences from the right value instead.
+    """
     shown = {"unpatched": ("before", before), "patched": ("after", after), "right": ("right", right)}
     finite = [value for _, value in shown.values() if _is_number(value)]
     if not finite:
@@ -306,19 +313,19 @@ def bars(part: str, before: Any, after: Any, right: Any) -> str:
     low, high = min(0, *finite), max(0, *finite)
     scale = 240 / (high - low or 1)
     top = 22 if head else 4
-    drawn = [f'<text x="0" y="14">{escape(head)}</text>'] if head else []
-    for place, (name, (kind, value)) in enumerate(shown.items()):
-        y = top + 22 * place
-        drawn.append(f'<text x="72" y="{y + 13}" text-anchor="end">{name}</text>')
+    shapes = [f'<text x="0" y="14">{escape(head)}</text>'] if head else []
+    for row, (name, (kind, value)) in enumerate(shown.items()):
+        y = top + 22 * row
+        shapes.append(f'<text x="72" y="{y + 13}" text-anchor="end">{name}</text>')
         if _is_number(value):
-            x, wide = 80 + (min(0, value) - low) * scale, max(1, abs(value) * scale)
-            drawn.append(f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="17" rx="2"/>')
-        drawn.append(f'<text x="332" y="{y + 13}">{number(value)}</text>')
+            x, width = 80 + (min(0, value) - low) * scale, max(1, abs(value) * scale)
+            shapes.append(f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="17" rx="2"/>')
+        shapes.append(f'<text x="332" y="{y + 13}">{number(value)}</text>')
     zero, height = 80 - low * scale, top + 22 * len(shown)
-    drawn.append(f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="{top - 2}" y2="{height - 3}"/>')
+    shapes.append(f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="{top - 2}" y2="{height - 3}"/>')
     words = ", ".join(f"{name} {number(value)}" for name, (_, value) in shown.items())
     label = escape(f"{head} {words}".strip())
-    return f'<svg class="bars" viewBox="0 0 420 {height}" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
+    return f'<svg class="bars" viewBox="0 0 420 {height}" role="img" aria-label="{label}">{"".join(shapes)}</svg>'
 
 
 def _curve(runs: Mapping[str, Any], stack: str) -> Iterator[str]:
@@ -333,29 +340,27 @@ def _curve(runs: Mapping[str, Any], stack: str) -> Iterator[str]:
 
 
 def curves(runs: Mapping[str, Sequence[float | None]]) -> str:
-    """The losses of each run, step by step; where one is no number, its line has a gap."""
+    """Draw the losses of each run by step. A line has a gap where a loss is no number."""
     kinds = {"fixed": "right", "unpatched": "before", "patched": "after"}
-    finite = [each for losses in runs.values() for each in losses if each is not None]
+    finite = [loss for losses in runs.values() for loss in losses if loss is not None]
     low, high, last = min(finite), max(finite), max(len(losses) for losses in runs.values()) - 1
-    drawn = [f'<text x="40" y="{y}" text-anchor="end">{at:.4g}</text>' for at, y in ((high, 30), (low, 174))]
-    drawn += [f'<text x="{x}" y="192" text-anchor="middle">{step}</text>' for step, x in ((1, 48), (last + 1, 412))]
-    drawn.append('<line x1="46" x2="414" y1="176" y2="176"/><line x1="46" x2="46" y1="24" y2="176"/>')
-    # The lines that are drawn later lie above the others.
-    for place, name in enumerate(each for each in kinds if each in runs):
-        kind, at = kinds[name], 48 + 120 * place
-        drawn.append(
-            f'<polyline class="{kind}" points="{at},10 {at + 20},10"/><text x="{at + 26}" y="14">{name}</text>'
-        )
+    shapes = [f'<text x="40" y="{y}" text-anchor="end">{loss:.4g}</text>' for loss, y in ((high, 30), (low, 174))]
+    shapes += [f'<text x="{x}" y="192" text-anchor="middle">{step}</text>' for step, x in ((1, 48), (last + 1, 412))]
+    shapes.append('<line x1="46" x2="414" y1="176" y2="176"/><line x1="46" x2="46" y1="24" y2="176"/>')
+    # Later lines are drawn on top of earlier ones.
+    for column, name in enumerate(name for name in kinds if name in runs):
+        kind, x = kinds[name], 48 + 120 * column
+        shapes.append(f'<polyline class="{kind}" points="{x},10 {x + 20},10"/><text x="{x + 26}" y="14">{name}</text>')
         points = [
             None if loss is None else f"{48 + 364 * step / last:.1f},{170 - 140 * (loss - low) / (high - low or 1):.1f}"
             for step, loss in enumerate(runs[name])
         ]
-        for piece in " ".join("|" if each is None else each for each in points).split("|"):
+        for piece in " ".join("|" if point is None else point for point in points).split("|"):
             if piece.strip():
-                drawn.append(f'<polyline class="{kind}" points="{piece.strip()}"/>')
+                shapes.append(f'<polyline class="{kind}" points="{piece.strip()}"/>')
     ends = ", ".join(f"{name} {number(losses[0])} to {number(losses[-1])}" for name, losses in runs.items())
     label = f"loss by step: {ends}"
-    return f'<svg class="curves" viewBox="0 0 420 198" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
+    return f'<svg class="curves" viewBox="0 0 420 198" role="img" aria-label="{label}">{"".join(shapes)}</svg>'
 
 
 def _is_number(value: Any) -> bool:
@@ -376,7 +381,7 @@ def docstring(patch: Patch) -> str:
 
 
 def from_docstring(text: str) -> Iterator[str]:
-    """The blocks of a docstring as Markdown: paragraphs, lists of ``- ``, and formulas, which are indented."""
+    """Yield the blocks of a docstring as Markdown: paragraphs, lists of ``- ``, and formulas, which are indented."""
     for block in text.split("\n\n"):
         lines = block.strip("\n").splitlines()
         if all(line.startswith("    ") for line in lines):
@@ -389,27 +394,27 @@ def from_docstring(text: str) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Text in which code stands between double backticks."""
+    """Return text as Markdown in which code stands between double backticks."""
     pieces = re.split(r"``(.+?)``", text, flags=re.DOTALL)
-    return "".join(_code(piece) if place % 2 else prose(piece) for place, piece in enumerate(pieces))
+    return "".join(_code(piece) if index % 2 else prose(piece) for index, piece in enumerate(pieces))
 
 
 def prose(text: str) -> str:
-    """Plain text as Markdown: what looks like code is set so, papers and upstream's threads are linked."""
+    """Return plain text as Markdown: what looks like code is set as code, papers and threads of TRL are linked."""
     text = re.sub(r"\s+", " ", text)
-    out, at = [], 0
-    for found in MARKED.finditer(text):
-        out.append(_escaped(text[at : found.start()]))
-        out.append(_link(found) if found["link"] else _code(found[0]))
-        at = found.end()
-    return "".join([*out, _escaped(text[at:])])
+    pieces, end = [], 0
+    for match in MARKED.finditer(text):
+        pieces.append(_escaped(text[end : match.start()]))
+        pieces.append(_link(match) if match["link"] else _code(match[0]))
+        end = match.end()
+    return "".join([*pieces, _escaped(text[end:])])
 
 
-def _link(found: re.Match[str]) -> str:
-    if found["paper"]:
-        return f"[arXiv:{found['paper']}](https://arxiv.org/abs/{found['paper']})"
-    where = "pull" if found["kind"].lower().startswith("pull") else "issues"
-    return f"[{found[0]}](https://github.com/huggingface/trl/{where}/{found['number']})"
+def _link(match: re.Match[str]) -> str:
+    if match["paper"]:
+        return f"[arXiv:{match['paper']}](https://arxiv.org/abs/{match['paper']})"
+    section = "pull" if match["kind"].lower().startswith("pull") else "issues"
+    return f"[{match[0]}](https://github.com/huggingface/trl/{section}/{match['number']})"
 
 
 def _code(text: str) -> str:
@@ -422,10 +427,10 @@ def _escaped(text: str) -> str:
 
 
 def _releases(specifiers: str) -> str:
-    """``0.9.6 to 0.11.4``: the first and the last release of a range."""
-    its = [release for release in matrix()["releases"] if in_range(release, specifiers)]
-    last = "" if len(its) == 1 else f" to {its[-1]}"
-    return f'<span class="line">{its[0]}{last}</span>'
+    """Return the first and the last release of a range, such as ``0.9.6 to 0.11.4``."""
+    releases = [release for release in matrix()["releases"] if in_range(release, specifiers)]
+    last = "" if len(releases) == 1 else f" to {releases[-1]}"
+    return f'<span class="line">{releases[0]}{last}</span>'
 
 
 def _fenced(language: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""How the pages of the catalogue are made: what is code, what is escaped, how numbers are drawn."""
+"""The pages of the catalogue: which text is set as code, which is escaped, and how numbers are drawn."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_plain_text_becomes_markdown(pages: ModuleType, text: str, expected: str
 
 
 def test_a_page_has_what_is_not_repaired_where_the_entry_has_it(pages: ModuleType) -> None:
-    made = pages.pages()
+    texts = pages.pages()
     for patch in loading.load():
-        head, heading, section = made[f"bugs/{patch.id}.md"].partition("\n\n## What is not repaired\n\n")
+        head, heading, section = texts[f"bugs/{patch.id}.md"].partition("\n\n## What is not repaired\n\n")
         assert bool(heading) == (patch.not_repaired is not None), patch.id
         if patch.not_repaired is not None:
             assert section.startswith(pages.prose(patch.not_repaired) + "\n\n## ")
@@ -97,20 +97,20 @@ def test_curves_are_shown_of_the_patch_as_it_is_now(
     first, second, third, *_ = loading.load()
     runs = {name: {"release": "0.11.4", "losses": [1.0, 2.0]} for name in ("unpatched", "patched")}
     curve = {"patch": first.id, "revision": first.revision, "stack": "tf4.44", "runs": runs}
-    other = {**curve, "patch": second.id, "revision": second.revision + 1}
+    outdated = {**curve, "patch": second.id, "revision": second.revision + 1}
     monkeypatch.setattr(pages, "CURVES", tmp_path / "curves.json")
-    pages.CURVES.write_text(json.dumps([curve, other]))
-    made = pages.pages()
-    assert [patch.id for patch in (first, second, third) if "<polyline" in made[f"bugs/{patch.id}.md"]] == [first.id]
+    pages.CURVES.write_text(json.dumps([curve, outdated]))
+    texts = pages.pages()
+    assert [patch.id for patch in (first, second, third) if "<polyline" in texts[f"bugs/{patch.id}.md"]] == [first.id]
 
 
 def test_the_curve_of_a_patched_release_is_that_of_the_fixed_one_and_not_that_without_the_patch(
     pages: ModuleType,
 ) -> None:
     curves = json.loads(pages.CURVES.read_text())
-    assert {each["patch"] for each in curves} <= {patch.id for patch in loading.load()}
+    assert {curve["patch"] for curve in curves} <= {patch.id for patch in loading.load()}
     for curve in curves:
         losses = {name: run["losses"] for name, run in curve["runs"].items()}
         assert losses["unpatched"] != losses["patched"]
-        # The log has four digits behind the point.
+        # The log has four decimal places.
         assert losses.get("fixed", losses["patched"]) == pytest.approx(losses["patched"], abs=1.01e-4), curve["patch"]

@@ -1,4 +1,4 @@
-"""What the README and docs/ show in a fence is run, unless the line before it says why not."""
+"""Every fenced example of the README and docs/ is run, unless the line before it has the reason why not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARK = re.compile(r"<!-- not run: (.*?\S.*?) -->\n\Z", re.DOTALL)
 
 
 class Example(NamedTuple):
-    where: str
+    location: str
     language: str
     text: str
     not_run: str
@@ -30,27 +30,27 @@ def examples(page: Path) -> Iterator[Example]:
     for fence in FENCE.finditer(text):
         before = text[: fence.start()]
         mark = MARK.search(before)
-        where = f"{page.relative_to(CHECKOUT)}:{before.count(chr(10)) + 1}"
+        location = f"{page.relative_to(CHECKOUT)}:{before.count(chr(10)) + 1}"
         if fence[1] in ("bash", "sh", "shell", "python", "console"):
-            yield Example(where, fence[1], fence[2], mark[1] if mark else "")
+            yield Example(location, fence[1], fence[2], mark[1] if mark else "")
 
 
-EXAMPLES = [each for page in PAGES for each in examples(page)]
-RUN = [each for each in EXAMPLES if not each.not_run]
+EXAMPLES = [example for page in PAGES for example in examples(page)]
+RUN = [example for example in EXAMPLES if not example.not_run]
 
 
-@pytest.mark.parametrize("example", RUN, ids=[each.where for each in RUN])
+@pytest.mark.parametrize("example", RUN, ids=[example.location for example in RUN])
 def test_an_example_runs(example: Example, tmp_path: Path) -> None:
     variables = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
     path = os.pathsep.join([str(Path(sys.executable).parent), variables["PATH"]])
     variables |= {"PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(CHECKOUT)}
     text = example.text
-    if example.language == "console":  # what is typed stands after a prompt, and what comes of it without one
+    if example.language == "console":  # A command follows a prompt, and its output does not.
         text = "".join(line.removeprefix("$ ") for line in text.splitlines(keepends=True) if line.startswith("$ "))
     command = [sys.executable, "-c", text] if example.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{example.where}\n{text}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
+    process = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{example.location}\n{text}\n{process.stdout}\n{process.stderr}"
+    assert "Traceback" not in process.stderr
 
 
 def test_a_reason_stands_right_before_an_example() -> None:
@@ -64,4 +64,4 @@ def test_what_stands_in_the_pages_is_found() -> None:
 
 
 def _without_language() -> int:
-    return sum(not found[0] for page in PAGES for found in FENCE.findall(page.read_text(encoding="utf-8")))
+    return sum(not fence[0] for page in PAGES for fence in FENCE.findall(page.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""The published schemas are those of the commands, and what the commands print is as they say."""
+"""The published schemas are those of the commands, and the output of each command has its declared type."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITH = {
     "scan": ["--json", str(CHECKOUT / "tests" / "process" / "train_tiny.py")],
     "fingerprint": ["--json", "--wheel", str(metadata.distribution("trl").locate_file(""))],
 }
-"""The arguments of commands that need others than ``--json`` alone. The TRL that is installed stands for a wheel."""
+"""The arguments of commands for which ``--json`` is not enough. The installed TRL takes the place of a wheel."""
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,14 @@ def command(name: str) -> Any:
 
 
 ANSWERS = [name for name in NAMES if name != "run"]
-PRINTS = [name for name in ANSWERS if name != "new"]  # which writes: tests/unit/commands/test_new.py
+PRINTS = [name for name in ANSWERS if name != "new"]  # `new` writes files: tests/unit/commands/test_new.py
 
 
 def test_the_schemas_are_made_anew_from_the_commands(generate: ModuleType) -> None:
-    made = {f"{name}.json": generate.as_text(schema) for name, schema in generate.schemas().items()}
-    there = {each.name: each.read_text(encoding="utf-8") for each in SCHEMAS.glob("*.json")}
-    assert there == made, "`make schemas` writes docs/schemas/ again"
-    assert sorted(made) == sorted(f"{name}.json" for name in ANSWERS)
+    generated = {f"{name}.json": generate.as_text(schema) for name, schema in generate.schemas().items()}
+    published = {path.name: path.read_text(encoding="utf-8") for path in SCHEMAS.glob("*.json")}
+    assert published == generated, "`make schemas` writes docs/schemas/ again"
+    assert sorted(generated) == sorted(f"{name}.json" for name in ANSWERS)
 
 
 @pytest.mark.parametrize("name", PRINTS)
@@ -61,11 +61,11 @@ def test_what_is_printed_is_the_answer_that_is_declared(name: str, tmp_path: Pat
     variables = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
     line = [sys.executable, "-m", "trl_hotfix", name, *WITH.get(name, ["--json"])]
     variables["PYTHONPATH"] = str(CHECKOUT)
-    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode in (Exit.FINE, Exit.DEGRADED), done.stderr
-    answer = msgspec.json.decode(done.stdout.encode(), type=command(name).Answer, strict=True)
-    # msgspec leaves out what the type does not have, so that nothing undeclared is printed either.
-    assert json.loads(msgspec.json.encode(answer)) == json.loads(done.stdout)
+    process = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert process.returncode in (Exit.FINE, Exit.DEGRADED), process.stderr
+    answer = msgspec.json.decode(process.stdout.encode(), type=command(name).Answer, strict=True)
+    # msgspec leaves out fields that the type does not have. So this also checks that no other field is printed.
+    assert json.loads(msgspec.json.encode(answer)) == json.loads(process.stdout)
 
 
 def test_a_field_that_is_missing_or_of_another_type_is_no_answer() -> None:

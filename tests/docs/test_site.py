@@ -1,4 +1,4 @@
-"""The site is built without a warning, by the environment that `make docs` has, and loads nothing from elsewhere."""
+"""The environment of `make docs` builds the site without a warning, and the site loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not MKDOCS.is_file():
         pytest.fail(f"{MKDOCS} is not there: `make docs` sets it up")
     out = tmp_path_factory.mktemp("site")
-    # Proxies that nobody listens on: what asked the network would fail.
+    # Nothing listens at these proxies, so that an access to the network fails.
     dead = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     variables = {**os.environ, **dead, "PYTHONPATH": str(CHECKOUT)}
     before = _status()
     command: list[str | Path] = [MKDOCS, "build", "--strict", "--site-dir", out]
-    done = subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     assert _status() == before, "the build writes into the checkout"
     return out
 
 
 def _status() -> dict[Path, int]:
-    return {each: each.stat().st_mtime_ns for each in (CHECKOUT / "docs").rglob("*") if "__pycache__" not in each.parts}
+    return {path: path.stat().st_mtime_ns for path in (CHECKOUT / "docs").rglob("*") if "__pycache__" not in path.parts}
 
 
 def test_each_bug_has_a_page_with_all_that_is_declared_of_it(site: Path) -> None:
     index = (site / "bugs" / "index.html").read_text(encoding="utf-8")
     for patch in loading.load():
         text = (site / "bugs" / patch.id / "index.html").read_text(encoding="utf-8")
-        said = [
+        declared = [
             patch.severity.value,
             patch.trl,
             patch.upstream.fixed_in or "",
             evidence.in_words(patch),
             *patch.options,
         ]
-        said += [each.attribute for each in patch.targets] + [str(patch.review_by or "")] + list(patch.requires)
-        said += links(patch.upstream)
-        for each in said:
-            assert each in text or each.replace(">", "&gt;").replace("<", "&lt;") in text, (patch.id, each)
+        declared += [target.attribute for target in patch.targets] + [str(patch.review_by or "")] + list(patch.requires)
+        declared += links(patch.upstream)
+        for value in declared:
+            assert value in text or value.replace(">", "&gt;").replace("<", "&lt;") in text, (patch.id, value)
         assert f'href="{patch.id}/"' in index
 
 
@@ -64,17 +64,17 @@ def test_the_numbers_of_a_proof_are_those_on_record(site: Path) -> None:
 
 
 class _Loads(HTMLParser):
-    """What a browser would fetch for a page; links that a reader may follow are none of it."""
+    """The addresses that a browser fetches for a page, without the links that a reader may follow."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        its = dict(attributes)
+        values = dict(attributes)
         for name in ("src", "srcset", "data", "poster", *(["href"] if tag in ("link", "use", "image") else [])):
-            if its.get(name):
-                self.found.append(its[name] or "")
+            if values.get(name):
+                self.addresses.append(values[name] or "")
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
@@ -85,13 +85,13 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         parser = _Loads()
         parser.feed(text)
         assert 'class="mermaid"' not in text, "the theme would load mermaid.js from unpkg.com"
-        assert [each for each in parser.found if re.match(r"(https?:)?//", each)] == [], page
+        assert [address for address in parser.addresses if re.match(r"(https?:)?//", address)] == [], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
 def test_the_schemas_and_the_matrix_are_published(site: Path) -> None:
-    for each in (CHECKOUT / "docs" / "schemas").glob("*.json"):
-        assert (site / "schemas" / each.name).read_bytes() == each.read_bytes()
+    for schema in (CHECKOUT / "docs" / "schemas").glob("*.json"):
+        assert (site / "schemas" / schema.name).read_bytes() == schema.read_bytes()
     for name in ("matrix.svg", "matrix.html"):
         assert (site / "evidence" / name).read_bytes() == (CHECKOUT / "evidence" / name).read_bytes()

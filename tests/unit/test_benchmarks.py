@@ -43,7 +43,7 @@ def test_each_round_has_every_variant_once_in_random_order() -> None:
 
         return sample
 
-    rounds = measure.rounds({name: variant(name) for name in "abc"}, 30)
+    rounds = measure.run_rounds({name: variant(name) for name in "abc"}, 30)
     assert len(rounds) == 30
     orders = [tuple(taken[at : at + 3]) for at in range(0, len(taken), 3)]
     assert len(orders) == 31  # the first warms up and is discarded
@@ -159,10 +159,10 @@ def test_the_results_have_machine_versions_and_date(monkeypatch: pytest.MonkeyPa
 def starts(tmp_path_factory: pytest.TempPathFactory) -> start.Start:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "WORK", tmp_path_factory.mktemp("benchmarks"))
-        return start.Start(start.ours())
+        return start.Start(start.own_variants())
 
 
-@pytest.mark.parametrize("name", start.ours())
+@pytest.mark.parametrize("name", start.own_variants())
 def test_each_start_matches_its_name(starts: start.Start, name: str) -> None:
     starts.check(name)
     assert starts.run(name)["wall_ms"] > 0
@@ -174,7 +174,7 @@ def test_each_start_matches_its_name(starts: start.Start, name: str) -> None:
 def test_a_start_that_does_not_match_its_name_is_refused(
     starts: start.Start, monkeypatch: pytest.MonkeyPatch, name: str, actual: str
 ) -> None:
-    proof = start.ours()[name].proof
+    proof = start.own_variants()[name].proof
     monkeypatch.setitem(starts.variants, name, dataclasses.replace(starts.variants[actual], proof=proof))
     with pytest.raises(RuntimeError, match="ended with 1"):
         starts.check(name)
@@ -187,7 +187,7 @@ def test_the_measured_list_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("work", per_call.CALLS)
 @pytest.mark.parametrize("variant", per_call.VARIANTS)
 def test_each_variant_of_a_call_returns_the_same(variant: str, work: str) -> None:
-    assert per_call.one(variant, work, calls=2) > 0
+    assert per_call.time_per_call(variant, work, calls=2) > 0
 
 
 def test_each_variant_of_a_call_matches_its_name() -> None:
@@ -204,7 +204,7 @@ def test_each_variant_of_a_call_matches_its_name() -> None:
     assert type(step["ours, strict"]) is HotfixWrapper
     assert step["ours, strict"]._self_wrapper is per_call.passes_on
     assert type(step["wrapt"]) is wrapt.FunctionWrapper
-    plain = {name for name, method in step.items() if type(method) is type(per_call.one)}
+    plain = {name for name, method in step.items() if type(method) is type(per_call.time_per_call)}
     assert plain == {"unpatched", "closure", "subclass"}
     assert owners["subclass"].__mro__[1].__name__ == "Trainer"
 
@@ -273,7 +273,7 @@ def test_steps_of_a_tiny_model_match_the_fixed_release() -> None:
 
 def test_a_process_that_ends_early_is_an_error() -> None:
     code = "import sys; print('{}', flush=True); sys.stdin.readline(); sys.exit('no more')"
-    with measure.told([sys.executable, "-c", code], measure.bare_environment()) as child:
+    with measure.worker([sys.executable, "-c", code], measure.bare_environment()) as child:
         assert child.answer() == {}
         with pytest.raises(RuntimeError, match="ended with 1; it said:\nno more"):
             child.ask()
