@@ -101,7 +101,8 @@ def of_others() -> dict[str, Any]:
 
 def strict_by_hand() -> dict[str, Any]:
     """Train with two callbacks: one from ``TRL_HOTFIX=1``, which comes first, and a strict one added by hand."""
-    from trl_hotfix import NotAppliedError, ranks
+    from trl_hotfix import NotAppliedError
+    from trl_hotfix.recording import ranks
 
     recorder = MessageRecorder()
     ranks.compare = lambda record: ["rank 1: something else is on there"]  # type: ignore[assignment]
@@ -156,13 +157,13 @@ def tracked(*trackers: str, make: Callable[..., Any] = dpo, mode: str = "env", t
 
 def break_tracker(tracker: str) -> None:
     """Make writing to this tracker fail."""
-    from trl_hotfix import callback
+    from trl_hotfix.recording import trackers
 
     def fail(*_: Any) -> bool:
         raise OSError(f"{tracker} does not answer")
 
-    name = next(name for name in callback._TRACKERS if name.lower().startswith(tracker))
-    callback._TRACKERS[name] = fail
+    name = next(name for name in trackers._TRACKERS if name.lower().startswith(tracker))
+    trackers._TRACKERS[name] = fail
 
 
 def in_wandb() -> list[Any]:
