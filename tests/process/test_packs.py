@@ -53,11 +53,39 @@ if __name__ == "__main__":
         print(json.dumps([work(None), *pool.map(work, [data])]))
 """
 
+OLD_ID = "acme/halves-loss"
+OLD_PATCHES = PATCHES.replace("marks-loss", "halves-loss").replace("wrapper: mark", "wrapper: halve")
+OLD_MODULE = """\
+import math
 
-def wheel(folder: Path, fingerprints: str | None = None) -> Path:
+from trl_hotfix.authoring import judge
+from trl_hotfix.model import Outcome, Verdict
+from trl_hotfix.stubs import alone, default_arguments, stub_trainer
+
+
+def halve(wrapped, instance, args, kwargs):
+    losses, *rewards = wrapped(*args, **kwargs)
+    return (losses / 2, *rewards)
+
+
+def is_marked(leaf):
+    import torch
+
+    if not hasattr(leaf, "DPOTrainer"):
+        return Outcome(Verdict.ABSENT)
+    with alone(leaf):
+        trainer = stub_trainer(leaf.DPOTrainer, default_arguments(leaf.DPOConfig))
+        losses, *_ = trainer.dpo_loss(*[torch.zeros(1)] * 4)
+    return judge(losses.item(), right=math.log(2) / 2, wrong=math.log(2))
+"""
+"""A pack that was written against 0.1.0, with the names of that release."""
+
+
+def wheel(folder: Path, fingerprints: str | None = None, patches: str = PATCHES, **modules: str) -> Path:
     """Build the wheel of the project as ``python -m build`` does; hatchling alone needs no network."""
-    files = {"pyproject.toml": PROJECT, "acme_fixes/patches.yaml": PATCHES, "acme_fixes/patches/marks_loss.py": MODULE}
+    files = {"pyproject.toml": PROJECT, "acme_fixes/patches.yaml": patches}
     files |= {"acme_fixes/__init__.py": "", "acme_fixes/patches/__init__.py": ""}
+    files |= {f"acme_fixes/patches/{name}.py": text for name, text in (modules or {"marks_loss": MODULE}).items()}
     if fingerprints is not None:
         files["acme_fixes/fingerprints.json"] = fingerprints
     for name, text in files.items():
@@ -118,3 +146,23 @@ def test_an_installed_pack_is_used_only_where_it_is_named(with_pack: Environment
     assert (parent[1:], worker[1:]) == ([True, True], [False, False]), process.stderr
     assert f"a pickle asks for {ID}, revision 3; here it is not known" in process.stderr
     assert "name its pack in TRL_HOTFIX_PACKS if you trust it: acme" in process.stderr
+
+
+def test_a_pack_written_for_0_1_0_is_applied_without_a_warning(own: Environment, tmp_path: Path) -> None:
+    own.install(str(wheel(tmp_path / "pack", patches=OLD_PATCHES, halves_loss=OLD_MODULE)))
+    code = (
+        "import trl.trainer.dpo_trainer; import trl_hotfix; status = trl_hotfix.status()['acme/halves-loss']\n"
+        "(evidence,) = status.evidence.values()\n"
+        "print(status.state.value, *(round(evidence[run]['measured'], 4) for run in ('red', 'green')))"
+    )
+    process = own.code(
+        code,
+        TRL_HOTFIX="1",
+        TRL_HOTFIX_PACKS="acme",
+        TRL_HOTFIX_ONLY=OLD_ID,
+        TRL_HOTFIX_UNKNOWN_BODY="try",
+        PYTHONWARNINGS="always",
+    )
+    assert process.stdout == "applied 0.6931 0.3466\n", process.stderr
+    (line,) = (line for line in process.stderr.splitlines() if "trl_hotfix" in line or "acme" in line)
+    assert line.startswith(f"trl_hotfix: INFO: applied {OLD_ID} (r3) to TRL 0.11.4, DPOTrainer.dpo_loss")
