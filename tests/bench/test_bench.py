@@ -195,3 +195,22 @@ def test_wrong_usage_is_exit_2_with_one_clear_line(arguments: tuple[str, str]) -
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert "Traceback" not in process.stderr
+
+
+def test_verify_prints_each_run_of_the_self_test() -> None:
+    command = [sys.executable, module.__file__, "verify", "--release", PLACE.release, PATCH.id]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    head, *runs = process.stdout.splitlines()
+    assert head == f"{PATCH.id} on {PLACE}: proven"
+    for name, verdict in (("red", "reproduced"), ("green", "fixed"), ("red again", "reproduced")):
+        assert any(f" {name}: {verdict} measured=" in line for line in runs), (name, runs)
+
+
+@pytest.mark.parametrize(("release", "patch_id"), [("0.11.9", PATCH.id), (PLACE.release, "no-such-patch")])
+def test_verify_names_what_it_does_not_know(release: str, patch_id: str) -> None:
+    command = [sys.executable, module.__file__, "verify", "--release", release, patch_id]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "unknown" in process.stderr
+    assert "Traceback" not in process.stderr
