@@ -98,7 +98,7 @@ def patches_of(reference: Any) -> Names:
     if type(reference) is MethodType:
         reference = reference.__func__
     if type(reference) is FunctionType:
-        if reference.__module__ != references.__name__:
+        if reference.__module__ != references.MODULE:
             return None
         names = tuple(map(references._named, reference.__qualname__.split("|")[2:]))
     else:

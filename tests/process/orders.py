@@ -127,7 +127,7 @@ class Process:
 
     def cli(self) -> None:
         """Run ``--list`` in this process, where it must change nothing, and keep the digest that it prints."""
-        from trl_hotfix.cli import main
+        from trl_hotfix.commands.main import main
 
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
             main(["list", "--json"])
