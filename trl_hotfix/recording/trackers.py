@@ -38,6 +38,9 @@ def _into_mlflow(tracker: Any, record: Mapping[str, Any]) -> bool:
         return False
     # A resumed run cannot change a parameter, and a parameter holds a few hundred characters at most.
     mlflow.set_tag(KEY, record["digest"])
+    # transformers logs metrics in a thread. `log_dict` reads the whole run, and fails at a metric that is half written.
+    if hasattr(mlflow, "flush_async_logging"):
+        mlflow.flush_async_logging()
     mlflow.log_dict(record, FILE)
     return True
 

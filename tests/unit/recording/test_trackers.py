@@ -57,3 +57,16 @@ def test_tensorboard_gets_the_record_as_text() -> None:
     assert not writer_of("TensorBoardCallback")(SimpleNamespace(tb_writer=None), RECORD)
     assert writer_of("TensorBoardCallback")(SimpleNamespace(tb_writer=board), RECORD)
     assert '"digest": "x"' in texts[KEY]
+
+
+def test_mlflow_is_flushed_before_the_run_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    mlflow = SimpleNamespace(
+        active_run=lambda: "active",
+        set_tag=lambda key, value: calls.append("set_tag"),
+        flush_async_logging=lambda: calls.append("flush_async_logging"),
+        log_dict=lambda record, file: calls.append("log_dict"),
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    assert trackers._into_mlflow(None, {"digest": "abc"})
+    assert calls == ["set_tag", "flush_async_logging", "log_dict"]
