@@ -68,5 +68,5 @@ def test_mlflow_is_flushed_before_the_run_is_read(monkeypatch: pytest.MonkeyPatc
         log_dict=lambda record, file: calls.append("log_dict"),
     )
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    assert trackers._into_mlflow(None, {"digest": "abc"})
+    assert writer_of("MLflowCallback")(None, RECORD)
     assert calls == ["set_tag", "flush_async_logging", "log_dict"]
