@@ -29,17 +29,21 @@ def warn(message: str) -> None:
             print(f"trl_hotfix: WARNING: {text}", file=sys.stderr, flush=True)
 
 
-def hook_problem() -> str | None:
-    """Return why ``TRL_HOTFIX=1`` cannot work in this interpreter as it was started, or None if it can."""
+def site_folders() -> list[str]:
+    """Return the folders whose ``.pth`` files Python runs at its start."""
     import site
 
+    # A disabled user directory must be left out: site does not read .pth files there.
+    return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+
+
+def hook_problem() -> str | None:
+    """Return why ``TRL_HOTFIX=1`` cannot work in this interpreter as it was started, or None if it can."""
     if sys.flags.no_site:
         return "Python runs with -S, which skips every .pth file"
     if sys.flags.ignore_environment:
         return f"Python runs with {'-I' if sys.flags.isolated else '-E'}, which ignores environment variables"
-    # A disabled user directory must be left out: site does not read .pth files there.
-    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    if not any(os.path.isfile(os.path.join(folder, "trl_hotfix_autoapply.pth")) for folder in folders):
+    if not any(os.path.isfile(os.path.join(folder, "trl_hotfix_autoapply.pth")) for folder in site_folders()):
         return (
             "trl_hotfix_autoapply.pth is in no site directory of this Python (pip --target and PYTHONPATH do not "
             "make one); install trl_hotfix into this environment"

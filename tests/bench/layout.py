@@ -110,7 +110,7 @@ def _lock(stack: str) -> Path:
 @functools.cache
 def _versions(stack: str) -> dict[str, str]:
     """Return the versions that the lock of a stack pins."""
-    lines = (HERE / "stacks" / f"{stack}.txt").read_text().splitlines()
+    lines = _lock(stack).read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .. import __version__
 from ..catalogue import loading, packs
@@ -17,14 +17,11 @@ from .configuration import not_applied
 from .module_patch import status_of
 
 
-def preview(patches: Iterable[Patch], selection: Selection, version_of: VersionOf = installed) -> Report:
+def preview(patches: Sequence[Patch], selection: Selection, version_of: VersionOf = installed) -> Report:
     """Return the report that the gates alone give for these patches with these versions. Nothing is changed."""
     decisions = gates.decisions(patches, selection, version_of)
     trl = version_of("trl")
-    statuses = [
-        status_of(patch, trl, (), decisions[patch.id], selection.options_of(patch))
-        for patch in loading.known(selection.packs)
-    ]
+    statuses = [status_of(patch, trl, (), decisions[patch.id], selection.options_of(patch)) for patch in patches]
     return report(trl, statuses, selection)
 
 

@@ -8,7 +8,15 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from helpers.example_entry import ENTRY, EXAMPLE, SHIPPED, mistakes, the_mistake, with_lines
+from helpers.example_entry import (
+    ENTRY,
+    EXAMPLE,
+    OPTIONS,
+    mistakes,
+    the_mistake,
+    with_lines,
+    with_options,
+)
 
 import trl_hotfix.patches
 from trl_hotfix.catalogue import modules, parsing
@@ -139,20 +147,6 @@ def test_an_imported_function_does_not_belong_to_the_module() -> None:
     line, message = the_mistake(with_lines({13: f"  self_test: {imported}"}))
     assert line == 13
     assert f"has no function {imported!r}" in message
-
-
-OPTIONS = """\
-  options:
-    over:
-      choices: {sequence: as in the paper, global: every token}
-      default: sequence
-"""
-WITH_OPTION = next(patch for patch in SHIPPED if patch.options)
-
-
-def with_options(options: str) -> str:
-    entry = ENTRY.replace(EXAMPLE.id, WITH_OPTION.id).replace(EXAMPLE.self_test, WITH_OPTION.self_test)
-    return entry.replace(EXAMPLE.targets[0].wrapper, WITH_OPTION.targets[0].wrapper) + options
 
 
 def test_functions_take_options_only_if_they_are_declared() -> None:

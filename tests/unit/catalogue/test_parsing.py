@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.example_entry import ENTRY, EXAMPLE, SHIPPED, mistakes, the_mistake, with_lines
+from helpers.example_entry import (
+    ENTRY,
+    EXAMPLE,
+    OPTIONS,
+    mistakes,
+    the_mistake,
+    with_lines,
+    with_options,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,20 +49,6 @@ def test_requirements_are_a_mapping_of_ranges() -> None:
 
 def test_an_empty_list_is_an_empty_catalogue() -> None:
     assert parsing.parse("[]", "patches.yaml") == ()
-
-
-OPTIONS = """\
-  options:
-    over:
-      choices: {sequence: as in the paper, global: every token}
-      default: sequence
-"""
-WITH_OPTION = next(patch for patch in SHIPPED if patch.options)
-
-
-def with_options(options: str) -> str:
-    entry = ENTRY.replace(EXAMPLE.id, WITH_OPTION.id).replace(EXAMPLE.self_test, WITH_OPTION.self_test)
-    return entry.replace(EXAMPLE.targets[0].wrapper, WITH_OPTION.targets[0].wrapper) + options
 
 
 def test_an_option_has_explained_choices_and_a_default() -> None:

@@ -47,3 +47,17 @@ def the_mistake(text: str) -> tuple[int, str]:
     refused = mistakes(text)
     assert len(refused) == 1, refused
     return refused[0]
+
+
+OPTIONS = """\
+  options:
+    over:
+      choices: {sequence: as in the paper, global: every token}
+      default: sequence
+"""
+WITH_OPTION = next(patch for patch in SHIPPED if patch.options)
+
+
+def with_options(options: str) -> str:
+    entry = ENTRY.replace(EXAMPLE.id, WITH_OPTION.id).replace(EXAMPLE.self_test, WITH_OPTION.self_test)
+    return entry.replace(EXAMPLE.targets[0].wrapper, WITH_OPTION.targets[0].wrapper) + options

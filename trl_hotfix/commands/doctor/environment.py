@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import site
 import sys
 from importlib import metadata
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 from ...catalogue import packs
 from ...errors import plain
 from ...matching import versions
+from ...settings import site_folders
 from ..common import unsupported
 from .answer import Pack, Problems, PthFile, Python, Trl
 
@@ -101,10 +101,9 @@ def _is_editable(distribution: metadata.Distribution) -> bool:
 
 def pth_files() -> list[PthFile]:
     """Return the names of the files that run, or add to the path, at every start of this Python."""
-    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     return [
         PthFile(folder=folder, name=path.name, ours="trl_hotfix" in path.name)
-        for folder in dict.fromkeys(folders)
+        for folder in dict.fromkeys(site_folders())
         for path in sorted(Path(folder).glob("*.pth"))
     ]
 
