@@ -13,12 +13,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,12 @@ from typing import Any
 import click
 from packaging.version import Version
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import keys
+import running
+from running import GOOD, in_parallel
 
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.matching import digests, gates
@@ -40,7 +40,6 @@ import evidence
 import layout
 from layout import BENCH, CHECKOUT, HERE, Place
 
-GOOD = ("proven", "absent")
 SECONDS_A_CELL = 60.0
 SECONDS_A_PROOF = 300.0
 STEPS = 40
@@ -104,23 +103,7 @@ class Bench:
         return self._results / f"{kind}-{patch.id}-{place}-{key_of(kind, patch, place)}.json"
 
     def _all(self, tasks: list[Task], run: Callable[[Task], list[Answer]]) -> list[Answer]:
-        answers: list[Answer] = []
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self._console) as progress, ThreadPoolExecutor(self._jobs) as pool:
-            bar = progress.add_task(tasks[0].kind + "s" if tasks else "nothing to run", total=len(tasks))
-            futures = {pool.submit(run, task): task for task in tasks}
-            try:
-                for future in as_completed(futures):
-                    for answer in future.result():
-                        answers.append(answer)
-                        if answer["verdict"] not in GOOD:
-                            summary = f"{answer['verdict']}: {answer['patch']} on {answer['release']}@{answer['stack']}"
-                            self._console.print(f"{summary}: {answer['why']}", markup=False, style="bold red")
-                    progress.advance(bar)
-            except KeyboardInterrupt:
-                pool.shutdown(cancel_futures=True)
-                raise
-        return answers
+        return in_parallel(f"{tasks[0].kind}s" if tasks else "results", tasks, run, self._jobs, self._console)
 
     def _self_tests(self, task: Task) -> list[Answer]:
         ids = [patch.id for patch in task.patches]
@@ -168,29 +151,7 @@ class Bench:
 
     def process(self, place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:
         """Return what the process wrote to its ``{out}``, or the reason why it wrote nothing."""
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder, "out.json")
-            command = [str(place.python), *(str(out) if argument == "{out}" else argument for argument in arguments)]
-            try:
-                process = subprocess.run(
-                    command,
-                    env=place.environment(*overlays),
-                    cwd=folder,
-                    capture_output=True,
-                    text=True,
-                    timeout=limit,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                return f"no answer within {limit:g} s"
-            log = BENCH / "logs" / f"{Path(arguments[0]).stem}-{place}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(f"{process.stdout}\n{process.stderr}")
-            if not out.is_file():
-                last = (process.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
-                return f"the process ended with exit code {process.returncode}: {last}"
-            answer: Answer = json.loads(out.read_text())
-            return answer
+        return running.process(place, arguments, limit, *overlays)
 
     def _keep(self, kind: str, patch: Patch, place: Place, result: Answer) -> Answer:
         answer = {"release": place.release, "stack": place.stack, **result}

@@ -1,0 +1,76 @@
+"""Run tasks in the Python of a place: the self-tests of patches, or a proof; two at a time, each with a time limit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from layout import BENCH, Place
+
+Answer = dict[str, Any]
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+GOOD = ("proven", "absent")
+
+
+def process(place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:
+    """Return what the process wrote to its ``{out}``, or the reason why it wrote nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.json")
+        command = [str(place.python), *(str(out) if argument == "{out}" else argument for argument in arguments)]
+        try:
+            finished = subprocess.run(
+                command,
+                env=place.environment(*overlays),
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=limit,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer within {limit:g} s"
+        log = BENCH / "logs" / f"{Path(arguments[0]).stem}-{place}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"{finished.stdout}\n{finished.stderr}")
+        if not out.is_file():
+            last = (finished.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
+            return f"the process ended with exit code {finished.returncode}: {last}"
+        answer: Answer = json.loads(out.read_text())
+        return answer
+
+
+def in_parallel(
+    name: str, tasks: list[Task], run: Callable[[Task], Iterable[Result]], jobs: int, console: Console
+) -> list[Result]:
+    """Return the results of all tasks, with a progress bar."""
+    results: list[Result] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(jobs) as pool:
+        bar = progress.add_task(name if tasks else f"no {name} to run", total=len(tasks))
+        futures = [pool.submit(run, task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                for result in future.result():
+                    results.append(result)
+                    _report(result, console)
+                progress.advance(bar)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return results
+
+
+def _report(result: Any, console: Console) -> None:
+    if isinstance(result, dict) and result.get("verdict", "proven") not in GOOD:
+        cell = f"{result['patch']} on {result['release']}@{result['stack']}"
+        console.print(f"{result['verdict']}: {cell}: {result['why']}", markup=False, style="bold red")
