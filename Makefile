@@ -45,7 +45,7 @@ bench: $(VENV)/ready
 matrix: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py run $(if $(RELEASES),--releases $(RELEASES)) $(if $(PATCHES),--patches $(PATCHES))
 
-# evidence/curves.json: longer runs without each patch and with it, for the pictures of the losses.
+# Longer runs without each patch and with it, for the pictures of the losses.
 curves: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py curves $(if $(PATCHES),--patches $(PATCHES))
 

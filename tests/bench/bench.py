@@ -1,285 +1,80 @@
 """The proof bench: every patch against every real TRL release.
 
     python tests/bench/bench.py build
-    python tests/bench/bench.py run [--releases 0.11.4,1.16.0] [--patches dpo-...] [--proofs none|newest|all]
+    python tests/bench/bench.py run [--releases 0.11.4,1.16.0] [--patches dpo-...] [--proofs none|all] [--again]
+    python tests/bench/bench.py run --again --shard 3/20     # a part of everything; `merge` puts parts together
+    python tests/bench/bench.py verify --release 0.11.4 dpo-...
     python tests/bench/bench.py curves [--patches dpo-...]
 
-Results are kept in ``.bench/results``, so that an interrupted run continues where it stopped, and are written to
-``evidence/matrix.json`` unless ``--no-write`` is given.
+`run` runs what is not on record in ``evidence/`` with the present key, and records it.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from packaging.version import Version
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import keys
-import running
-from running import GOOD, in_parallel
-
-from trl_hotfix.catalogue import loading, modules
-from trl_hotfix.matching import digests, gates
+from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
 
+import cells
 import evidence
 import layout
-from layout import BENCH, CHECKOUT, HERE, Place
-
-SECONDS_A_CELL = 60.0
-SECONDS_A_PROOF = 300.0
-STEPS = 40
-"""The length of the runs whose losses are drawn."""
-
-MACHINERY = 1
-"""Raise it where a change of the engine or of the bench changes what is seen: nothing else makes all results stale."""
-
-SOURCES = keys.Sources(CHECKOUT, CHECKOUT / "tests", CHECKOUT / "tests" / "proofs")
-
-Answer = dict[str, Any]
+import longer_runs
+import proofs
+from layout import Place
+from running import GOOD, Answer, Case
+from shards import Shard
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One process to run: the self-tests of some patches, or one proof, in one place."""
-
-    kind: str
-    place: Place
-    patches: tuple[Patch, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.place} {', '.join(patch.id for patch in self.patches)}"
+def chosen_cells(patches: Sequence[Patch], places: Sequence[Place], again: bool, shard: Shard) -> list[Case]:
+    """Return the cells to run. A shard has all cells of its places: to import TRL takes as long as many self-tests."""
+    places = [place for place in places if shard.has(str(place))]
+    return [Case(patch, place) for patch in patches for place in places] if again else cells.missing(patches, places)
 
 
-class Bench:
-    """Runs tasks, ``jobs`` at a time, and keeps their results in files."""
-
-    def __init__(self, jobs: int, fresh: bool, console: Console, results: Path = BENCH / "results") -> None:
-        self._jobs, self._fresh, self._console, self._results = jobs, fresh, console, results
-
-    def cells(self, patches: Sequence[Patch], places: Sequence[Place]) -> list[Answer]:
-        """Return a verdict for every patch in every place."""
-        answers, missing = self._remembered("cell", [(patch, place) for place in places for patch in patches])
-        by_place: dict[Place, list[Patch]] = {}
-        for patch, place in missing:
-            by_place.setdefault(place, []).append(patch)
-        tasks = [Task("cell", place, tuple(place_patches)) for place, place_patches in by_place.items()]
-        return answers + self._all(tasks, self._self_tests)
-
-    def proofs(self, patches: Sequence[Patch], places: Sequence[Place], which: str) -> list[Answer]:
-        """Return the results of the proofs that ``which`` selects: ``newest`` or ``all``."""
-        planned = [(patch, place) for patch in patches for place in to_prove(patch, places, which)]
-        answers, missing = self._remembered("proof", planned)
-        return answers + self._all([Task("proof", place, (patch,)) for patch, place in missing], self._proof)
-
-    def _remembered(
-        self, kind: str, planned: Iterable[tuple[Patch, Place]]
-    ) -> tuple[list[Answer], list[tuple[Patch, Place]]]:
-        answers: list[Answer] = []
-        missing: list[tuple[Patch, Place]] = []
-        for patch, place in planned:
-            file = self._file(kind, patch, place)
-            if file.is_file() and not self._fresh:
-                answers.append(json.loads(file.read_text()))
-            else:
-                missing.append((patch, place))
-        return answers, missing
-
-    def _file(self, kind: str, patch: Patch, place: Place) -> Path:
-        return self._results / f"{kind}-{patch.id}-{place}-{key_of(kind, patch, place)}.json"
-
-    def _all(self, tasks: list[Task], run: Callable[[Task], list[Answer]]) -> list[Answer]:
-        return in_parallel(f"{tasks[0].kind}s" if tasks else "results", tasks, run, self._jobs, self._console)
-
-    def _self_tests(self, task: Task) -> list[Answer]:
-        ids = [patch.id for patch in task.patches]
-        limit = 120 + SECONDS_A_CELL * len(ids)
-        result = self.process(task.place, [str(HERE / "release.py"), "{out}", str(SECONDS_A_CELL), *ids], limit)
-        if isinstance(result, str):
-            result = {"versions": {}, "cells": [error(patch, result) for patch in task.patches]}
-        answers = []
-        for patch, cell in zip(task.patches, result["cells"], strict=True):
-            cell.pop("trl", None)
-            answers.append(self._keep("cell", patch, task.place, {**cell, "versions": result["versions"]}))
-        return answers
-
-    def _proof(self, task: Task) -> list[Answer]:
-        (patch,) = task.patches
-        gradients = gradients_of(patch, task.place)
-        gradients.parent.mkdir(parents=True, exist_ok=True)
-        command = [str(HERE / "prove.py"), "{out}", str(gradients), patch.id]
-        result = self.process(task.place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
-        if isinstance(result, str):
-            result = {**error(patch, result), "runs": {}}
-        return [self._keep("proof", patch, task.place, {"patch": patch.id, "revision": patch.revision, **result})]
-
-    def curve(self, patch: Patch) -> Answer | str:
-        """Return the losses of longer runs on the last proven and the first fixed release, or why there are none."""
-        proofs = [proof for proof in evidence.load()["proofs"] if proof["patch"] == patch.id]
-        proven = [proof for proof in proofs if proof["verdict"] == "proven"]
-        last = max(proven, key=lambda proof: Version(proof["release"]))
-        place = Place(last["release"], last["stack"])
-        runs = {"unpatched": place, "patched": place}
-        if patch.upstream.fixed_in and proof_of(patch).get("PARITY"):
-            fixed_places = layout.places([patch.upstream.fixed_in])
-            # On the same stack if the fixed release runs on it.
-            runs["fixed"] = next((fixed for fixed in fixed_places if fixed.stack == place.stack), fixed_places[0])
-        answer: Answer = {"patch": patch.id, "revision": patch.revision, "stack": place.stack, "runs": {}}
-        for name, run_place in runs.items():
-            which = "patched" if name == "patched" else "unpatched"
-            command = [str(HERE / "curves.py"), "{out}", str(STEPS), which, patch.id]
-            result = self.process(run_place, command, SECONDS_A_PROOF, *proof_of(patch).get("OVERLAYS", ()))
-            if isinstance(result, str):
-                return f"{name}, {run_place}: {result}"
-            answer["runs"][name] = {"release": run_place.release, "losses": result["losses"]}
-        visible = apart(*(answer["runs"][name]["losses"] for name in ("unpatched", "patched")))
-        return answer if visible else "the losses with the patch and without it look the same"
-
-    def process(self, place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:
-        """Return what the process wrote to its ``{out}``, or the reason why it wrote nothing."""
-        return running.process(place, arguments, limit, *overlays)
-
-    def _keep(self, kind: str, patch: Patch, place: Place, result: Answer) -> Answer:
-        answer = {"release": place.release, "stack": place.stack, **result}
-        file = self._file(kind, patch, place)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(answer))
-        partial.replace(file)
-        return answer
+def chosen_proofs(patches: Sequence[Patch], places: Sequence[Place], again: bool, shard: Shard) -> list[Case]:
+    """Return the proofs to run. A shard has all proofs of its patches, since parity compares them."""
+    patches = [patch for patch in patches if shard.has(patch.id)]
+    if again:
+        return proofs.planned(patches, places)
+    return proofs.with_fixed_release(proofs.missing(patches, places))
 
 
-def error(patch: Patch, reason: str) -> Answer:
-    """Return the cell of a process that gave no answer."""
-    empty = {"leaves": {}, "bodies": {}}
-    return {"patch": patch.id, "revision": patch.revision, "verdict": "error", "why": reason, **empty}
-
-
-def key_of(kind: str, patch: Patch, place: Place) -> str:
-    """Return the key of what a cell or a proof depends on in this place: our code, the entry without prose, the stack.
-
-    TRL's code is that of the release, which does not change.
-    """
-    module, proof = modules.module_of(patch.id), patch.id.replace("-", "_")
-    pieces = [(module, name) for name in (patch.self_test, *(target.wrapper for target in patch.targets))]
-    if kind == "proof":
-        defined = SOURCES.module(proof)
-        names = ("train", "unaffected", "DATA", "OVERLAYS", "PARITY")
-        pieces += [(proof, name) for name in names if defined is not None and name in defined.definitions]
-    policy = keys.policy_of(patch, place.targets_of(patch))
-    special = layout.settings()["special"].get(place.release, {})
-    return keys.digest_of([MACHINERY, SOURCES.closure(pieces), policy, layout.stack_key(place.stack), special])
-
-
-def proof_of(patch: Patch) -> Mapping[str, Any]:
-    """Return the settings of a patch's proof (``OVERLAYS``, ``PARITY``), and whether it has a run ``unaffected``.
-
-    The file is parsed and not imported.
-    """
-    import ast
-
-    file = CHECKOUT / "tests" / "proofs" / f"{patch.id.replace('-', '_')}.py"
-    if not file.is_file():
-        raise click.ClickException(f"{patch.id} has no proof: expected {file.relative_to(CHECKOUT)}")
-    settings = {"unaffected": False}
-    for statement in digests.parse(file.read_text()).body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "unaffected":
-            settings["unaffected"] = True
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            name = statement.targets[0].id
-            if name in ("OVERLAYS", "PARITY"):
-                settings[name] = ast.literal_eval(statement.value)
-    return settings
-
-
-def to_prove(patch: Patch, places: Sequence[Place], which: str) -> list[Place]:
-    """Return where to run a proof: on the newest release.
-
-    With ``all``, also on the first and the last release of each distinct body in range and the neighbours outside the
-    range.
-    """
-    order = layout.releases()
-    chosen = {order[-1]}
-    if which == "all":
-        known = evidence.bodies_by_release(patch)
-        inside = [release for release in order if gates.targets_for(patch, release)]
-        for body in {known[release] for release in inside}:
-            releases = [release for release in inside if known[release] == body]
-            chosen |= {releases[0], releases[-1]}
-        for release, following in itertools.pairwise(order):
-            if (release in inside) != (following in inside):
-                chosen |= {release, following}
-    return [place for place in places if place.release in chosen]
-
-
-def gradients_of(patch: Patch, place: Place) -> Path:
-    return BENCH / "gradients" / patch.id / f"{place}.pt"
-
-
-def parity(patches: Sequence[Patch], proofs: Sequence[Answer]) -> list[Answer]:
-    """Return the largest differences of loss and gradients between patched old releases and the first fixed one."""
-    import torch
-
-    comparisons = []
-    for patch in patches:
-        if not proof_of(patch).get("PARITY"):
+def differences(answers: Sequence[Answer], kind: str) -> list[str]:
+    """Return where answers are not what is on record with the same key."""
+    on_record = {
+        (entry["patch"], evidence.place_of(entry)): entry
+        for patch_id in {answer["patch"] for answer in answers}
+        for entry in evidence.load(patch_id)[kind]
+    }
+    lines = []
+    for answer in answers:
+        place = evidence.place_of(answer)
+        recorded = on_record.get((answer["patch"], place))
+        if recorded is None or recorded["key"] != answer["key"]:
             continue
-        proofs_of_patch = [proof for proof in proofs if proof["patch"] == patch.id]
-        fixed_on = {proof["stack"]: proof for proof in proofs_of_patch if proof["release"] == patch.upstream.fixed_in}
-        for proof in proofs_of_patch:
-            # On the same stack if possible: transformers 5 names the weights of experts differently.
-            fixed = fixed_on.get(proof["stack"], next(iter(fixed_on.values()), None))
-            if fixed is None or proof["verdict"] != "proven":
-                continue
-            gradients, fixed_gradients = (
-                torch.load(gradients_of(patch, Place(answer["release"], answer["stack"])))[run]
-                for answer, run in ((proof, "green"), (fixed, "red"))
-            )
-            # The first fixed release may have more: of a trainer that crashes in the old release for another reason.
-            if not gradients or not gradients.keys() <= fixed_gradients.keys():
-                raise click.ClickException(
-                    f"{patch.id}: {proof['release']} and {fixed['release']} name their gradients differently"
-                )
-            difference = max(float((gradients[name] - fixed_gradients[name]).abs().max()) for name in gradients)
-            comparisons.append(
-                {
-                    "patch": patch.id,
-                    "release": proof["release"],
-                    "stack": proof["stack"],
-                    "fixed_release": fixed["release"],
-                    "loss_difference": abs(proof["runs"]["green"]["loss"] - fixed["runs"]["red"]["loss"]),
-                    "gradient_difference": difference,
-                    "gradients": len(gradients),
-                }
-            )
-    return comparisons
+        for name in ("verdict", "bodies"):
+            if recorded.get(name) != answer.get(name):
+                lines.append(f"{answer['patch']} on {place}: on record is {recorded[name]}, seen is {answer[name]}")
+    return lines
 
 
-def apart(losses: Sequence[float | None], other_losses: Sequence[float | None]) -> bool:
-    """Return whether two curves can be distinguished in one picture. A loss of None is not a number."""
-    numbers = [loss for loss in (*losses, *other_losses) if loss is not None]
-    if len(losses) != len(other_losses) or len(losses) < STEPS / 2 or not numbers:
-        return False
-    visible = 0.02 * (max(numbers) - min(numbers))
-    return any(
-        (loss is None) != (other_loss is None)
-        or (loss is not None and other_loss is not None and abs(loss - other_loss) > visible)
-        for loss, other_loss in zip(losses, other_losses, strict=True)
-    )
+def counted(answers: Sequence[Answer]) -> str:
+    verdicts = Counter(answer["verdict"] for answer in answers)
+    runs = {(answer["patch"], answer["stack"], answer["ran"]) for answer in answers}
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+    return f"{len(answers)} by {len(runs)} runs: {counts}" if answers else "nothing to run"
 
 
 @click.group()
@@ -305,7 +100,15 @@ def _patches(context: Any, option: Any, value: str | None) -> tuple[Patch, ...]:
     return tuple(patch for patch in catalogue if patch.id in chosen)
 
 
+def _shard(context: Any, option: Any, value: str | None) -> Shard:
+    try:
+        return Shard.parse(value or "1/1")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 releases_option = click.option("--releases", "places", callback=_places, help="Separated by commas; default: all.")
+jobs_option = click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
 
 
 @commands.command()
@@ -318,38 +121,85 @@ def build(places: tuple[Place, ...]) -> None:
 @commands.command()
 @releases_option
 @click.option("--patches", callback=_patches, help="Ids, separated by commas; default: all.")
-@click.option("--proofs", type=click.Choice(["none", "newest", "all"]), default="all", show_default=True)
-@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
-@click.option("--fresh", is_flag=True, help="Run again what is remembered.")
-@click.option("--write/--no-write", default=True, help="Write evidence/matrix.json and the picture.")
+@click.option("--proofs", "which", type=click.Choice(["none", "all"]), default="all", show_default=True)
+@click.option("--again", is_flag=True, help="Run also what is on record, without sharing runs, and compare.")
+@click.option("--shard", callback=_shard, help="K/N: the K-th of N parts.")
+@jobs_option
+@click.option("--write/--no-write", default=True, help="Write the results.")
+@click.option("--into", type=click.Path(file_okay=False, path_type=Path), default=None, help="Default: evidence/.")
 def run(
-    places: tuple[Place, ...], patches: tuple[Patch, ...], proofs: str, jobs: int, fresh: bool, write: bool
+    places: tuple[Place, ...],
+    patches: tuple[Patch, ...],
+    which: str,
+    again: bool,
+    shard: Shard,
+    jobs: int,
+    write: bool,
+    into: Path | None,
 ) -> None:
     """Run self-tests and proofs, and count the verdicts. Exit code 1 if one of them is a failure."""
     console = Console()
-    layout.build(places, click.echo)
-    if write or proofs == "all":
-        # The evidence and the plan of the proofs need the code of every release, also of those that are not run.
-        layout.build_release_overlays(places[0].python, click.echo)
-    bench = Bench(jobs, fresh, console)
-    cells = bench.cells(patches, places)
+    # The code of every release is read, to share runs, to plan proofs and for the evidence.
+    layout.build_release_overlays(Path(sys.executable), click.echo)
+    cases = chosen_cells(patches, places, again, shard)
+    proof_cases = chosen_proofs(patches, places, again, shard) if which == "all" else []
+    layout.build({case.place for case in [*cases, *proof_cases]}, click.echo)
+    folder = into or evidence.EVIDENCE
+    cell_answers = cells.run(cases, jobs, console, share=not again, fresh=again)
+    failures = differences(cell_answers, "cells")
     if write:
-        evidence.write(cells, [], [])
-    proved = bench.proofs(patches, places, proofs) if proofs != "none" else []
-    compared = parity(patches, proved) if proofs == "all" else []
+        _write(patches, cell_answers, [], [], folder)
+    proof_answers = proofs.run(proof_cases, jobs, console, share=not again, fresh=again)
+    failures += differences(proof_answers, "proofs")
+    compared = proofs.parity(patches, proof_answers)
     if write:
-        evidence.write(cells, proved, compared)
-    off = [row for row in compared if max(row["loss_difference"], row["gradient_difference"]) > 1e-6]
+        _write(patches, [], proof_answers, compared, folder)
     for row in compared:
-        console.print(
+        line = (
             f"parity {row['patch']}: {row['release']} patched, {row['fixed_release']}: loss differs by "
             f"{row['loss_difference']:.3g}, {row['gradients']} gradients by {row['gradient_difference']:.3g} at most"
         )
-    for kind, answers in (("cells", cells), ("proofs", proved)):
-        counted = Counter(answer["verdict"] for answer in answers)
-        console.print(f"{kind}: {', '.join(f'{count} {verdict}' for verdict, count in sorted(counted.items()))}")
-    failures = [answer for answer in [*cells, *proved] if answer["verdict"] not in GOOD]
-    sys.exit(1 if failures or off else 0)
+        console.print(line)
+        if max(row["loss_difference"], row["gradient_difference"]) > 1e-6:
+            failures.append(line)
+    for kind, answers in (("cells", cell_answers), ("proofs", proof_answers)):
+        console.print(f"{kind}: {counted(answers)}")
+    failures += [
+        f"{answer['patch']} on {evidence.place_of(answer)}: {answer['verdict']}: {answer['why']}"
+        for answer in [*cell_answers, *proof_answers]
+        if answer["verdict"] not in GOOD
+    ]
+    for line in failures:
+        console.print(line, markup=False, style="bold red")
+    sys.exit(1 if failures else 0)
+
+
+def _write(
+    patches: Sequence[Patch],
+    cell_answers: Sequence[Answer],
+    proof_answers: Sequence[Answer],
+    compared: Sequence[Answer],
+    folder: Path,
+) -> None:
+    for patch in patches:
+        new_cells, new_proofs, new_parity = (
+            [answer for answer in answers if answer["patch"] == patch.id]
+            for answers in (cell_answers, proof_answers, compared)
+        )
+        if new_cells or new_proofs:
+            evidence.write(patch, new_cells, new_proofs, new_parity, folder)
+
+
+@commands.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def merge(folders: tuple[Path, ...]) -> None:
+    """Record the parts that several machines have written with `run --shard K/N --into FOLDER`."""
+    layout.build_release_overlays(Path(sys.executable), click.echo)
+    for patch in loading.load():
+        for folder in folders:
+            part = evidence.load(patch.id, folder)
+            if part["cells"] or part["proofs"]:
+                evidence.write(patch, part["cells"], part["proofs"], part["parity"])
 
 
 @commands.command()
@@ -358,27 +208,26 @@ def run(
 def verify(places: tuple[Place, ...], patches: tuple[Patch, ...]) -> None:
     """Run the self-tests of patches on one release and print their numbers: the loop while a patch is written."""
     layout.build(places, click.echo)
-    with tempfile.TemporaryDirectory() as folder:
-        cells = Bench(1, True, Console(quiet=True), Path(folder)).cells(patches, places)
-    for cell in cells:
+    cases = [Case(patch, place) for place in places for patch in patches]
+    answers = cells.run(cases, 1, Console(quiet=True), share=False, fresh=True)
+    for cell in answers:
         reason = f": {cell['why']}" if cell["why"] else ""
         click.echo(f"{cell['patch']} on {cell['release']}@{cell['stack']}: {cell['verdict']}{reason}")
         for module, runs in cell["leaves"].items():
             for name, outcome in runs.items():
                 numbers = " ".join(f"{key}={value}" for key, value in outcome.items() if key != "verdict")
                 click.echo(f"  {module} {name}: {outcome['verdict']} {numbers}".rstrip())
-    sys.exit(0 if all(cell["verdict"] in GOOD for cell in cells) else 1)
+    sys.exit(0 if all(cell["verdict"] in GOOD for cell in answers) else 1)
 
 
 @commands.command()
 @click.option("--patches", callback=_patches, help="Ids, separated by commas; default: all.")
-@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
+@jobs_option
 def curves(patches: tuple[Patch, ...], jobs: int) -> None:
-    """Train longer without each patch and with it: evidence/curves.json has the losses where they differ to the eye."""
+    """Train longer without each patch and with it: the losses are on record where they differ to the eye."""
     layout.build(layout.places(None), click.echo)
-    bench = Bench(jobs, False, Console())
     with ThreadPoolExecutor(jobs) as pool:
-        for patch, curve in zip(patches, pool.map(bench.curve, patches), strict=True):
+        for patch, curve in zip(patches, pool.map(longer_runs.curve, patches), strict=True):
             click.echo(f"{patch.id}: {curve if isinstance(curve, str) else 'drawn'}")
             evidence.write_curve(patch, None if isinstance(curve, str) else curve)
 

@@ -1,15 +1,18 @@
-"""``evidence/matrix.json`` and the files made from it: ``fingerprints.json``, ``proven.json`` and the picture.
+"""``evidence/<id>.json``: what the bench has seen of one patch, and the key of what each result depends on.
 
-python tests/bench/evidence.py     # make these files again from the evidence and the wheels
+    python tests/bench/evidence.py     # write these files again: what follows from the results is made anew
+
+A file is small and sorted, and merges line by line: the cells that share a run, a proof and a comparison are one line
+each. What the package needs, the bodies and what is proven, is condensed by ``trl_hotfix.catalogue.condensed``: in a
+checkout when it is asked for, in a wheel when that is built.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,110 +22,169 @@ from packaging.version import Version
 
 from trl_hotfix import __version__
 from trl_hotfix.catalogue import loading
-from trl_hotfix.matching.fingerprints import Bodies
 from trl_hotfix.matching.gates import lacking
 from trl_hotfix.matching.sources import Release
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch, Target
-from trl_hotfix.reporting.sentences import links
 
+import keys
 import layout
-import picture
-from layout import BENCH, CHECKOUT
+from layout import BENCH, CHECKOUT, Place
 
-EVIDENCE = CHECKOUT / "evidence" / "matrix.json"
-CURVES = CHECKOUT / "evidence" / "curves.json"
-FINGERPRINTS = CHECKOUT / "trl_hotfix" / "data" / "fingerprints.json"
-PROVEN = CHECKOUT / "trl_hotfix" / "data" / "proven.json"
+EVIDENCE = CHECKOUT / "evidence"
+
+Answer = dict[str, Any]
 
 WHAT = {"reproduced": "buggy", "fixed": "fixed", "absent": "absent"}
+"""What a verdict of the unpatched self-test says of a body."""
+
+CELL = ("stack", "ran", "verdict", "why", "key", "trl", "leaves", "bodies")
+"""The fields that the cells of one line share. ``ran`` is the release that the run was on."""
+
+PROOF = ("release", "stack", "ran", "verdict", "why", "key", "trl", "runs")
+PARITY = ("release", "stack", "fixed_release", "loss_difference", "gradient_difference", "gradients")
 
 
-def load() -> dict[str, Any]:
-    if not EVIDENCE.is_file():
-        return {"cells": [], "proofs": [], "parity": []}
-    data: dict[str, Any] = json.loads(EVIDENCE.read_text())
-    return data
+def load(patch_id: str, folder: Path = EVIDENCE) -> Answer:
+    """Return what is on record of a patch, with one cell for each place."""
+    file = folder / f"{patch_id}.json"
+    if not file.is_file():
+        lists: Answer = {kind: [] for kind in ("releases", "proven", "cells", "proofs", "parity")}
+        return {"patch": patch_id, "revision": 0, "bodies": {}, "curve": None, **lists}
+    record: Answer = json.loads(file.read_text(encoding="utf-8"))
+    named = {"patch": patch_id}
+    return {
+        **record,
+        "cells": [{**named, **cell} for cell in _one_by_one(record["cells"])],
+        "proofs": [{**named, **proof} for proof in record["proofs"]],
+        "parity": [{**named, **comparison} for comparison in record["parity"]],
+    }
 
 
-def write(cells: Iterable[Any], proofs: Iterable[Any], parity: Iterable[Any]) -> None:
-    """Replace old answers for the same patch, release and stack by new ones, and make the files that depend on them."""
-    known = {patch.id for patch in loading.load()}
-    data = load()
-    new = {"cells": cells, "proofs": proofs, "parity": parity}
-    for kind, answers in new.items():
-        merged = {_key(answer): answer for answer in [*data[kind], *answers] if answer["patch"] in known}
-        data[kind] = [merged[key] for key in sorted(merged, key=_order)]
-    data = {"trl_hotfix": __version__, "releases": list(layout.releases()), **{kind: data[kind] for kind in new}}
-    EVIDENCE.parent.mkdir(exist_ok=True)
-    EVIDENCE.write_text(json.dumps(data, indent=1) + "\n")
-    make()
+def _one_by_one(lines: Iterable[Answer]) -> Iterator[Answer]:
+    for line in lines:
+        shared = {name: value for name, value in line.items() if name != "releases"}
+        yield from ({"release": release, **shared} for release in line["releases"])
 
 
-def write_curve(patch: Patch, new_curve: Any) -> None:
-    """Replace the curve of ``patch``; None removes it, as there is no visible difference to draw."""
-    curves = json.loads(CURVES.read_text()) if CURVES.is_file() else []
-    kept = [curve for curve in curves if curve["patch"] != patch.id] + ([new_curve] if new_curve is not None else [])
-    # With one number a line the file would have thousands of lines.
-    lines = [f"\n{json.dumps(curve)}" for curve in sorted(kept, key=lambda curve: curve["patch"])]
-    CURVES.write_text(f"[{','.join(lines)}\n]\n")
-
-
-def make() -> None:
-    """Write ``fingerprints.json``, ``proven.json`` and the picture from the evidence and the wheels."""
-    record = fingerprints()
-    FINGERPRINTS.write_text(json.dumps(record, indent=1) + "\n")
-    known = Bodies(**record)
-    PROVEN.write_text(json.dumps(proven(known), indent=1) + "\n")
-    _bodies_file().parent.mkdir(exist_ok=True)
-    _bodies_file().write_text(json.dumps(_bodies()))
-    data = load()
-    for cell in data["cells"]:
-        cell["stale"] = is_stale(cell, known)
-    rows = [
-        picture.Row(patch.id, patch.title, patch.severity.value, patch.trl, tuple(links(patch.upstream)))
-        for patch in loading.load()
+def everything(folder: Path = EVIDENCE) -> Answer:
+    """Return the evidence of the whole catalogue. A cell is stale if its key is not the present one."""
+    records = [(patch, load(patch.id, folder)) for patch in loading.load()]
+    cells = [
+        {**cell, "stale": place not in known or cell["key"] != keys.cell_key(patch, place)}
+        for known in [set(layout.places())]
+        for patch, record in records
+        for cell in record["cells"]
+        for place in [place_of(cell)]
     ]
-    for name, drawn in (("matrix.svg", picture.svg(data, rows)), ("matrix.html", picture.html(data, rows))):
-        (EVIDENCE.parent / name).write_text(drawn)
+    trainings = {kind: [entry for _, record in records for entry in record[kind]] for kind in ("proofs", "parity")}
+    curves = {patch.id: record["curve"] for patch, record in records if record["curve"] is not None}
+    return {
+        "trl_hotfix": __version__,
+        "releases": list(layout.releases()),
+        "cells": cells,
+        **trainings,
+        "curves": curves,
+    }
 
 
-def is_stale(cell: Any, known: Bodies) -> bool:
-    """Return whether the patch has another revision now, or the method another body in ``known``, the fingerprints."""
-    patch = next((patch for patch in loading.load() if patch.id == cell["patch"]), None)
-    current = all(known.at(target, cell["release"]) in (None, body) for target, body in cell["bodies"].items())
-    return patch is None or cell["revision"] != patch.revision or not current
+def write(
+    patch: Patch,
+    cells: Iterable[Answer] = (),
+    proofs: Iterable[Answer] = (),
+    parity: Iterable[Answer] = (),
+    folder: Path = EVIDENCE,
+) -> None:
+    """Replace old results of ``patch`` for the same release and stack by new ones."""
+    record = load(patch.id, folder)
+    known = set(layout.places())
+    for kind, answers in (("cells", cells), ("proofs", proofs), ("parity", parity)):
+        merged = {place_of(answer): answer for answer in [*record[kind], *answers]}
+        record[kind] = [merged[place] for place in sorted(merged, key=_order) if place in known]
+    _save(patch, record, folder)
 
 
-def proven(known: Bodies) -> dict[str, Any]:
-    """Return for every patch in its current revision the releases on which each of its cells is red, green and red."""
-    entries: dict[str, Any] = {}
-    answers = load()["cells"]
-    for patch in loading.load():
-        cells = [cell for cell in answers if cell["patch"] == patch.id]
-        good = {cell["release"] for cell in cells if cell["verdict"] == "proven" and not is_stale(cell, known)}
-        bad = {cell["release"] for cell in cells if cell["verdict"] not in ("proven", "absent")}
-        entries[patch.id] = {"revision": patch.revision, "releases": sorted(good - bad, key=Version)}
-    return entries
+def write_curve(patch: Patch, curve: Answer | None) -> None:
+    """Replace the curve of ``patch``, the losses of longer runs. None: there is no visible difference to draw."""
+    _save(patch, {**load(patch.id), "curve": curve}, EVIDENCE)
 
 
-def _key(answer: Any) -> tuple[str, str, str]:
-    return answer["patch"], answer["release"], answer["stack"]
+def _save(patch: Patch, record: Mapping[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{patch.id}.json"
+    partial = file.with_suffix(".partial")
+    partial.write_text(dumped(patch, record), encoding="utf-8")
+    partial.replace(file)
 
 
-def _order(key: tuple[str, str, str]) -> tuple[Any, ...]:
-    return key[0], Version(key[1]), key[2]
+def dumped(patch: Patch, record: Mapping[str, Any]) -> str:
+    """Return the text of an evidence file, one entry a line, with what follows from the cells."""
+    cells = record["cells"]
+    head = {
+        "patch": patch.id,
+        "revision": patch.revision,
+        "releases": sorted({cell["release"] for cell in cells}, key=Version),
+        "proven": proven_releases(cells),
+    }
+    parts = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    parts.append(f' "bodies": {{{_lines_of_bodies(bodies_of(patch, cells))}\n }}')
+    proofs, parity = (
+        [{name: entry[name] for name in fields} for entry in record[kind]]
+        for kind, fields in (("proofs", PROOF), ("parity", PARITY))
+    )
+    for name, entries in (("cells", _grouped(cells)), ("proofs", proofs), ("parity", parity)):
+        lines = ",".join(f"\n  {json.dumps(entry)}" for entry in entries)
+        parts.append(f' "{name}": [{lines}\n ]')
+    parts.append(f' "curve": {json.dumps(record["curve"])}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _lines_of_bodies(bodies: Mapping[str, Mapping[str, Any]]) -> str:
+    return ",".join(
+        f"\n  {json.dumps(target)}: {{"
+        + ",".join(f"\n   {json.dumps(body)}: {json.dumps(known)}" for body, known in by_body.items())
+        + "\n  }"
+        for target, by_body in bodies.items()
+    )
+
+
+def _grouped(cells: Iterable[Answer]) -> list[Answer]:
+    """Return one entry for the cells that share a run: they differ in nothing but their release."""
+    groups: dict[str, Answer] = {}
+    for cell in cells:
+        shared = {name: cell[name] for name in CELL}
+        group = groups.setdefault(json.dumps(shared, sort_keys=True), {"releases": [], **shared})
+        group["releases"].append(cell["release"])
+    return list(groups.values())
+
+
+def place_of(answer: Mapping[str, Any]) -> Place:
+    return Place(answer["release"], answer["stack"])
+
+
+def _order(place: Place) -> tuple[Version, str]:
+    return Version(place.release), place.stack
+
+
+def proven_releases(cells: Iterable[Answer]) -> list[str]:
+    """Return the releases, oldest first, on which each cell is red, green and red."""
+    cells = list(cells)
+    good = {cell["release"] for cell in cells if cell["verdict"] == "proven"}
+    bad = {cell["release"] for cell in cells if cell["verdict"] not in ("proven", "absent")}
+    return sorted(good - bad, key=Version)
 
 
 def body(release: str, target: Target) -> str | None:
     """Return the body of ``target`` in a release. It is read from the wheel once, since wheels do not change."""
-    known, key = _bodies(), f"{release} {target.name}"
-    if key not in known:
+    known, name = _bodies(), f"{release} {target.name}"
+    if name not in known:
         # Read all bodies of one release, then drop it: the syntax trees of all releases are a gigabyte.
         code = Release(BENCH / "overlay" / release)
         targets = {target}.union(*(patch.targets for patch in loading.load()))
         known |= {f"{release} {target.name}": code.body(target.module, target.attribute) for target in targets}
-    return known[key]
+        _bodies_file().parent.mkdir(parents=True, exist_ok=True)
+        _bodies_file().write_text(json.dumps(known))
+    return known[name]
 
 
 @functools.cache
@@ -134,64 +196,71 @@ def _bodies() -> dict[str, str | None]:
 @functools.cache
 def _bodies_file() -> Path:
     """Return the file for the bodies that the current code of the digests has read."""
-    reads = (CHECKOUT / "trl_hotfix" / "matching" / name for name in ("digests.py", "sources.py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in reads)).hexdigest()[:16]
-    return BENCH / "bodies" / f"{digest}.json"
+    readers = (CHECKOUT / "trl_hotfix" / "matching" / name for name in ("digests.py", "sources.py"))
+    return BENCH / "bodies" / f"{keys.digest_of([reader.read_text() for reader in readers])}.json"
 
 
 def bodies_by_release(patch: Patch) -> dict[str, tuple[str | None, ...]]:
-    """Return for every release the bodies of the patch's targets."""
-    return {release: tuple(body(release, target) for target in patch.targets) for release in layout.releases()}
+    """Return for every release the bodies of the patch's targets: those on record, and others from the wheels."""
+    record = load(patch.id)
+    return {
+        release: tuple(_recorded_body(record, release, target) for target in patch.targets)
+        for release in layout.releases()
+    }
 
 
-def fingerprints() -> dict[str, Any]:
-    """Return for every target the releases that have each body, and for every patch the self-test's verdict on them.
+def _recorded_body(record: Answer, release: str, target: Target) -> str | None:
+    if release not in record["releases"] or target.name not in record["bodies"]:
+        return body(release, target)
+    by_body = record["bodies"][target.name]
+    return next((digest for digest, known in by_body.items() if release in known["releases"]), None)
+
+
+def bodies_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """Return for every target the releases that have each body, and the self-test's verdict on them.
 
     Raises ``ValueError`` if one body was seen with the bug and without it.
     """
-    verdicts: dict[tuple[str, str, str], set[str]] = {}
-    ranges = {(patch.id, target.name): patch.range_of(target) for patch in loading.load() for target in patch.targets}
-    handed_on = {
-        (patch.id, target.name, release)
-        for patch in loading.load()
-        for target in patch.targets
-        for release in layout.releases()
-        if _hands_on(patch, target, release)
-    }
-    patches = {patch.id: patch for patch in loading.load()}
-    for cell in load()["cells"]:
+    verdicts = _verdicts_on_bodies(patch, cells)
+    releases = sorted({cell["release"] for cell in cells}, key=Version)
+    bodies: dict[str, dict[str, Any]] = {}
+    for target in patch.targets:
+        by_body = bodies.setdefault(target.name, {})
+        for release in releases:
+            digest = body(release, target)
+            if digest is None or _hands_on(patch, target, release):
+                continue
+            known = by_body.setdefault(digest, {"releases": []})
+            known["releases"].append(release)
+            # Fixed in the module that defines it and absent in one that re-exports it means fixed.
+            labels = verdicts.get((target.name, digest))
+            if labels:
+                known["is"] = "fixed" if "fixed" in labels else labels.copy().pop()
+    return dict(sorted(bodies.items()))
+
+
+def _verdicts_on_bodies(patch: Patch, cells: Iterable[Answer]) -> dict[tuple[str, str], set[str]]:
+    verdicts: dict[tuple[str, str], set[str]] = {}
+    targets = {target.name: target for target in patch.targets}
+    for cell in cells:
         # Next to a library that has repaired the bug, a body with the bug looks like one without.
-        if lacking(patches[cell["patch"]], layout.Place(cell["release"], cell["stack"]).version_of) is not None:
+        if lacking(patch, place_of(cell).version_of) is not None:
             continue
         for name, digest in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
-            if red is not None and digest is not None:
-                # The verdict is about the whole module: in this release the bug is in another target of the patch.
-                if red["verdict"] == "reproduced" and not in_range(cell["release"], ranges[cell["patch"], name]):
-                    continue
-                # For a method that a module only re-exports, the verdict counts in the module that defines the method.
-                if (cell["patch"], name, cell["release"]) in handed_on:
-                    continue
-                verdicts.setdefault((name, digest, cell["patch"]), set()).add(WHAT[red["verdict"]])
+            if red is None or digest is None or name not in targets:
+                continue
+            # The verdict is about the whole module: in this release the bug is in another target of the patch.
+            if red["verdict"] == "reproduced" and not in_range(cell["release"], patch.range_of(targets[name])):
+                continue
+            # For a method that a module only re-exports, the verdict counts in the module that defines the method.
+            if _hands_on(patch, targets[name], cell["release"]):
+                continue
+            verdicts.setdefault((name, digest), set()).add(WHAT[red["verdict"]])
     contradictory = [key for key, labels in verdicts.items() if "buggy" in labels and len(labels) > 1]
     if contradictory:
-        raise ValueError(f"these bodies were seen with the bug and without: {contradictory}")
-    targets: dict[str, dict[str, Any]] = {}
-    for patch in loading.load():
-        for target in patch.targets:
-            bodies = targets.setdefault(target.name, {})
-            for release in layout.releases():
-                digest = body(release, target)
-                if digest is None or (patch.id, target.name, release) in handed_on:
-                    continue
-                known = bodies.setdefault(digest, {"releases": [], "is": {}})
-                if release not in known["releases"]:
-                    known["releases"].append(release)
-                # Fixed in the module that defines it and absent in one that re-exports it means fixed.
-                labels = verdicts.get((target.name, digest, patch.id))
-                if labels:
-                    known["is"][patch.id] = "fixed" if "fixed" in labels else labels.copy().pop()
-    return {"releases": list(layout.releases()), "targets": dict(sorted(targets.items()))}
+        raise ValueError(f"these bodies of {patch.id} were seen with the bug and without: {contradictory}")
+    return verdicts
 
 
 def _hands_on(patch: Patch, target: Target, release: str) -> bool:
@@ -210,14 +279,13 @@ def _hands_on(patch: Patch, target: Target, release: str) -> bool:
     return digest is not None and any(body(release, new) == digest for new in moved)
 
 
-def proposed_range(patch: Patch, cells: Sequence[Any]) -> str:
+def proposed_range(cells: Iterable[Answer]) -> str:
     """Return the PEP 440 range of the releases on which the self-test reproduced the bug, unpatched."""
     order = layout.releases()
     reproduced = {
         cell["release"]
         for cell in cells
-        if cell["patch"] == patch.id
-        and any(runs.get("red", {}).get("verdict") == "reproduced" for runs in cell["leaves"].values())
+        if any(runs.get("red", {}).get("verdict") == "reproduced" for runs in cell["leaves"].values())
     }
     inside = [release for release in order if release in reproduced]
     if not inside:
@@ -229,4 +297,5 @@ def proposed_range(patch: Patch, cells: Sequence[Any]) -> str:
 
 
 if __name__ == "__main__":
-    make()
+    for patch in loading.load():
+        write(patch)

@@ -16,7 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trl_hotfix.catalogue import modules
 from trl_hotfix.matching.digests import canonical, parse
+from trl_hotfix.model import Patch
+
+import layout
+from layout import CHECKOUT, Place
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Piece = tuple[str, str]
@@ -79,7 +84,7 @@ class Sources:
         local = Module()
         self._collect_imports(module, ast.walk(node), local)
         names = {**source.imported, **local.imported}
-        attributes = {}
+        attributes: dict[str, set[str]] = {}
         for child in ast.walk(node):
             if isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name):
                 attributes.setdefault(child.value.id, set()).add(child.attr)
@@ -180,3 +185,44 @@ def policy_of(patch: Any, targets_here: Iterable[Any]) -> Mapping[str, Any]:
             for target in patch.targets
         ],
     }
+
+
+MACHINERY = 1
+"""Raise it where a change of the engine or of the bench changes what is seen: nothing else makes all results stale."""
+
+TESTS = CHECKOUT / "tests"
+SOURCES = Sources(CHECKOUT, TESTS, TESTS / "proofs")
+PROOF_NAMES = ("train", "unaffected", "DATA", "OVERLAYS", "PARITY")
+"""What the bench reads of the module of a proof."""
+
+
+def cell_key(patch: Patch, place: Place) -> str:
+    """Return the key of our part in a cell: wrapper, self-test, the entry without its prose, the stack."""
+    return _key(patch, place, _code(patch.id, _names_of(patch)))
+
+
+def proof_key(patch: Patch, place: Place) -> str:
+    """Return the key of our part in a proof: that of the cell and the code of the proof."""
+    return _key(patch, place, _code(patch.id, _names_of(patch), proof=True))
+
+
+def _key(patch: Patch, place: Place, code: str) -> str:
+    special = layout.settings()["special"].get(place.release, {})
+    stack = layout.stack_key(place.stack)
+    return digest_of([MACHINERY, code, policy_of(patch, place.targets_of(patch)), stack, special])
+
+
+def _names_of(patch: Patch) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([patch.self_test, *(target.wrapper for target in patch.targets)]))
+
+
+@functools.cache
+def _code(patch_id: str, names: tuple[str, ...], *, proof: bool = False) -> str:
+    pieces = [(modules.module_of(patch_id), name) for name in names]
+    if proof:
+        module = patch_id.replace("-", "_")
+        source = SOURCES.module(module)
+        defined = source.definitions if source is not None else {}
+        # Without a proof, `train` is looked up and raises.
+        pieces += [(module, name) for name in PROOF_NAMES if name in defined or name == "train"]
+    return digest_of(SOURCES.closure(pieces))

@@ -134,6 +134,11 @@ def places(chosen: Iterable[str] | None = None) -> tuple[Place, ...]:
     return tuple(sorted(listed, key=lambda place: (Version(place.release), place.stack)))
 
 
+def main_place(release: str) -> Place:
+    """Return the place of a release on the first stack that lists it."""
+    return next(Place(release, stack) for stack, releases in settings()["stacks"].items() if release in releases)
+
+
 def build(selected: Iterable[Place], report: Callable[[str], None] = print) -> None:
     """Lay out the stacks and overlays that are missing. A second process waits until the first has finished."""
     BENCH.mkdir(exist_ok=True)

@@ -22,6 +22,8 @@ from trl_hotfix.matching.versions import installed
 from trl_hotfix.model import Patch
 from trl_hotfix.verification import cells
 
+import calls
+
 Subject = TypeVar("Subject")
 
 
@@ -73,19 +75,28 @@ def alone(work: Callable[[], Any], seconds: float) -> dict[str, Any] | str:
         return in_a_fork(in_folder, folder, seconds)
 
 
+def verified(patch: Patch) -> dict[str, Any]:
+    """Return the cell of ``patch`` here, with what its self-test has called in TRL."""
+    called: set[str] = set()
+    with calls.recorded(called):
+        cell = cells.verify(patch).to_dict()
+    return {**cell, "calls": sorted(called)}
+
+
 def cell(patch: Patch, seconds: float) -> dict[str, Any]:
-    answer = in_a_fork(lambda patch: cells.verify(patch).to_dict(), patch, seconds)
+    answer = in_a_fork(verified, patch, seconds)
     if not isinstance(answer, str):
         return answer
     verdict = cells.CellVerdict.ERROR
-    return cells.Cell(patch.id, patch.revision, installed("trl") or "", verdict, answer).to_dict()
+    failed = cells.Cell(patch.id, patch.revision, installed("trl") or "", verdict, answer)
+    return {**failed.to_dict(), "calls": []}
 
 
 def main(out: str, seconds: str, *ids: str) -> None:
     patches = [patch for patch in loading.load() if patch.id in ids]
     warm(patches)
-    cells = [cell(patch, float(seconds)) for patch in patches]
-    Path(out).write_text(json.dumps({"versions": versions(), "cells": cells}), encoding="utf-8")
+    answers = [cell(patch, float(seconds)) for patch in patches]
+    Path(out).write_text(json.dumps({"versions": versions(), "cells": answers}), encoding="utf-8")
 
 
 if __name__ == "__main__":

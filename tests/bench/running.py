@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trl_hotfix.model import Patch
 
 from layout import BENCH, Place
 
@@ -20,6 +22,18 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 GOOD = ("proven", "absent")
+
+
+class Case(NamedTuple):
+    """A patch in a place: what a cell or a proof is of."""
+
+    patch: Patch
+    place: Place
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Return what can be in a set: a patch cannot."""
+        return self.patch.id, str(self.place)
 
 
 def process(place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:

@@ -21,9 +21,10 @@ CHECKOUT = Path(__file__).parents[2]
 PATCHES = loading.load()
 
 
-def test_the_files_agree_with_wheels_and_evidence(everywhere: None) -> None:
-    assert json.loads(evidence.FINGERPRINTS.read_text()) == evidence.fingerprints()
-    assert json.loads(evidence.PROVEN.read_text()) == evidence.proven(fingerprints.bodies())
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
+def test_the_evidence_agrees_with_the_wheels_and_with_its_cells(everywhere: None, patch: loading.Patch) -> None:
+    recorded = (evidence.EVIDENCE / f"{patch.id}.json").read_text(encoding="utf-8")
+    assert evidence.dumped(patch, evidence.load(patch.id)) == recorded
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)

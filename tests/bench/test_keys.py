@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import keys
 import pytest
 from msgspec.structs import replace
 
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.model import Patch
+
+import keys
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "dpo-aux-loss-dropped"

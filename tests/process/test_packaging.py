@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tarfile
 import zipfile
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from trl_hotfix.catalogue import condensed, loading
 
 if TYPE_CHECKING:
     from conftest import Environment
@@ -22,9 +25,17 @@ def test_the_wheel_has_the_hook_at_its_root(distributions: dict[str, Path]) -> N
         record = wheel.read(next(name for name in names if name.endswith("/RECORD"))).decode()
     outside = {name for name in names if not name.startswith(("trl_hotfix/", "trl_hotfix-"))}
     assert outside == {"trl_hotfix_autoapply.pth"}
-    data = {"patches.yaml", "data/fingerprints.json", "data/proven.json", "evidence.json", "py.typed"}
+    data = {"patches.yaml", "data/fingerprints.json", "data/proven.json", "py.typed"}
+    data |= {f"evidence/{patch.id}.json" for patch in loading.load()}
     assert {f"trl_hotfix/{name}" for name in data} <= set(names)
+    assert not any(name.endswith("build_hook.py") for name in names)
     assert "trl_hotfix_autoapply.pth,sha256=" in record
+
+
+def test_the_wheel_has_what_the_evidence_says(distributions: dict[str, Path], checkout: Path) -> None:
+    files = condensed.condensed(condensed.read(checkout / "evidence"))
+    with zipfile.ZipFile(distributions["wheel"]) as wheel:
+        assert {name: json.loads(wheel.read(f"trl_hotfix/data/{name}")) for name in files} == files
 
 
 def test_the_sdist_builds_the_wheel_and_has_the_tests(distributions: dict[str, Path]) -> None:

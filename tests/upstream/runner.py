@@ -4,8 +4,8 @@
 
 A release's tests come from its source archive on PyPI. The archives of 0.24.0 and later have none: ``--checkout`` takes
 them from a clone of TRL. Each release is run twice, in fresh processes that differ in ``TRL_HOTFIX`` only, and the
-outcome of each test is written to ``evidence/upstream.json``. A test that passes without the patches but not with them
-is a new failure: exit code 1, unless ``upstream.yaml`` lists it under ``pins the bug``.
+outcome of each test is written to ``tests/upstream/outcomes.json``. A test that passes without the patches but not with
+them is a new failure: exit code 1, unless ``upstream.yaml`` lists it under ``pins the bug``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import layout
 from layout import BENCH, CHECKOUT, Place
 
 HERE = Path(__file__).parent
-EVIDENCE = CHECKOUT / "evidence" / "upstream.json"
+EVIDENCE = CHECKOUT / "tests" / "upstream" / "outcomes.json"
 SETTINGS = HERE / "upstream.yaml"
 FILES = "https://files.pythonhosted.org/packages"
 SECONDS = 1800.0
@@ -228,7 +228,7 @@ def _pytest(release: str, selection: Mapping[str, Any], hotfix: str) -> Answer:
 
 
 def write(comparison: Compared, selection: Mapping[str, Any]) -> None:
-    """Write the outcomes to ``evidence/upstream.json``; other releases stay as they are."""
+    """Write the outcomes to ``tests/upstream/outcomes.json``; other releases stay as they are."""
     evidence = json.loads(EVIDENCE.read_text()) if EVIDENCE.is_file() else {}
     evidence[comparison.release] = {
         "stack": place_of(comparison.release).stack,
@@ -258,7 +258,7 @@ def _key(*parts: str) -> str:
 )
 @click.option("--checkout", type=click.Path(path_type=Path), help="A clone of TRL: takes the tests from its tags.")
 @click.option("--slice", "sliced", is_flag=True, help="Only what `make test` runs of them.")
-@click.option("--write/--no-write", "writes", default=True, help="Write evidence/upstream.json.")
+@click.option("--write/--no-write", "writes", default=True, help="Write tests/upstream/outcomes.json.")
 def main(releases: str | None, checkout: Path | None, sliced: bool, writes: bool) -> None:
     """Run TRL's own tests without the patches and with all of them. Exit code 1 if one fails only with them."""
     listed = settings()["releases"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
 from ..errors import DamagedError
+from . import condensed
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -25,14 +27,41 @@ def manifest() -> Path:
 
 
 def data_file(name: str) -> Path:
-    """Return the path of a file that is built, checked and shipped: ``fingerprints.json``, ``proven.json``."""
+    """Return the path of a file that only an installed package has: a checkout condenses its evidence to it."""
     return PACKAGE / "data" / name
 
 
-def evidence_file() -> Path:
-    """Return the path of the evidence: in the checkout that this package is run from, or in the installed package."""
-    folder = checkout()
-    return folder / "evidence" / "matrix.json" if folder is not None else PACKAGE / "evidence.json"
+def evidence_folder() -> Path:
+    """Return the folder of ``<id>.json``, at the top of the checkout or in the installed package."""
+    return (checkout() or PACKAGE) / "evidence"
+
+
+def read_data(name: str, kind: Any) -> Any:
+    """Return ``fingerprints.json`` or ``proven.json`` as ``kind``. Raises ``DamagedError``."""
+    if checkout() is None:
+        return decoded(data_file(name), kind)
+    try:
+        return msgspec.convert(_condensed()[name], kind)
+    # Up to 0.20, msgspec's errors are not ValueErrors.
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise DamagedError(evidence_folder(), error) from error
+
+
+class _Record(TypedDict):
+    """What is condensed of an evidence file. Its cells and proofs are most of it, and are skipped."""
+
+    patch: str
+    revision: int
+    releases: list[str]
+    proven: list[str]
+    bodies: dict[str, dict[str, Any]]
+
+
+@functools.cache
+def _condensed() -> dict[str, Any]:
+    folder = evidence_folder()
+    paths = sorted(folder.glob("*.json"))
+    return condensed.condensed(decoded(path, _Record) for path in paths)
 
 
 def decoded(path: Path, kind: Any, distribution: str = "trl_hotfix") -> Any:

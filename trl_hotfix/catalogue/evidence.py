@@ -1,7 +1,6 @@
 """The results of the proof bench, and a summary of them in words.
 
-``proven.json`` has the releases on which each patch was proven. ``evidence.json`` has all the evidence; it is megabytes
-long and is read for the trainings alone, so that ``--list`` does not need it.
+What is proven of all patches is read for ``--list``. The trainings of a patch are read from its own evidence file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from packaging.version import Version
 
 from ..model import Patch
 from . import packs
-from .data_files import data_file, decoded, evidence_file
+from .data_files import decoded, evidence_folder, read_data
 
 _Version = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
 
@@ -30,8 +29,6 @@ class Proven(TypedDict):
 class Proof(TypedDict):
     """The result of a patch's proof on one release. ``runs`` has the verdict and the numbers of each training run."""
 
-    patch: str
-    revision: int
     release: _Version
     stack: str
     verdict: str
@@ -41,7 +38,6 @@ class Proof(TypedDict):
 class Parity(TypedDict):
     """The differences of loss and gradients between the patched release and the first fixed one."""
 
-    patch: str
     release: _Version
     stack: str
     fixed_release: _Version
@@ -50,6 +46,7 @@ class Parity(TypedDict):
 
 
 class _Trainings(TypedDict):
+    revision: int
     proofs: list[Proof]
     parity: list[Parity]
 
@@ -57,19 +54,19 @@ class _Trainings(TypedDict):
 @functools.cache
 def proven() -> Mapping[str, Proven]:
     """Return what the self-tests have proven, by patch. Raises ``DamagedError``."""
-    by_patch: Mapping[str, Proven] = decoded(data_file("proven.json"), dict[str, Proven])
+    by_patch: Mapping[str, Proven] = read_data("proven.json", dict[str, Proven])
     return by_patch
 
 
 @functools.cache
-def trainings() -> _Trainings:
-    """Return the proofs on record and the comparisons with fixed releases. Raises ``DamagedError``.
+def trainings(patch_id: str) -> _Trainings:
+    """Return the proofs on record of a patch and its comparisons with fixed releases. Raises ``DamagedError``.
 
-    Both are empty in a package that was built without the evidence file.
+    Both are empty for a patch without evidence, such as one of a pack.
     """
-    path = evidence_file()
-    recorded: _Trainings = decoded(path, _Trainings) if path.is_file() else {"proofs": [], "parity": []}
-    return recorded
+    path = evidence_folder() / f"{patch_id}.json"
+    empty: _Trainings = {"revision": 0, "proofs": [], "parity": []}
+    return decoded(path, _Trainings) if path.is_file() else empty
 
 
 def proven_on(patch: Patch) -> tuple[str, ...]:
@@ -80,14 +77,14 @@ def proven_on(patch: Patch) -> tuple[str, ...]:
 
 def proofs_of(patch: Patch) -> list[Proof]:
     """Return the proofs of the current revision of ``patch`` on real releases, oldest release first."""
-    proofs = trainings()["proofs"]
-    current = (proof for proof in proofs if proof["patch"] == patch.id and proof["revision"] == patch.revision)
-    return sorted(current, key=lambda proof: (Version(proof["release"]), proof["stack"]))
+    record = trainings(patch.id)
+    proofs = record["proofs"] if record["revision"] == patch.revision else []
+    return sorted(proofs, key=lambda proof: (Version(proof["release"]), proof["stack"]))
 
 
 def parity_of(patch: Patch) -> list[Parity]:
     """Return the comparisons of ``patch`` with the first fixed release."""
-    return [parity for parity in trainings()["parity"] if parity["patch"] == patch.id]
+    return trainings(patch.id)["parity"]
 
 
 def in_words(patch: Patch) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from ..catalogue import packs
-from ..catalogue.data_files import data_file, decoded
+from ..catalogue.data_files import decoded, read_data
 
 Body = TypedDict("Body", {"releases": list[str], "is": dict[str, str]})
 """The releases that have a body, and for each patch the verdict of its self-test on the body."""
@@ -44,7 +44,7 @@ class Bodies:
 @functools.cache
 def bodies() -> Bodies:
     """Return the bodies on record. Raises ``DamagedError``."""
-    recorded: Bodies = decoded(data_file("fingerprints.json"), Bodies)
+    recorded: Bodies = read_data("fingerprints.json", Bodies)
     return recorded
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trl_hotfix.catalogue import data_files, evidence, loading
+from trl_hotfix.catalogue import condensed, data_files, evidence, loading
 from trl_hotfix.errors import DamagedError
 from trl_hotfix.matching import fingerprints
 
@@ -20,33 +20,40 @@ TARGET = PATCH.targets[0].name
 BODIES = {"releases": ["0.11.4"], "targets": {TARGET: {"c1:0": {"releases": ["0.11.4"], "is": {PATCH.id: "buggy"}}}}}
 PROVEN = {PATCH.id: {"revision": PATCH.revision, "releases": ["0.11.4"]}}
 PROOF = {
-    "patch": PATCH.id,
-    "revision": PATCH.revision,
     "release": "0.11.4",
     "stack": "tf4.44",
     "verdict": "proven",
     "runs": {},
 }
 PARITY = {
-    "patch": PATCH.id,
     "release": "0.11.4",
     "stack": "tf4.44",
     "fixed_release": "0.12.0",
     "loss_difference": 0.0,
     "gradient_difference": 0.0,
 }
-EVIDENCE = {"proofs": [PROOF], "parity": [PARITY]}
-FILES = {"fingerprints.json": BODIES, "proven.json": PROVEN, "evidence.json": EVIDENCE}
+EVIDENCE = {"revision": PATCH.revision, "proofs": [PROOF], "parity": [PARITY]}
+FILES = {
+    "data/fingerprints.json": BODIES,
+    "data/proven.json": PROVEN,
+    f"evidence/{PATCH.id}.json": EVIDENCE,
+}
+RECORD = {
+    "patch": PATCH.id,
+    "revision": PATCH.revision,
+    "releases": ["0.11.4"],
+    "proven": ["0.11.4"],
+    "bodies": {TARGET: {"c1:0": {"releases": ["0.11.4"], "is": "buggy"}}},
+}
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
     def read_contents(folder: Path, contents: list[bytes]) -> Any:
         """Read the files, past the caches of the process."""
-        (folder / "data").mkdir(exist_ok=True)
         for name, content in zip(FILES, contents, strict=True):
-            path = folder / name if name == "evidence.json" else folder / "data" / name
-            path.write_bytes(content)
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
         with monkeypatch.context() as context:
             context.setattr(data_files, "PACKAGE", folder)
             context.setattr(evidence, "proven", evidence.proven.__wrapped__)
@@ -72,6 +79,47 @@ def test_a_damaged_file_is_named_with_a_remedy(wrong: bytes, name: str, read: An
     with pytest.raises(DamagedError, match="install trl_hotfix again") as caught:
         read(tmp_path, contents)
     assert name in str(caught.value)
+
+
+def test_the_evidence_is_condensed_to_the_files_of_the_package() -> None:
+    files = condensed.condensed([RECORD])
+    assert files == {"fingerprints.json": BODIES, "proven.json": PROVEN}
+
+
+def test_patches_on_one_target_share_its_bodies() -> None:
+    other = {
+        **RECORD,
+        "patch": "another-patch",
+        "releases": ["0.9.6", "0.11.4"],
+        "bodies": {
+            TARGET: {"c1:0": {"releases": ["0.9.6", "0.11.4"]}, "c1:1": {"releases": ["0.12.0"], "is": "fixed"}}
+        },
+    }
+    files = condensed.condensed([RECORD, other])
+    assert files["fingerprints.json"] == {
+        "releases": ["0.9.6", "0.11.4"],
+        "targets": {
+            TARGET: {
+                "c1:0": {"releases": ["0.9.6", "0.11.4"], "is": {PATCH.id: "buggy"}},
+                "c1:1": {"releases": ["0.12.0"], "is": {"another-patch": "fixed"}},
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize("wrong", ["", "null", '{"patch": 3}', json.dumps({**RECORD, "bodies": {TARGET: 3}})])
+def test_damaged_evidence_of_a_checkout_is_named(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evidence").mkdir()
+    for marker in ("pyproject.toml", "patches.yaml"):
+        (tmp_path / marker).touch()
+    monkeypatch.setattr(data_files, "PACKAGE", tmp_path / "trl_hotfix")
+    monkeypatch.setattr(data_files, "_condensed", data_files._condensed.__wrapped__)
+    file = tmp_path / "evidence" / f"{PATCH.id}.json"
+    file.write_text(json.dumps(RECORD))
+    assert data_files.read_data("proven.json", dict[str, evidence.Proven]) == PROVEN
+    file.write_text(wrong)
+    with pytest.raises(DamagedError, match="install trl_hotfix again"):
+        data_files.read_data("fingerprints.json", fingerprints.Bodies)
 
 
 json_values = st.recursive(

@@ -26,12 +26,15 @@ def test_only_evidence_of_this_revision_counts(
 
 
 def test_proofs_are_sorted_by_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    proofs = [
-        {"patch": PATCH.id, "revision": revision, "release": release, "stack": "tf4"}
-        for revision, release in ((1, "0.11.10"), (1, "0.11.4"), (2, "0.11.0"))
-    ]
-    parity = [{"patch": PATCH.id}, {"patch": "another-patch"}]
-    monkeypatch.setattr(evidence, "trainings", lambda: {"proofs": proofs, "parity": parity})
+    proofs = [{"release": release, "stack": "tf4"} for release in ("0.11.10", "0.11.4")]
+    record = {"revision": PATCH.revision, "proofs": proofs, "parity": [{"release": "0.11.4"}]}
+    monkeypatch.setattr(evidence, "trainings", lambda patch_id: record)
     assert [proof["release"] for proof in evidence.proofs_of(PATCH)] == ["0.11.4", "0.11.10"]
-    assert evidence.proofs_of(replace(PATCH, id="another-patch")) == []
-    assert evidence.parity_of(PATCH) == [{"patch": PATCH.id}]
+    assert evidence.proofs_of(replace(PATCH, revision=PATCH.revision + 1)) == []
+    assert evidence.parity_of(PATCH) == [{"release": "0.11.4"}]
+
+
+def test_a_patch_without_evidence_has_no_proofs() -> None:
+    unknown = replace(PATCH, id="another-patch")
+    assert evidence.proofs_of(unknown) == []
+    assert evidence.parity_of(unknown) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...catalogue import evidence, loading
 from ...catalogue import packs as third_party
-from ...catalogue.data_files import data_file, evidence_file, manifest
+from ...catalogue.data_files import checkout, data_file, evidence_folder, manifest
 from ...errors import HotfixError
 from ...matching import fingerprints
 from ...model import Patch
@@ -27,16 +27,16 @@ def counted_files(packs: str | None, problems: Problems) -> tuple[dict[str, Data
 
     counters: dict[str, tuple[Path, Callable[[], int]]] = {
         "patches": (manifest(), of_manifest),
-        "fingerprints": (data_file("fingerprints.json"), _releases),
-        "proven": (data_file("proven.json"), _pairs),
-        "evidence": (evidence_file(), lambda: len(evidence.trainings()["proofs"])),
+        "fingerprints": (_condensed_from("fingerprints.json"), _releases),
+        "proven": (_condensed_from("proven.json"), _pairs),
+        "evidence": (evidence_folder(), lambda: sum(len(evidence.trainings(patch.id)["proofs"]) for patch in patches)),
     }
     files = {}
     for name, (path, count) in counters.items():
         entry = DataFile(path=str(path), sha256=None, count=None)
         try:
             entry["count"] = count()
-            entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            entry["sha256"] = hashlib.sha256(_content(path)).hexdigest()
         except HotfixError as error:
             problems.add(str(error), "install trl_hotfix again, or mend the file if it is yours")
         except OSError as error:
@@ -47,6 +47,17 @@ def counted_files(packs: str | None, problems: Problems) -> tuple[dict[str, Data
     except HotfixError as error:
         problems.add(str(error), "correct the name, or leave the pack out")
     return files, patches
+
+
+def _condensed_from(name: str) -> Path:
+    """Return the file of an installed package, or in a checkout the folder that is condensed to it."""
+    return data_file(name) if checkout() is None else evidence_folder()
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a file, or of all evidence files of a folder."""
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    return b"".join(file.read_bytes() for file in files)
 
 
 def _releases() -> int:

@@ -22,25 +22,27 @@ def test_the_files_are_counted_and_have_digests() -> None:
         "patches": len(loading.load()),
         "fingerprints": len(fingerprints.bodies().releases),
         "proven": sum(len(proven["releases"]) for proven in evidence.proven().values()),
-        "evidence": len(evidence.trainings()["proofs"]),
+        "evidence": sum(len(evidence.trainings(patch.id)["proofs"]) for patch in patches),
     }
     for file in files.values():
-        assert file["sha256"] == hashlib.sha256(Path(file["path"]).read_bytes()).hexdigest()
+        path = Path(file["path"])
+        contents = [path] if path.is_file() else sorted(path.glob("*.json"))
+        assert file["sha256"] == hashlib.sha256(b"".join(path.read_bytes() for path in contents)).hexdigest()
 
 
 def test_a_file_that_cannot_be_read_is_a_problem_and_the_others_are_counted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(data_files, "evidence_file", lambda: tmp_path / "evidence.json")
+    monkeypatch.setattr(data_files, "manifest", lambda: tmp_path / "patches.yaml")
     problems = Problems()
     files, _ = counted_files(None, problems)
     assert problems.entries == [
         {
-            "problem": f"{tmp_path / 'evidence.json'} cannot be read: No such file or directory",
+            "problem": f"{tmp_path / 'patches.yaml'} cannot be read: No such file or directory",
             "remedy": "install trl_hotfix again",
         }
     ]
-    assert [name for name, file in files.items() if file["sha256"] is None] == ["evidence"]
+    assert [name for name, file in files.items() if file["sha256"] is None] == ["patches"]
 
 
 def test_an_unknown_pack_leaves_our_own_patches() -> None:

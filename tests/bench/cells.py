@@ -1,0 +1,113 @@
+"""The self-tests of patches on every release. One run serves all releases on which all that it called is equal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trl_hotfix.model import Patch
+
+import evidence
+import keys
+import trl_code
+from layout import BENCH, HERE, Place
+from running import GOOD, Answer, Case, in_parallel, process
+
+SECONDS = 60.0
+"""The limit for one self-test, red, green and red."""
+
+
+def missing(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
+    """Return the cells that are not on record with the present key."""
+    cases = []
+    for patch in patches:
+        on_record = {evidence.place_of(cell): cell["key"] for cell in evidence.load(patch.id)["cells"]}
+        cases += [Case(patch, place) for place in places if on_record.get(place) != keys.cell_key(patch, place)]
+    return cases
+
+
+def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = True, fresh: bool = False) -> list[Answer]:
+    """Return a cell for each case. ``share``: equal releases share a run. ``fresh``: kept results are not used."""
+    remaining = list(cases)
+    answers: list[Answer] = []
+    while remaining:
+        chosen = _newest_of_each_group(remaining) if share else remaining
+        new = _run(chosen, jobs, console, fresh)
+        answers += new
+        finished = {case.name for case in chosen}
+        if share:
+            by_group: dict[Any, list[Answer]] = {}
+            for case, answer in zip(chosen, new, strict=True):
+                by_group.setdefault(_group(case), []).append(answer)
+            for case in remaining:
+                serving = [answer for answer in by_group.get(_group(case), ()) if _serves(answer, case.place)]
+                if case.name not in finished and serving:
+                    answers.append({**serving[0], "release": case.place.release})
+                    finished.add(case.name)
+        remaining = [case for case in remaining if case.name not in finished]
+    return answers
+
+
+def _group(case: Case) -> tuple[Any, ...]:
+    """Return what is known before a run: only cases of one group can share it."""
+    patch, place = case
+    bodies = tuple(evidence.body(place.release, target) for target in patch.targets)
+    return patch.id, place.stack, keys.cell_key(patch, place), bodies
+
+
+def _newest_of_each_group(cases: Iterable[Case]) -> list[Case]:
+    """Return the newest case of each group: later rounds then look at ever older releases."""
+    return list({_group(case): case for case in cases}.values())
+
+
+def _serves(answer: Answer, place: Place) -> bool:
+    """Return whether ``answer`` is that of ``place`` too: TRL is the same there in all that the run called."""
+    if answer["verdict"] not in GOOD:
+        return False
+    # Where no target exists, nothing was called, and there was nothing to test.
+    nothing_to_test = answer["verdict"] == "absent" and not answer["bodies"]
+    if not answer["calls"] and not nothing_to_test:
+        return False
+    return bool(trl_code.key(place.release, answer["calls"]) == answer["trl"])
+
+
+def _run(cases: Sequence[Case], jobs: int, console: Console, fresh: bool) -> list[Answer]:
+    """Run these cases, all those of one place in one process. The answers are in the order of ``cases``."""
+    by_place: dict[Place, list[Patch]] = {}
+    for case in cases:
+        if fresh or not _file(case).is_file():
+            by_place.setdefault(case.place, []).append(case.patch)
+
+    def run_place(work: tuple[Place, list[Patch]]) -> list[Answer]:
+        place, patches = work
+        ids = [patch.id for patch in patches]
+        arguments = [str(HERE / "release.py"), "{out}", str(SECONDS), *ids]
+        result = process(place, arguments, 120 + SECONDS * len(ids))
+        if isinstance(result, str):
+            empty: Answer = {"leaves": {}, "bodies": {}, "calls": []}
+            result = {"cells": [{"patch": patch_id, "verdict": "error", "why": result, **empty} for patch_id in ids]}
+        by_id = {cell["patch"]: cell for cell in result["cells"]}
+        return [_kept(Case(patch, place), by_id[patch.id]) for patch in patches]
+
+    in_parallel("self-tests, by release", list(by_place.items()), run_place, jobs, console)
+    return [json.loads(_file(case).read_text()) for case in cases]
+
+
+def _file(case: Case) -> Path:
+    """Return where the result is kept, so that an interrupted run continues where it stopped."""
+    return BENCH / "results" / f"cell-{case.patch.id}-{case.place}-{keys.cell_key(*case)}.json"
+
+
+def _kept(case: Case, cell: Answer) -> Answer:
+    patch, place = case
+    result = {name: cell[name] for name in ("patch", "verdict", "why", "leaves", "bodies", "calls")}
+    where = {"release": place.release, "stack": place.stack, "ran": place.release}
+    trl = trl_code.key(place.release, cell["calls"])
+    answer = {**where, **result, "key": keys.cell_key(patch, place), "trl": trl}
+    _file(case).parent.mkdir(parents=True, exist_ok=True)
+    _file(case).write_text(json.dumps(answer))
+    return answer

@@ -1,0 +1,187 @@
+"""The proofs of patches with real trainers: where they are run, their results, and parity with the fixed release."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trl_hotfix.matching import digests, gates
+from trl_hotfix.model import Patch
+
+import evidence
+import keys
+import layout
+import trl_code
+from layout import BENCH, CHECKOUT, HERE, Place
+from running import Answer, Case, in_parallel, process
+
+SECONDS = 300.0
+"""The limit for one proof."""
+
+
+class NoProofError(Exception):
+    """A patch has no proof."""
+
+
+def settings_of(patch: Patch) -> Mapping[str, Any]:
+    """Return the settings of a patch's proof (``OVERLAYS``, ``PARITY``), and whether it has a run ``unaffected``.
+
+    The file is parsed and not imported. Raises ``NoProofError``.
+    """
+    file = CHECKOUT / "tests" / "proofs" / f"{patch.id.replace('-', '_')}.py"
+    if not file.is_file():
+        raise NoProofError(f"{patch.id} has no proof: expected {file.relative_to(CHECKOUT)}")
+    settings = {"unaffected": False}
+    for statement in digests.parse(file.read_text()).body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "unaffected":
+            settings["unaffected"] = True
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            if name in ("OVERLAYS", "PARITY"):
+                settings[name] = ast.literal_eval(statement.value)
+    return settings
+
+
+def planned(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
+    """Return where the proofs are run.
+
+    That is the first and the last release of each distinct body in range, the neighbours outside the range, the newest
+    release, and the first release with the fix.
+    """
+    return [Case(patch, place) for patch in patches for place in _planned(patch, places)]
+
+
+def _planned(patch: Patch, places: Sequence[Place]) -> list[Place]:
+    order = layout.releases()
+    chosen = {order[-1]}
+    bodies = evidence.bodies_by_release(patch)
+    inside = [release for release in order if gates.targets_for(patch, release)]
+    for body in {bodies[release] for release in inside}:
+        releases = [release for release in inside if bodies[release] == body]
+        chosen |= {releases[0], releases[-1]}
+    for release, following in itertools.pairwise(order):
+        if (release in inside) != (following in inside):
+            chosen |= {release, following}
+    if settings_of(patch).get("PARITY") and patch.upstream.fixed_in:
+        chosen.add(patch.upstream.fixed_in)
+    return [place for place in places if place.release in chosen]
+
+
+def missing(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
+    """Return the proofs that are planned and not on record with the present key."""
+    on_record = {
+        (proof["patch"], str(evidence.place_of(proof))): proof["key"]
+        for patch in patches
+        for proof in evidence.load(patch.id)["proofs"]
+    }
+    return [case for case in planned(patches, places) if on_record.get(case.name) != keys.proof_key(*case)]
+
+
+def with_fixed_release(cases: Sequence[Case]) -> list[Case]:
+    """Return these cases and those of the fixed release with which they are compared, where its gradients are gone."""
+    fixed = {
+        case.name: case
+        for patch in {case.patch.id: case.patch for case in cases}.values()
+        if settings_of(patch).get("PARITY") and patch.upstream.fixed_in
+        for case in (Case(patch, place) for place in layout.places([patch.upstream.fixed_in]))
+        if not gradients_of(*case).is_file()
+    }
+    return list(({case.name: case for case in cases} | fixed).values())
+
+
+def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = True, fresh: bool = False) -> list[Answer]:
+    """Return the result of each proof. ``share``: releases whose modules of the targets are equal share a run."""
+    by_code: dict[Any, list[Case]] = {}
+    for case in cases:
+        shared = (case.patch.id, case.place.stack, keys.proof_key(*case), _trl_key(case))
+        by_code.setdefault(shared if share else case.name, []).append(case)
+    newest = [group[-1] for group in by_code.values()]
+
+    def prove(case: Case) -> list[Answer]:
+        return [_run(case)]
+
+    in_parallel("proofs", [case for case in newest if fresh or not _file(case).is_file()], prove, jobs, console)
+    answers = []
+    for group in by_code.values():
+        answer = json.loads(_file(group[-1]).read_text())
+        answers += [{**answer, "release": case.place.release} for case in group]
+    return answers
+
+
+def _trl_key(case: Case) -> str:
+    return trl_code.module_key(case.place.release, {target.module for target in case.patch.targets})
+
+
+def _run(case: Case) -> Answer:
+    patch, place = case
+    gradients = gradients_of(patch, place)
+    gradients.parent.mkdir(parents=True, exist_ok=True)
+    arguments = [str(HERE / "prove.py"), "{out}", str(gradients), patch.id]
+    result = process(place, arguments, SECONDS, *settings_of(patch).get("OVERLAYS", ()))
+    if isinstance(result, str):
+        result = {"verdict": "error", "why": result, "runs": {}}
+    where = {"patch": patch.id, "release": place.release, "stack": place.stack, "ran": place.release}
+    answer = {**where, **result, "key": keys.proof_key(patch, place), "trl": _trl_key(case)}
+    _file(case).parent.mkdir(parents=True, exist_ok=True)
+    _file(case).write_text(json.dumps(answer))
+    return answer
+
+
+def _file(case: Case) -> Path:
+    return BENCH / "results" / f"proof-{case.patch.id}-{case.place}-{keys.proof_key(*case)}.json"
+
+
+def gradients_of(patch: Patch, place: Place) -> Path:
+    return BENCH / "gradients" / patch.id / f"{place}-{keys.proof_key(patch, place)}.pt"
+
+
+def parity(patches: Iterable[Patch], proofs: Sequence[Answer]) -> list[Answer]:
+    """Return the largest differences of loss and gradients between patched old releases and the first fixed one.
+
+    Raises ``ValueError`` where the gradients of two releases cannot be compared.
+    """
+    comparisons = []
+    for patch in patches:
+        if not settings_of(patch).get("PARITY"):
+            continue
+        proofs_of_patch = [proof for proof in proofs if proof["patch"] == patch.id]
+        fixed_on = {proof["stack"]: proof for proof in proofs_of_patch if proof["release"] == patch.upstream.fixed_in}
+        for place in layout.places([patch.upstream.fixed_in] if patch.upstream.fixed_in else []):
+            # It was not run now, but its gradients are kept.
+            recorded = {evidence.place_of(proof): proof for proof in evidence.load(patch.id)["proofs"]}.get(place)
+            if place.stack not in fixed_on and recorded is not None and gradients_of(patch, place).is_file():
+                fixed_on[place.stack] = recorded
+        for proof in proofs_of_patch:
+            # On the same stack if possible: transformers 5 names the weights of experts differently.
+            fixed = fixed_on.get(proof["stack"], next(iter(fixed_on.values()), None))
+            if fixed is not None and proof["verdict"] == "proven":
+                comparisons.append(_comparison(patch, proof, fixed))
+    return comparisons
+
+
+def _comparison(patch: Patch, proof: Answer, fixed: Answer) -> Answer:
+    import torch
+
+    gradients, fixed_gradients = (
+        torch.load(gradients_of(patch, Place(answer["ran"], answer["stack"])))[run]
+        for answer, run in ((proof, "green"), (fixed, "red"))
+    )
+    # The first fixed release may have more: of a trainer that crashes in the old release for another reason.
+    if not gradients or not gradients.keys() <= fixed_gradients.keys():
+        raise ValueError(f"{patch.id}: {proof['release']} and {fixed['release']} name their gradients differently")
+    difference = max(float((gradients[name] - fixed_gradients[name]).abs().max()) for name in gradients)
+    return {
+        "patch": patch.id,
+        "release": proof["release"],
+        "stack": proof["stack"],
+        "fixed_release": fixed["release"],
+        "loss_difference": abs(proof["runs"]["green"]["loss"] - fixed["runs"]["red"]["loss"]),
+        "gradient_difference": difference,
+        "gradients": len(gradients),
+    }

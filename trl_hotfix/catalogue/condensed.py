@@ -1,0 +1,38 @@
+"""Condense ``evidence/<id>.json`` to the two files that the package reads: the bodies of all targets, what is proven.
+
+A checkout has no such files, they are condensed in memory: a new patch is a new file of evidence and changes no other.
+For a wheel ``data/build_hook.py`` writes them. It loads this module alone, without the libraries of the package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+
+def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return ``{"fingerprints.json": ..., "proven.json": ...}`` for the evidence of these patches."""
+    releases: set[str] = set()
+    targets: dict[str, dict[str, dict[str, Any]]] = {}
+    proven: dict[str, dict[str, Any]] = {}
+    for record in sorted(records, key=lambda record: str(record["patch"])):
+        patch_id = record["patch"]
+        releases.update(record["releases"])
+        proven[patch_id] = {"revision": record["revision"], "releases": record["proven"]}
+        for target, by_body in record["bodies"].items():
+            for body, known in by_body.items():
+                merged = targets.setdefault(target, {}).setdefault(body, {"releases": [], "is": {}})
+                merged["releases"] = sorted({*merged["releases"], *known["releases"]}, key=Version)
+                if "is" in known:
+                    merged["is"][patch_id] = known["is"]
+    order = sorted(releases, key=Version)
+    return {"fingerprints.json": {"releases": order, "targets": dict(sorted(targets.items()))}, "proven.json": proven}
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Return the evidence of each patch in ``folder``."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
