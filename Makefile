@@ -27,23 +27,32 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types bench benchmarks curves matrix upstream evidence docs schemas clean
+.PHONY: demo test lint types libraries bench benchmarks curves evidence matrix upstream docs schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
 
-test: $(VENV)/oldest $(VENV)/wrapt $(DOCS)/ready lint types
-	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) $(BY_LIBRARY)
-	PYTHONPATH=$(CURDIR)/$(VENV)/wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT)
+test: $(DOCS)/ready lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Every patch on every TRL release, proofs and parity included:
-# `make matrix`, or `make matrix RELEASES=0.11.4,1.16.0 PATCHES=some-id`.
+# What depends on the libraries again, with the oldest that are allowed.
+libraries: $(VENV)/oldest $(VENV)/wrapt
+	PYTHONPATH=$(CURDIR)/$(VENV)/oldest $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT) $(BY_LIBRARY)
+	PYTHONPATH=$(CURDIR)/$(VENV)/wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT)
+
 bench: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py build $(if $(RELEASES),--releases $(RELEASES))
 
+# The self-tests and proofs whose evidence is not on record, or no longer of the present code:
+# `make evidence`, or `make evidence PATCHES=some-id`.
+evidence: $(VENV)/ready
+	$(BIN)/python tests/bench/bench.py run $(if $(PATCHES),--patches $(PATCHES))
+
+# Everything again: every patch on every release and stack, proofs, variants, orders, pickles, TRL's own tests. `make matrix`,
+# or a part of it, `make matrix SHARD=3/20`. A part leaves its evidence in build/evidence-3-20, which `bench.py merge` records.
 matrix: $(VENV)/ready
-	$(BIN)/python tests/bench/bench.py run $(if $(RELEASES),--releases $(RELEASES)) $(if $(PATCHES),--patches $(PATCHES))
+	$(BIN)/python tests/bench/bench.py run --again $(if $(SHARD),--shard $(SHARD) --into build/evidence-$(subst /,-,$(SHARD)))
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m matrix --shard $(or $(SHARD),1/1)
 
 # Longer runs without each patch and with it, for the pictures of the losses.
 curves: $(VENV)/ready
@@ -58,10 +67,6 @@ benchmarks: $(VENV)/ready
 # `make upstream`, or `make upstream RELEASES=1.7.1 CHECKOUT=../trl`.
 upstream: $(VENV)/ready
 	$(BIN)/python tests/upstream/runner.py $(if $(RELEASES),--releases $(RELEASES)) $(if $(CHECKOUT),--checkout $(CHECKOUT))
-
-# fingerprints.json and the picture again, from the evidence and the wheels.
-evidence: bench
-	$(BIN)/python tests/bench/evidence.py
 
 # The documentation site, into `site/`. Torch and TRL are not needed for it.
 docs: $(DOCS)/ready

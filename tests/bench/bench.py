@@ -139,11 +139,15 @@ def run(
 ) -> None:
     """Run self-tests and proofs, and count the verdicts. Exit code 1 if one of them is a failure."""
     console = Console()
-    # The code of every release is read, to share runs, to plan proofs and for the evidence.
-    layout.build_release_overlays(Path(sys.executable), click.echo)
     cases = chosen_cells(patches, places, again, shard)
+    if cases:
+        # New proofs are planned by the code of every release.
+        layout.build_release_overlays(Path(sys.executable), click.echo)
     proof_cases = chosen_proofs(patches, places, again, shard) if which == "all" else []
-    layout.build({case.place for case in [*cases, *proof_cases]}, click.echo)
+    if cases or proof_cases:
+        # Also runs are shared, and evidence is written, by the code of every release.
+        layout.build_release_overlays(Path(sys.executable), click.echo)
+        layout.build({case.place for case in [*cases, *proof_cases]}, click.echo)
     folder = into or evidence.EVIDENCE
     cell_answers = cells.run(cases, jobs, console, share=not again, fresh=again)
     failures = differences(cell_answers, "cells")
