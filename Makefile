@@ -27,7 +27,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types bench benchmarks curves matrix upstream evidence docs schemas clean
+.PHONY: demo test lint types bench benchmarks curves matrix upstream evidence picture docs schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
@@ -59,9 +59,14 @@ benchmarks: $(VENV)/ready
 upstream: $(VENV)/ready
 	$(BIN)/python tests/upstream/runner.py $(if $(RELEASES),--releases $(RELEASES)) $(if $(CHECKOUT),--checkout $(CHECKOUT))
 
-# fingerprints.json and the picture again, from the evidence and the wheels.
+# fingerprints.json again, from the evidence and the wheels; and the page with all numbers, build/evidence/matrix.html.
 evidence: bench
 	$(BIN)/python tests/bench/evidence.py
+	$(BIN)/python tests/bench/picture.py
+
+# docs/matrix.svg, the picture in the README: for each release of trl_hotfix, and not for each patch.
+picture: $(VENV)/ready
+	$(BIN)/python tests/bench/summary.py
 
 # The documentation site, into `site/`. Torch and TRL are not needed for it.
 docs: $(DOCS)/ready

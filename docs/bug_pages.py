@@ -7,10 +7,10 @@ gets its page.
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import math
 import re
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,17 @@ from typing import Any
 
 from packaging.version import Version
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
+
 from trl_hotfix.catalogue import evidence, loading, modules
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch, Severity, Target
 from trl_hotfix.reporting.sentences import links
 
-MATRIX = Path(__file__).parents[1] / "evidence" / "matrix.json"
-CURVES = MATRIX.parent / "curves.json"
+from matrix import matrix
+
+CURVES = Path(__file__).parents[1] / "evidence" / "curves.json"
 """The losses of longer runs, for the patches that change them visibly. ``make curves`` writes the file."""
 
 SEVERITY_MEANINGS = {
@@ -51,12 +54,6 @@ MARKED = re.compile(
     re.VERBOSE,
 )
 """Matches what is marked in a text: a paper, a thread of TRL's repository, and text that looks like code."""
-
-
-@functools.cache
-def matrix() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(MATRIX.read_text(encoding="utf-8"))
-    return data
 
 
 def pages() -> dict[str, str]:
