@@ -7,7 +7,6 @@ gets its page.
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 import sys
@@ -30,9 +29,6 @@ from trl_hotfix.model import Patch, Severity, Target
 from trl_hotfix.reporting.sentences import links
 
 from matrix import matrix
-
-CURVES = Path(__file__).parents[1] / "evidence" / "curves.json"
-"""The losses of longer runs, for the patches that change them visibly. ``make curves`` writes the file."""
 
 SEVERITY_MEANINGS = {
     Severity.WRONG_GRADIENT: "the model is trained by a wrong gradient",
@@ -207,9 +203,9 @@ def _record(patch: Patch) -> Iterator[str]:
         yield "No proof with the real trainer is on record."
     else:
         yield from _proof(proven[-1])
-    for curve in json.loads(CURVES.read_text(encoding="utf-8")):
-        if (curve["patch"], curve["revision"]) == (patch.id, patch.revision):
-            yield from _curve(curve["runs"], curve["stack"])
+    curve = matrix()["curves"].get(patch.id)
+    if curve is not None and curve["revision"] == patch.revision:
+        yield from _curve(curve["runs"], curve["stack"])
     if len(proofs) > 1:
         yield _all_proofs(proofs)
     if unaffected := dict.fromkeys(proof["release"] for proof in proven if "unaffected" in proof["runs"]):

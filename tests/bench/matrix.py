@@ -36,9 +36,12 @@ UNPRINTABLE = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @functools.cache
 def matrix() -> dict[str, Any]:
-    """Return the evidence on record for all patches."""
-    data: dict[str, Any] = json.loads((CHECKOUT / "evidence" / "matrix.json").read_text(encoding="utf-8"))
-    return data
+    """Return the evidence on record for all patches: cells, proofs and parity, and by patch the curves of losses."""
+    data, curves = (
+        json.loads((CHECKOUT / "evidence" / name).read_text(encoding="utf-8"))
+        for name in ("matrix.json", "curves.json")
+    )
+    return {**data, "curves": {curve["patch"]: curve for curve in curves}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class Cell:
         for entry in self.cells:
             verdict = entry["verdict"] if entry["verdict"] in MEANINGS else f"error: {entry['verdict']!r} is no verdict"
             yield f"{entry['stack']}: {verdict}" + (f", {STALE}" if entry.get("stale") else "")
+            yield from _shared_run(entry)
             if entry.get("why"):
                 yield f"why: {entry['why']}"
             for leaf, runs in entry.get("leaves", {}).items():
@@ -129,6 +133,7 @@ class Cell:
             yield f"real trainer, {entry['stack']}: {entry['verdict']}" + (
                 f", {entry['why']}" if entry.get("why") else ""
             )
+            yield from _shared_run(entry)
             yield from (f"real trainer, {run}: {_words(outcome)}" for run, outcome in entry.get("runs", {}).items())
         for entry in self.parity:
             yield (
@@ -184,6 +189,12 @@ class Grid:
 
 def _verdict(entry: Mapping[str, Any]) -> str:
     return entry["verdict"] if entry["verdict"] in MEANINGS else "error"
+
+
+def _shared_run(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line if the run was on another release. Releases in which it calls the same code share one run."""
+    if entry.get("ran", entry["release"]) != entry["release"]:
+        yield f"run on TRL {entry['ran']}: the code that is called is the same"
 
 
 def _words(value: Any) -> str:

@@ -164,6 +164,13 @@ def test_the_numbers_are_in_the_panel(evidence: dict[str, Any]) -> None:
     assert len(data(page)["cells"]) == 6
 
 
+def test_a_run_on_another_release_of_equal_code_is_said_to_be_one(evidence: dict[str, Any]) -> None:
+    evidence["cells"] = [cell("dpo-twice", release, "proven", ran="1.1.0") for release in ("1.1.0", "1.1.1")]
+    page = picture.html(evidence, CATALOGUE)
+    shared = "run on TRL 1.1.0: the code that is called is the same"
+    assert [shared in in_words(page, "dpo-twice", release) for release in ("1.1.0", "1.1.1")] == [False, True]
+
+
 def test_stale_evidence_is_described_in_words(evidence: dict[str, Any]) -> None:
     lines = in_words(picture.html(evidence, CATALOGUE), "dpo-twice", "1.1.1")
     assert f"tf4: proven, {matrix.STALE}" in lines
