@@ -27,7 +27,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types libraries bench benchmarks curves evidence matrix upstream docs schemas clean
+.PHONY: demo test lint types libraries bench benchmarks curves evidence matrix upstream picture docs schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
@@ -44,9 +44,10 @@ bench: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py build $(if $(RELEASES),--releases $(RELEASES))
 
 # The self-tests and proofs whose evidence is not on record, or no longer of the present code:
-# `make evidence`, or `make evidence PATCHES=some-id`.
+# `make evidence`, or `make evidence PATCHES=some-id`. The page with all numbers is build/evidence/matrix.html.
 evidence: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py run $(if $(PATCHES),--patches $(PATCHES))
+	$(BIN)/python tests/bench/picture.py
 
 # Everything again: every patch on every release and stack, proofs, variants, orders, pickles, TRL's own tests. `make matrix`,
 # or a part of it, `make matrix SHARD=3/20`. A part leaves its evidence in build/evidence-3-20, which `bench.py merge` records.
@@ -67,6 +68,10 @@ benchmarks: $(VENV)/ready
 # `make upstream`, or `make upstream RELEASES=1.7.1 CHECKOUT=../trl`.
 upstream: $(VENV)/ready
 	$(BIN)/python tests/upstream/runner.py $(if $(RELEASES),--releases $(RELEASES)) $(if $(CHECKOUT),--checkout $(CHECKOUT))
+
+# docs/matrix.svg, the picture in the README: for each release of trl_hotfix, and not for each patch.
+picture: $(VENV)/ready
+	$(BIN)/python tests/bench/summary.py
 
 # The documentation site, into `site/`. Torch and TRL are not needed for it.
 docs: $(DOCS)/ready
