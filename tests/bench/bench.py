@@ -22,6 +22,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from trl_hotfix.catalogue import loading
