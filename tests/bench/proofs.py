@@ -30,7 +30,7 @@ class NoProofError(Exception):
 
 
 def settings_of(patch: Patch) -> Mapping[str, Any]:
-    """Return the settings of a patch's proof (``OVERLAYS``, ``PARITY``), and whether it has a run ``unaffected``.
+    """Return what a proof states (``OVERLAYS``, ``PARITY``, ``VARIANTS``), and whether it has a run ``unaffected``.
 
     The file is parsed and not imported. Raises ``NoProofError``.
     """
@@ -43,7 +43,7 @@ def settings_of(patch: Patch) -> Mapping[str, Any]:
             settings["unaffected"] = True
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
-            if name in ("OVERLAYS", "PARITY"):
+            if name in ("OVERLAYS", "PARITY", "VARIANTS"):
                 settings[name] = ast.literal_eval(statement.value)
     return settings
 
