@@ -19,7 +19,7 @@ import keys
 import layout
 import trl_code
 from layout import BENCH, CHECKOUT, HERE, Place
-from running import Answer, Case, in_parallel, process
+from running import Answer, Case, in_parallel, is_kept, process
 
 SECONDS = 300.0
 """The limit for one proof."""
@@ -120,7 +120,7 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
         by_code.setdefault(shared if share else case.name, []).append(case)
     by_process: dict[tuple[Place, tuple[str, ...]], list[Case]] = {}
     for newest in (group[-1] for group in by_code.values()):
-        if fresh or not _file(newest).is_file():
+        if fresh or not is_kept(_file(newest)):
             overlays = tuple(settings_of(newest.patch).get("OVERLAYS", ()))
             by_process.setdefault((newest.place, overlays), []).append(newest)
     in_parallel("proofs, by release", list(by_process.items()), _run, jobs, console)
