@@ -209,13 +209,22 @@ def merge(folders: tuple[Path, ...]) -> None:
                 evidence.write(patch, part["cells"], part["proofs"], part["parity"])
 
 
+def _first_places(patch: Patch, places: Sequence[Place], every_stack: bool) -> list[Place]:
+    if every_stack:
+        return list(places)
+    by_release = {place.release: [other for other in places if other.release == place.release] for place in places}
+    # The main stack is the first. A patch may require another version of a library.
+    return [next((place for place in group if place.targets_of(patch)), group[0]) for group in by_release.values()]
+
+
 @commands.command()
 @click.option("--release", "places", callback=_places, required=True, help="The release to verify on.")
+@click.option("--every-stack", is_flag=True, help="Not only the main stack, or the first one on which the bug is.")
 @click.argument("patches", metavar="ID[,ID...]", callback=_patches)
-def verify(places: tuple[Place, ...], patches: tuple[Patch, ...]) -> None:
+def verify(places: tuple[Place, ...], every_stack: bool, patches: tuple[Patch, ...]) -> None:
     """Run the self-tests of patches on one release and print their numbers: the loop while a patch is written."""
-    layout.build(places, click.echo)
-    cases = [Case(patch, place) for place in places for patch in patches]
+    cases = [Case(patch, place) for patch in patches for place in _first_places(patch, places, every_stack)]
+    layout.build({case.place for case in cases}, click.echo)
     answers = cells.run(cases, 1, Console(quiet=True), share=False, fresh=True)
     for cell in answers:
         reason = f": {cell['why']}" if cell["why"] else ""

@@ -55,7 +55,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, results: Path) -> list[layout.Place]:
     return started
 
 
-def test_a_result_is_kept_and_run_again_only_when_fresh(results: Path, everywhere: None) -> None:
+def test_a_result_is_kept_and_run_again_only_when_fresh(results: Path, sources: None) -> None:
     case = Case(PATCH, PLACE)
     (answer,) = cells.run([case], 1, QUIET)
     assert (answer["verdict"], answer["ran"]) == ("proven", PLACE.release)
@@ -103,7 +103,7 @@ def test_no_run_is_shared_between_stacks_between_bodies_or_where_it_failed(
     ]
 
 
-def test_an_unknown_call_stands_for_its_module(everywhere: None) -> None:
+def test_an_unknown_call_stands_for_its_module(sources: None) -> None:
     module_name = "trl.trainer.dpo_trainer"
     unknown = [trl_code.key(release, [f"{module_name}:<lambda>"]) for release in ("0.11.3", "0.11.4", "0.12.0")]
     modules = [trl_code.module_key(release, [module_name]) for release in ("0.11.3", "0.11.4", "0.12.0")]
@@ -113,7 +113,7 @@ def test_an_unknown_call_stands_for_its_module(everywhere: None) -> None:
 
 
 def test_a_place_that_gives_no_answer_is_an_error_that_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Path, everywhere: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Path, sources: None
 ) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no such stack >&2\nexit 7\n")
@@ -151,7 +151,7 @@ def test_every_stack_has_a_lock_with_the_transformers_of_its_name() -> None:
         assert layout.versions(stack)["transformers"].startswith(f"{stack.removeprefix('tf')}.")
 
 
-def test_a_stack_has_what_the_metadata_of_its_releases_ask_for(everywhere: None) -> None:
+def test_a_stack_has_what_the_metadata_of_its_releases_ask_for(sources: None) -> None:
     for place in layout.places():
         (distribution,) = metadata.distributions(path=[str(place.overlay)], name="trl")
         for requirement in map(Requirement, distribution.requires or ()):
@@ -180,7 +180,7 @@ def test_the_code_of_every_release_is_laid_out_without_stacks(tmp_path: Path, mo
     assert pythons == {PLACE.python}
 
 
-def test_proofs_are_planned_for_the_ends_of_each_body_the_neighbours_and_the_newest(everywhere: None) -> None:
+def test_proofs_are_planned_for_the_ends_of_each_body_the_neighbours_and_the_newest(sources: None) -> None:
     patch = replace(PATCH, trl=">=0.11.0,<0.12.0", targets=PATCH.targets[:1])
     planned = {case.place.release for case in proofs.planned([patch], layout.places())}
     assert planned == {"0.10.1", "0.11.0", "0.11.4", "0.12.0", layout.releases()[-1]}
@@ -217,7 +217,7 @@ def test_a_range_is_proposed_from_where_the_bug_was_seen(reproduced: list[str], 
     assert evidence.proposed_range([{"release": release, "leaves": {"a": runs}} for release, runs in red]) == expected
 
 
-def test_an_evidence_file_is_written_as_it_was_read(tmp_path: Path, everywhere: None) -> None:
+def test_an_evidence_file_is_written_as_it_was_read(tmp_path: Path, sources: None) -> None:
     recorded = (evidence.EVIDENCE / f"{PATCH.id}.json").read_text()
     record = evidence.load(PATCH.id)
     evidence.write(PATCH, record["cells"], record["proofs"], record["parity"], tmp_path)
@@ -225,7 +225,7 @@ def test_an_evidence_file_is_written_as_it_was_read(tmp_path: Path, everywhere: 
     assert evidence.dumped(PATCH, record) == recorded
 
 
-def test_two_parts_merge_into_what_one_run_writes(tmp_path: Path, everywhere: None) -> None:
+def test_two_parts_merge_into_what_one_run_writes(tmp_path: Path, sources: None) -> None:
     record = evidence.load(PATCH.id)
     for number in (0, 1):
         evidence.write(PATCH, record["cells"][number::2], record["proofs"][number::2], folder=tmp_path / str(number))
@@ -245,7 +245,7 @@ def test_proven_is_what_has_no_cell_that_failed() -> None:
     assert evidence.proven_releases([*proven, failed]) == [name for name in releases if name != failed["release"]]
 
 
-def test_a_body_seen_with_the_bug_and_without_is_refused(everywhere: None) -> None:
+def test_a_body_seen_with_the_bug_and_without_is_refused(sources: None) -> None:
     cells_on_record = evidence.load(PATCH.id)["cells"]
     cell = next(cell for cell in cells_on_record if cell["verdict"] == "proven")
     leaves = {leaf: {"red": {"verdict": "fixed"}} for leaf in cell["leaves"]}
@@ -262,7 +262,7 @@ def test_an_answer_that_differs_from_the_record_of_the_same_key_is_told() -> Non
 
 
 def test_a_run_records_its_answers_and_fails_where_one_is_no_proof(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, everywhere: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sources: None
 ) -> None:
     cell = next(cell for cell in evidence.load(PATCH.id)["cells"] if cell["verdict"] == "proven")
     failed = {**cell, "verdict": "error", "why": "broken", "key": "new"}
@@ -285,7 +285,7 @@ def test_wrong_usage_is_exit_2_with_one_clear_line(arguments: tuple[str, str]) -
     assert "Traceback" not in process.stderr
 
 
-def test_verify_prints_each_run_of_the_self_test(everywhere: None) -> None:
+def test_verify_prints_each_run_of_the_self_test(sources: None) -> None:
     command = [sys.executable, module.__file__, "verify", "--release", PLACE.release, PATCH.id]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr

@@ -22,7 +22,7 @@ PATCHES = loading.load()
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
-def test_the_evidence_agrees_with_the_wheels_and_with_its_cells(everywhere: None, patch: loading.Patch) -> None:
+def test_the_evidence_agrees_with_the_wheels_and_with_its_cells(sources: None, patch: loading.Patch) -> None:
     recorded = (evidence.EVIDENCE / f"{patch.id}.json").read_text(encoding="utf-8")
     assert evidence.dumped(patch, evidence.load(patch.id)) == recorded
 
@@ -46,7 +46,7 @@ def pythons() -> list[str]:
     return [path for minor, path in sorted(paths.items()) if minor >= 10]
 
 
-def test_every_python_reads_the_same_bodies(everywhere: None, tmp_path: Path) -> None:
+def test_every_python_reads_the_same_bodies(sources: None, tmp_path: Path) -> None:
     script = tmp_path / "digests.py"
     script.write_text(
         dedent(
@@ -115,7 +115,7 @@ def altered(release: str, tmp_path: Path, version: str, old: str, new: str) -> P
     return copy
 
 
-def test_the_command_compares_a_new_wheel(everywhere: None, tmp_path: Path) -> None:
+def test_the_command_compares_a_new_wheel(sources: None, tmp_path: Path) -> None:
     unchanged = run("--wheel", str(layout.BENCH / "overlay" / "0.11.4"))
     assert unchanged.returncode == 0, unchanged.stderr
     assert "matches" in unchanged.stdout
@@ -131,7 +131,7 @@ def test_the_command_compares_a_new_wheel(everywhere: None, tmp_path: Path) -> N
     assert (removed["says"], removed["body"], removed["in_range"]) == ("gone", None, False)
 
 
-def test_the_command_reads_a_wheel_file(everywhere: None, tmp_path: Path) -> None:
+def test_the_command_reads_a_wheel_file(sources: None, tmp_path: Path) -> None:
     import zipfile
 
     overlay = layout.BENCH / "overlay" / "0.11.4"
@@ -155,7 +155,7 @@ def test_a_path_without_trl_is_one_clear_error(tmp_path: Path, content: bytes) -
         assert str(path) in process.stderr
 
 
-def test_inherited_and_imported_functions_are_followed(everywhere: None) -> None:
+def test_inherited_and_imported_functions_are_followed(sources: None) -> None:
     release = Release(layout.BENCH / "overlay" / "0.22.0")
     assert release.body("trl.trainer.sft_trainer", "prepare_peft_model") == release.body(
         "trl.models.utils", "prepare_peft_model"
