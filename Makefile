@@ -27,7 +27,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types libraries bench benchmarks curves evidence release matrix upstream docs schemas clean
+.PHONY: demo test lint types libraries bench benchmarks curves evidence release matrix upstream picture docs schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
@@ -44,9 +44,10 @@ bench: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py build $(if $(RELEASES),--releases $(RELEASES))
 
 # The self-tests and proofs whose evidence is not on record, or no longer of the present code:
-# `make evidence`, or `make evidence PATCHES=some-id`.
+# `make evidence`, or `make evidence PATCHES=some-id`. The page with all numbers is build/evidence/matrix.html.
 evidence: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py run $(if $(PATCHES),--patches $(PATCHES))
+	$(BIN)/python tests/bench/picture.py
 
 # A new release of TRL, from its wheel to the files of a pull request (docs/new-release.md): `make release RELEASE=1.17.0`.
 release: $(VENV)/ready
@@ -71,6 +72,10 @@ benchmarks: $(VENV)/ready
 # `make upstream`, or `make upstream RELEASES=1.7.1 CHECKOUT=../trl`.
 upstream: $(VENV)/ready
 	$(BIN)/python tests/upstream/runner.py $(if $(RELEASES),--releases $(RELEASES)) $(if $(CHECKOUT),--checkout $(CHECKOUT))
+
+# docs/matrix.svg, the picture in the README: for each release of trl_hotfix, and not for each patch.
+picture: $(VENV)/ready
+	$(BIN)/python tests/bench/summary.py
 
 # The documentation site, into `site/`. Torch and TRL are not needed for it.
 docs: $(DOCS)/ready

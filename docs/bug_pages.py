@@ -7,10 +7,9 @@ gets its page.
 from __future__ import annotations
 
 import ast
-import functools
-import json
 import math
 import re
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +20,15 @@ from typing import Any
 
 from packaging.version import Version
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
+
 from trl_hotfix.catalogue import evidence, loading, modules
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch, Severity, Target
 from trl_hotfix.reporting.sentences import links
 
-MATRIX = Path(__file__).parents[1] / "evidence" / "matrix.json"
-CURVES = MATRIX.parent / "curves.json"
-"""The losses of longer runs, for the patches that change them visibly. ``make curves`` writes the file."""
+from matrix import matrix
 
 SEVERITY_MEANINGS = {
     Severity.WRONG_GRADIENT: "the model is trained by a wrong gradient",
@@ -51,12 +50,6 @@ MARKED = re.compile(
     re.VERBOSE,
 )
 """Matches what is marked in a text: a paper, a thread of TRL's repository, and text that looks like code."""
-
-
-@functools.cache
-def matrix() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(MATRIX.read_text(encoding="utf-8"))
-    return data
 
 
 def pages() -> dict[str, str]:
@@ -210,9 +203,9 @@ def _record(patch: Patch) -> Iterator[str]:
         yield "No proof with the real trainer is on record."
     else:
         yield from _proof(proven[-1])
-    for curve in json.loads(CURVES.read_text(encoding="utf-8")):
-        if (curve["patch"], curve["revision"]) == (patch.id, patch.revision):
-            yield from _curve(curve["runs"], curve["stack"])
+    curve = matrix()["curves"].get(patch.id)
+    if curve is not None and curve["revision"] == patch.revision:
+        yield from _curve(curve["runs"], curve["stack"])
     if len(proofs) > 1:
         yield _all_proofs(proofs)
     if unaffected := dict.fromkeys(proof["release"] for proof in proven if "unaffected" in proof["runs"]):

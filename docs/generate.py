@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
 
 from trl_hotfix.commands.main import NAMES
 
 import bug_pages
+import picture
+from matrix import matrix, rows
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -46,8 +49,8 @@ ORDER = (
 )
 """The order of the pages. Other pages come after them, and a name without a page is left out."""
 
-PICTURE = "![Every patch on every TRL release: proven or absent](evidence/matrix.svg)"
-"""The picture in the README. On the site it scrolls separately, and links to the page with the numbers."""
+PICTURE = "![The bugs of each TRL release that are repaired, by trainer](docs/matrix.svg)"
+"""The picture in the README. On the site it links to the page with the numbers."""
 
 COMMANDS_MARK = "<!-- commands -->"
 """This line of docs/json.md is replaced by a section for each command."""
@@ -60,10 +63,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = bug_pages.pages() | {"index.md": index(readme), "contributing.md": within_the_site(contributing)}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
-    evidence = CHECKOUT / "evidence"
-    for picture in (evidence / "matrix.svg", evidence / "matrix.html"):
-        path = picture.relative_to(CHECKOUT).as_posix()
-        files.append(File.generated(config, path, abs_src_path=str(picture)))
+    files.append(File.generated(config, "evidence/matrix.html", content=picture.html(matrix(), rows())))
     present = [page.src_uri for page in files.documentation_pages() if "/" not in page.src_uri]
     unordered = sorted({*present} - {"index.md", *ORDER})
     config.nav = ["index.md", {"The bugs": bug_pages.nav()}, *(name for name in ORDER if name in present), *unordered]
@@ -82,8 +82,8 @@ def index(readme: str) -> str:
     """Return the README as the first page, with the links of the site."""
     if PICTURE not in readme:
         raise ValueError(f"the README has no line {PICTURE}")
-    picture = f'<div class="wide" markdown="1">\n\n[{PICTURE}](evidence/matrix.html)\n\n</div>'
-    return "---\nhide: [navigation, toc]\n---\n\n" + within_the_site(readme.replace(PICTURE, picture))
+    text = readme.replace(PICTURE, f"[{PICTURE}](evidence/matrix.html)")
+    return "---\nhide: [navigation, toc]\n---\n\n" + within_the_site(text)
 
 
 def within_the_site(text: str) -> str:

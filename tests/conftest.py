@@ -1,14 +1,23 @@
+"""The option ``--shard K/N``: the heavy tests, marked ``matrix``, are run only with it, all or one part of N."""
+
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 from trl_hotfix.catalogue import condensed
 
+from shards import Shard
+
 CHECKOUT = Path(__file__).parents[1]
+LEFT_OUT = pytest.StashKey[int]()
 
 
 @pytest.fixture
@@ -22,3 +31,60 @@ def package(tmp_path: Path) -> Path:
     for name, content in condensed.condensed(evidence).items():
         (copy / "data" / name).write_text(json.dumps(content))
     return copy
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="K/N", help="Run part K of N of the tests that are marked matrix; 1/1 is all.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "matrix: takes long, or needs many releases; is run with --shard K/N only")
+    shard_of(config)
+
+
+def shard_of(config: pytest.Config) -> Shard | None:
+    text = config.getoption("--shard")
+    try:
+        return None if text is None else Shard.parse(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"--shard: {error}") from None
+
+
+def group_of(item: pytest.Item) -> str:
+    """Return the name that decides on the part: tests of one file with the same parameters share their processes."""
+    file, parameters = item.nodeid.partition("::")[0], item.name.partition("[")[2]
+    return f"{file}[{parameters}" if parameters else item.nodeid
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the matrix tests of other shards, or all of them. ``-k`` and ``-m`` have selected before."""
+    shard = shard_of(config)
+    left_out = {
+        item for item in items if item.get_closest_marker("matrix") and (shard is None or not shard.has(group_of(item)))
+    }
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+    config.stash[LEFT_OUT] = len(left_out)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"matrix tests: {'none' if config.getoption('--shard') is None else config.getoption('--shard')}"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the controller of pytest-xdist, which collects nothing itself, how many tests a worker has left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = config.stash.get(LEFT_OUT, 0)
+    if left_out and config.getoption("--shard") is None:
+        terminalreporter.write_line(f"{left_out} matrix tests were left out: they need --shard 1/1 or `make matrix`")

@@ -4,6 +4,7 @@
     python tests/bench/bench.py run [--releases 0.11.4,1.16.0] [--patches dpo-...] [--proofs none|all] [--again]
     python tests/bench/bench.py run --again --shard 3/20     # a part of everything; `merge` puts parts together
     python tests/bench/bench.py verify --release 0.11.4 dpo-...
+    python tests/bench/bench.py check dpo-...                # everything about one patch, in ten lines
     python tests/bench/bench.py curves [--patches dpo-...]
 
 `run` runs what is not on record in ``evidence/`` with the present key, and records it.
@@ -22,7 +23,10 @@ from typing import Any
 import click
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+
+import check as checking
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
@@ -222,6 +226,20 @@ def verify(places: tuple[Place, ...], patches: tuple[Patch, ...]) -> None:
                 numbers = " ".join(f"{key}={value}" for key, value in outcome.items() if key != "verdict")
                 click.echo(f"  {module} {name}: {outcome['verdict']} {numbers}".rstrip())
     sys.exit(0 if all(cell["verdict"] in GOOD for cell in answers) else 1)
+
+
+@commands.command()
+@click.argument("patches", metavar="ID", callback=_patches)
+@jobs_option
+def check(patches: tuple[Patch, ...], jobs: int) -> None:
+    """Do everything about one patch: what is not on record, and its matrix tests. Exit code 1 on failure."""
+    failed = False
+    for patch in patches:
+        summary, failures = checking.check(patch, jobs, Console())
+        for line in [*summary, *(f"FAILED      {failure}" for failure in failures)]:
+            click.echo(line)
+        failed = failed or bool(failures)
+    sys.exit(1 if failed else 0)
 
 
 @commands.command()

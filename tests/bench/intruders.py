@@ -1,9 +1,10 @@
 """Run inside one release: other packages patch the same trainer before, during and after its import.
 
-    python intruders.py OUT.json LEAF TRAINER METHOD PATCH
+    python intruders.py OUT.json LEAF TRAINER METHOD PATCH CASE...
 
-Each intruder does, at each time and in a fork, what a real package does. The answer has the state of the patch by
-``apply()`` and by ``status()``, and the warnings of ``HotfixCallback`` when a real trainer begins to train.
+A case is an intruder and a time: in a fork, the intruder does then what a real package does. The answer has the state
+of the patch by ``apply()`` and by ``status()``, and the warnings of ``HotfixCallback`` when a real trainer begins to
+train. Its ``cases`` are the names of all cases.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from release import in_a_fork
 
 HERE = Path(__file__).parent
 
-OUT, LEAF, TRAINER, METHOD, PATCH = sys.argv[1:]
+OUT, LEAF, TRAINER, METHOD, PATCH, *ASKED = sys.argv[1:]
 Intruder = Callable[[ModuleType, Any], None]
 
 
@@ -277,14 +278,17 @@ def main() -> None:
     for name in ("transformers.trainer", "datasets", "peft", "accelerate", "trl.trainer.utils", "trl.data_utils"):
         importlib.import_module(name)
     assert LEAF not in sys.modules
-    answers = {}
-    for time in sorted(TIMES, key=lambda time: time != "while imported"):
-        if time != "while imported":
+    cases = {
+        f"{intruder}, {time}": (intruder, time)
+        for time in sorted(TIMES, key=lambda time: time != "while imported")
+        for intruder in INTRUDERS
+        if intruder != "on the instance" or time == "after the trainer was made"
+    }
+    answers: dict[str, Any] = {"cases": list(cases)}
+    for name in (name for name in cases if name in ASKED):
+        if cases[name][1] != "while imported":
             importlib.import_module(LEAF)
-        for intruder in INTRUDERS:
-            if intruder == "on the instance" and time != "after the trainer was made":
-                continue
-            answers[f"{intruder}, {time}"] = in_a_fork(work, (intruder, time), 60)  # type: ignore[arg-type]
+        answers[name] = in_a_fork(work, cases[name], 60)  # type: ignore[arg-type]
     Path(OUT).write_text(json.dumps(answers), encoding="utf-8")
 
 

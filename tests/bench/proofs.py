@@ -30,7 +30,7 @@ class NoProofError(Exception):
 
 
 def settings_of(patch: Patch) -> Mapping[str, Any]:
-    """Return the settings of a patch's proof (``OVERLAYS``, ``PARITY``), and whether it has a run ``unaffected``.
+    """Return what a proof states (``OVERLAYS``, ``PARITY``, ``VARIANTS``), and whether it has a run ``unaffected``.
 
     The file is parsed and not imported. Raises ``NoProofError``.
     """
@@ -43,7 +43,7 @@ def settings_of(patch: Patch) -> Mapping[str, Any]:
             settings["unaffected"] = True
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
-            if name in ("OVERLAYS", "PARITY"):
+            if name in ("OVERLAYS", "PARITY", "VARIANTS"):
                 settings[name] = ast.literal_eval(statement.value)
     return settings
 
@@ -101,12 +101,12 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
     for case in cases:
         shared = (case.patch.id, case.place.stack, keys.proof_key(*case), _trl_key(case))
         by_code.setdefault(shared if share else case.name, []).append(case)
-    newest = [group[-1] for group in by_code.values()]
-
-    def prove(case: Case) -> list[Answer]:
-        return [_run(case)]
-
-    in_parallel("proofs", [case for case in newest if fresh or not _file(case).is_file()], prove, jobs, console)
+    by_process: dict[tuple[Place, tuple[str, ...]], list[Case]] = {}
+    for newest in (group[-1] for group in by_code.values()):
+        if fresh or not _file(newest).is_file():
+            overlays = tuple(settings_of(newest.patch).get("OVERLAYS", ()))
+            by_process.setdefault((newest.place, overlays), []).append(newest)
+    in_parallel("proofs, by release", list(by_process.items()), _run, jobs, console)
     answers = []
     for group in by_code.values():
         answer = json.loads(_file(group[-1]).read_text())
@@ -118,14 +118,22 @@ def _trl_key(case: Case) -> str:
     return trl_code.module_key(case.place.release, {target.module for target in case.patch.targets})
 
 
-def _run(case: Case) -> Answer:
-    patch, place = case
-    gradients = gradients_of(patch, place)
-    gradients.parent.mkdir(parents=True, exist_ok=True)
-    arguments = [str(HERE / "prove.py"), "{out}", str(gradients), patch.id]
-    result = process(place, arguments, SECONDS, *settings_of(patch).get("OVERLAYS", ()))
+def _run(work: tuple[tuple[Place, tuple[str, ...]], Sequence[Case]]) -> list[Answer]:
+    """Run the proofs of one place and the same overlays in one process."""
+    (place, overlays), cases = work
+    gradients = {case.patch.id: gradients_of(*case) for case in cases}
+    for file in gradients.values():
+        file.parent.mkdir(parents=True, exist_ok=True)
+    pairs = [f"{patch_id}={file}" for patch_id, file in gradients.items()]
+    arguments = [str(HERE / "prove_several.py"), "{out}", str(SECONDS), *pairs]
+    result = process(place, arguments, 60 + SECONDS * len(cases), *overlays)
+    return [_kept(case, result if isinstance(result, str) else result[case.patch.id]) for case in cases]
+
+
+def _kept(case: Case, result: Answer | str) -> Answer:
     if isinstance(result, str):
         result = {"verdict": "error", "why": result, "runs": {}}
+    patch, place = case
     where = {"patch": patch.id, "release": place.release, "stack": place.stack, "ran": place.release}
     answer = {**where, **result, "key": keys.proof_key(patch, place), "trl": _trl_key(case)}
     _file(case).parent.mkdir(parents=True, exist_ok=True)

@@ -138,14 +138,18 @@ def prove(patch_id: str, gradients: str) -> dict[str, Any]:
     return {"verdict": verdict.value, "why": "", "runs": described(runs)}
 
 
-def main(out: str, gradients: str, patch_id: str) -> None:
+def answer(patch_id: str, gradients: str) -> dict[str, Any]:
+    """Return the verdict, the reason and the runs of a proof."""
     try:
-        answer = prove(patch_id, gradients)
+        return prove(patch_id, gradients)
     # Any exception of a trainer of an old release is a finding about that release.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        answer = {"verdict": CellVerdict.ERROR.value, "why": f"{type(error).__name__}: {error}", "runs": {}}
-    Path(out).write_text(json.dumps(answer), encoding="utf-8")
+        return {"verdict": CellVerdict.ERROR.value, "why": f"{type(error).__name__}: {error}", "runs": {}}
+
+
+def main(out: str, gradients: str, patch_id: str) -> None:
+    Path(out).write_text(json.dumps(answer(patch_id, gradients)), encoding="utf-8")
 
 
 if __name__ == "__main__":

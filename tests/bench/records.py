@@ -1,9 +1,9 @@
 """Run inside one release: collect the records that runs of real trainers leave.
 
-    python records.py OUT.json [TRACKER...]
+    python records.py OUT.json [TRACKER,TRACKER...] CASE...
 
-TRL is imported once, and every case runs in a fork of that process. The first cases record what a run without trackers
-imports, the later ones what each of these trackers has in its own files.
+TRL is imported once, and every case runs in a fork of that process. The cases are those of ``main``, among them each
+trainer, what a run without trackers imports, and what each of these trackers has in its own files.
 """
 
 from __future__ import annotations
@@ -233,29 +233,31 @@ def in_tensorboard() -> list[Any]:
 READERS = {"wandb": in_wandb, "trackio": in_trackio, "mlflow": in_mlflow, "tensorboard": in_tensorboard}
 
 
-def main(out: str, *trackers: str) -> None:
-    cases: dict[str, Callable[[], Any]] = {"others": of_others, "several times": several_times}
-    cases["strict by hand"] = strict_by_hand
+def main(out: str, of_runs: str, *names: str) -> None:
+    trackers = of_runs.split(",")
     # Importing here saves each fork the import.
-    for name, make in TRAINERS.items():
-        if is_available(name):
-            cases[name] = functools.partial(trained, make)
-    if trackers:
-        cases["without trackers"] = without_trackers
-        for mode in ("env", "hand"):
-            cases[f"tracked, {mode}"] = functools.partial(tracked, *trackers, mode=mode)
-        cases["tracked twice"] = functools.partial(tracked, *trackers, times=2)
-        cases["tracked evaluation"] = functools.partial(tracked, *trackers, mode="evaluate")
-        cases["trackers that fail"] = functools.partial(tracked, *trackers, mode="broken")
-        if is_available("PPO"):
-            cases["tracked PPO"] = functools.partial(tracked, *trackers, make=ppo)
-            cases["tracked PPO, hand"] = functools.partial(tracked, *trackers, make=ppo, mode="hand")
+    available = [name for name in TRAINERS if is_available(name)]
+    cases: dict[str, Callable[[], Any]] = {
+        "others": of_others,
+        "several times": several_times,
+        "strict by hand": strict_by_hand,
+        "trainers": lambda: available,
+        **{name: functools.partial(trained, make) for name, make in TRAINERS.items()},
+        "without trackers": without_trackers,
+        **{f"tracked, {mode}": functools.partial(tracked, *trackers, mode=mode) for mode in ("env", "hand")},
+        "tracked twice": functools.partial(tracked, *trackers, times=2),
+        "tracked evaluation": functools.partial(tracked, *trackers, mode="evaluate"),
+        "trackers that fail": functools.partial(tracked, *trackers, mode="broken"),
+        "tracked PPO": functools.partial(tracked, *trackers, make=ppo),
+        "tracked PPO, hand": functools.partial(tracked, *trackers, make=ppo, mode="hand"),
+    }
     answer = {}
-    for name, case in cases.items():
+    # Those with trackers come last, since the other runs are to import none.
+    for name in sorted(names, key=lambda name: name.startswith("track")):
         if name.startswith("track"):
             for tracker in trackers:
                 import_module(MODULES[tracker])
-        answer[name] = release.alone(case, 120)
+        answer[name] = release.alone(cases[name], 120)
     Path(out).write_text(json.dumps(answer), encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
 """Run inside one release: every self-test of its patches, in surroundings that a job may have set up.
 
-    python surroundings.py OUT.json
+    python surroundings.py OUT.json SECONDS NAME...
 
-In each of the surroundings below, in a fork of a process that has imported TRL, every self-test returns ``reproduced``,
+In each of these surroundings, in a fork of a process that has imported TRL, every self-test returns ``reproduced``,
 and ``fixed`` once its patch is applied; after ``revert`` the observable state of the process is as before. One of the
 surroundings has an active ZeRO-3 config, so DeepSpeed must be installed.
 """
@@ -229,12 +229,10 @@ def red_green_red(patch: Patch) -> list[str]:
     return messages
 
 
-def main(out: str) -> None:
+def main(out: str, seconds: str, *names: str) -> None:
     patches = [patch for patch in loading.load() if gates.targets_here(patch)]
     release.warm(patches)
-    answers = {}
-    for surrounding in SURROUNDINGS:
-        answers[surrounding] = release.in_a_fork(partial(run_in, surrounding), patches, 240)
+    answers = {name: release.in_a_fork(partial(run_in, name), patches, float(seconds)) for name in names}
     Path(out).write_text(json.dumps(answers), encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ def change(file: Path, old: str, new: str) -> None:
 def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, Any]:
     """Return the cell of the broken package on a release."""
     (place,) = layout.places([release])
+    layout.build([place])
     environment = place.environment()
     folders = [str(package.parent), *([str(overlay)] if overlay else []), environment["PYTHONPATH"]]
     out = package.parent / "out.json"
@@ -48,9 +49,6 @@ def patch(package: Path) -> Path:
     return package / "patches" / f"{ID.replace('-', '_')}.py"
 
 
-pytestmark = pytest.mark.usefixtures("everywhere")
-
-
 def test_unbroken_it_is_proven(package: Path) -> None:
     assert cell(package, "0.11.4")["verdict"] == "proven"
 
@@ -60,6 +58,7 @@ def test_a_wrapper_without_effect_is_unrepaired(package: Path, patch: Path) -> N
     assert cell(package, "0.11.4")["verdict"] == "unrepaired"
 
 
+@pytest.mark.matrix
 def test_a_wrapper_that_raises_is_unrepaired(package: Path, patch: Path) -> None:
     change(patch, CALL, CALL.replace("return wrapped(*args, **kwargs)", "raise RuntimeError('broken')"))
     answer = cell(package, "0.11.4")
@@ -67,22 +66,26 @@ def test_a_wrapper_that_raises_is_unrepaired(package: Path, patch: Path) -> None
     assert "broken" in answer["why"]
 
 
+@pytest.mark.matrix
 def test_a_wrapper_on_the_wrong_method_is_unrepaired(package: Path) -> None:
     text = (package / "patches.yaml").read_text()
     (package / "patches.yaml").write_text(text.replace("DPOTrainer.get_batch_loss_metrics", "DPOTrainer.dpo_loss", 1))
     assert cell(package, "0.11.4")["verdict"] in ("unrepaired", "error")
 
 
+@pytest.mark.matrix
 def test_a_range_one_release_too_wide_is_not_reproduced(package: Path) -> None:
     change(package / "patches.yaml", RANGE, RANGE.replace("<0.12.0", "<0.12.1"))
     assert cell(package, "0.12.0")["verdict"] == "not-reproduced"
 
 
+@pytest.mark.matrix
 def test_a_range_one_release_too_narrow_is_uncovered(package: Path) -> None:
     change(package / "patches.yaml", RANGE, RANGE.replace(">=0.9.6", ">=0.10.1"))
     assert cell(package, "0.9.6")["verdict"] == "uncovered"
 
 
+@pytest.mark.matrix
 def test_an_altered_body_is_an_error_that_names_both(package: Path, tmp_path: Path) -> None:
     overlay = tmp_path / "overlay"
     shutil.copytree(layout.BENCH / "overlay" / "0.11.4", overlay)
@@ -101,9 +104,11 @@ def test_a_self_test_that_cannot_fail_is_not_reproduced(package: Path, patch: Pa
     assert cell(package, "0.11.4")["verdict"] == "not-reproduced"
 
 
+@pytest.mark.matrix
 def test_a_self_test_that_hangs_is_an_error(package: Path, patch: Path) -> None:
     change(patch, "    import torch\n", "    import threading\n\n    threading.Event().wait()\n    import torch\n")
     (place,) = layout.places(["0.11.4"])
+    layout.build([place])
     out = package.parent / "out.json"
     environment = place.environment()
     subprocess.run(
@@ -117,6 +122,7 @@ def test_a_self_test_that_hangs_is_an_error(package: Path, patch: Path) -> None:
     assert (answer["verdict"], answer["why"]) == ("error", "no answer within 1 s")
 
 
+@pytest.mark.matrix
 def test_a_process_that_dies_is_an_error(package: Path, patch: Path) -> None:
     change(patch, "    import torch\n", "    import os\n\n    os._exit(3)\n    import torch\n")
     answer = cell(package, "0.11.4")

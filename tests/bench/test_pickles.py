@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
-from rich.console import Console
+import sharing
 
 from trl_hotfix.catalogue import loading
 
 import layout
-from bench import HERE, Bench
+from running import process
 
-BENCH = Bench(1, True, Console(quiet=True))
 Answer = Mapping[str, Any]
 
 
@@ -37,14 +34,18 @@ def covering() -> list[layout.Place]:
 
 def run(place: layout.Place, script: str, *arguments: str, overlay: Path | None = None) -> Answer:
     overlays = [str(overlay)] if overlay else []
-    answer = BENCH.process(place, [str(HERE / script), "{out}", *arguments], 300, *overlays)
+    answer = process(place, [str(layout.HERE / script), "{out}", *arguments], 300, *overlays)
     assert not isinstance(answer, str), answer
     return answer
 
 
-@pytest.fixture(scope="session")
-def pickled(everywhere: None, tmp_path_factory: pytest.TempPathFactory) -> Mapping[layout.Place, tuple[Answer, Answer]]:
+@pytest.fixture(scope="module")
+def pickled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[layout.Place, tuple[Answer, Answer]]:
     """Return per release the answers of a process with all patches on, and of a fresh one that loads its pickles."""
+    places = {case["place"]: None for case in sharing.parameters(request)}
+    layout.build(places)
     overlay = tmp_path_factory.mktemp("overlay")
     (overlay / "cloudpickle").symlink_to(Path(cloudpickle.__file__).parent)
 
@@ -53,14 +54,13 @@ def pickled(everywhere: None, tmp_path_factory: pytest.TempPathFactory) -> Mappi
         written = run(place, "pickles.py", "write", folder, overlay=overlay)
         return written, run(place, "pickles.py", "read", folder, overlay=overlay)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(PLACES, pool.map(write_and_read, PLACES), strict=True))
+    return sharing.side_by_side(write_and_read, places)
 
 
 PLACES = covering()
 MADE_UP_CLASS = "trl.models.modeling_base:PreTrainedModelWrapper.from_pretrained"
 MADE_UP_TRACED = "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss"
-every_place = pytest.mark.parametrize("place", PLACES, ids=str)
+every_place = pytest.mark.parametrize("place", sharing.heavy(PLACES), ids=str)
 
 
 @every_place
@@ -119,21 +119,27 @@ CACHED = {
 }
 
 
-@pytest.fixture(scope="session")
-def cached(everywhere: None, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Answer, Answer]]:
+@pytest.fixture(scope="module")
+def cached(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, tuple[Answer, Answer]]:
     """Return for each release the answers of two successive processes on the same dataset on disk."""
+    releases = {case["release"]: None for case in sharing.parameters(request)}
+    places = {release: layout.places([release])[0] for release in releases}
+    layout.build(places.values())
 
     def twice(release: str) -> tuple[Answer, Answer]:
         folder = str(tmp_path_factory.mktemp("cache"))
-        place = next(place for place in layout.places([release]) if place.stack != "tf5.23")
-        first, second = (run(place, "caches.py", folder, *CACHED[release]) for _ in range(2))
+        first, second = (run(places[release], "caches.py", folder, *CACHED[release]) for _ in range(2))
         return first, second
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(CACHED, pool.map(twice, CACHED), strict=True))
+    return sharing.side_by_side(twice, releases)
 
 
-@pytest.mark.parametrize("release", CACHED)
+every_cached_release = pytest.mark.parametrize("release", sharing.heavy(CACHED))
+
+
+@every_cached_release
 def test_a_data_patch_reuses_only_unaffected_cache_files(cached: Any, release: str) -> None:
     first, _ = cached[release]
     unpatched, patched = first["unpatched"], first["data patch"]
@@ -147,20 +153,21 @@ def test_a_data_patch_reuses_only_unaffected_cache_files(cached: Any, release: s
     assert any(name.endswith("_of_00002.arrow") for name in workers["made"])
 
 
-@pytest.mark.parametrize("release", CACHED)
+@every_cached_release
 def test_patches_that_change_no_data_reuse_the_cache(cached: Any, release: str) -> None:
     first, _ = cached[release]
     assert first["all others of the catalogue"]["made"] == []
 
 
-@pytest.mark.parametrize("release", CACHED)
+@every_cached_release
 def test_a_second_process_reuses_the_whole_cache(cached: Any, release: str) -> None:
     _, second = cached[release]
     assert not [file for case in second.values() for file in case["made"]]
     assert second["data patch"]["marked"] == second["data patch"]["rows"]
 
 
-def test_a_called_function_is_not_in_the_hash_of_its_caller(cached: Any) -> None:
+@pytest.mark.parametrize("release", sharing.heavy(release for release, targets in CACHED.items() if len(targets) > 2))
+def test_a_called_function_is_not_in_the_hash_of_its_caller(cached: Any, release: str) -> None:
     # Not promised: such a function is hashed by its name, patched or not, and the old cache is reused.
-    first, _ = cached["0.16.1"]
+    first, _ = cached[release]
     assert first["a function that it calls"]["made"] == []

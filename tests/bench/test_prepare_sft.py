@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+import sharing
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "bench"))
-import layout  # noqa: E402
+import layout
+from running import process
 
 
-@pytest.mark.parametrize("release", ["0.17.0", "1.14.1"])
-def test_the_data_are_the_same_in_every_order(release: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", sharing.heavy(["0.17.0", "1.14.1"]))
+def test_the_data_are_the_same_in_every_order(release: str) -> None:
     place, *_ = layout.places([release])
     layout.build([place])
-    command = [str(place.python), "-W", "ignore", str(HERE / "prepare_sft.py"), str(tmp_path / "out.json")]
-    subprocess.run(command, env=place.environment(), check=True, capture_output=True, text=True)
+    results = process(place, [str(layout.HERE / "prepare_sft.py"), "{out}"], 300)
     # Token ids, then the number of them that are trained. 1 is the end of sequence, 3 + n is the word n.
-    assert json.loads((tmp_path / "out.json").read_text()) == [
+    assert results == [
         {
             "messages, formatted": [[[5, 4, 1], 3]],
             "another field, formatted": [[[5, 4, 7, 1], 4]],

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from rich.console import Console
+import sharing
 
 import layout
-from bench import HERE, Bench
+from running import process
 
 TRACKERS = ("wandb", "mlflow", "tensorboard")
 # Every kind of create_model_card and of training loop. Only the newest transformers knows Trackio.
@@ -21,6 +19,7 @@ RUNS = {
     layout.Place("0.23.0", "tf4.57"): (),
     layout.Place("1.16.0", "tf5.23"): (*TRACKERS, "trackio"),
 }
+SMOKE = [(layout.Place("0.11.4", "tf4.44"), "DPO")]
 WITH_TRACKERS = [place for place, trackers in RUNS.items() if trackers]
 TRAINERS = {
     "0.9.6": {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "Reward with TrainingArguments"},
@@ -28,22 +27,32 @@ TRAINERS = {
     "0.23.0": {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "GRPO", "RLOO", "PPO", "OnlineDPO", "GKD"},
     "1.16.0": {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "GRPO", "RLOO", "OnlineDPO", "GKD"},
 }
+SECONDS_A_CASE = 120
 Answers = Mapping[layout.Place, dict[str, Any]]
 
 
-@pytest.fixture(scope="session")
-def answers(everywhere: None) -> Answers:
-    bench = Bench(1, True, Console(quiet=True))
+@pytest.fixture(scope="module")
+def answers(request: pytest.FixtureRequest) -> Answers:
+    """Return the answers of each place, by case."""
+    cases = sharing.by_place((case["place"], case["case"]) for case in sharing.parameters(request))
+    layout.build(cases)
 
-    def run(place: layout.Place, trackers: tuple[str, ...]) -> Any:
-        overlays = ("trackers", *({"trackio"} & {*trackers})) if trackers else ()
-        return bench.process(place, [str(HERE / "records.py"), "{out}", *trackers], 600, *overlays)
+    def run(place: layout.Place) -> Any:
+        overlays = ("trackers", *({"trackio"} & {*RUNS[place]})) if RUNS[place] else ()
+        command = [str(layout.HERE / "records.py"), "{out}", ",".join(RUNS[place]), *cases[place]]
+        return process(place, command, 120 + SECONDS_A_CASE * len(cases[place]), *overlays)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = dict(zip(RUNS, pool.map(run, RUNS, RUNS.values()), strict=True))
+    answers = sharing.side_by_side(run, cases)
     for answer in answers.values():
         assert not isinstance(answer, str), answer
     return answers
+
+
+def in_cases(*cases: str, places: Iterable[layout.Place] = RUNS) -> pytest.MarkDecorator:
+    """Return the parameters ``place`` and ``case``: these cases in each place."""
+    return pytest.mark.parametrize(
+        ("place", "case"), sharing.heavy((place, case) for place in places for case in cases), ids=str
+    )
 
 
 def announcements(answer: Mapping[str, Any], activity: str) -> int:
@@ -54,36 +63,43 @@ def warnings(answer: Mapping[str, Any]) -> list[str]:
     return [line for line in answer["said"] if line.startswith("WARNING") and "record" in line]
 
 
-@pytest.mark.parametrize("place", RUNS, ids=str)
-def test_every_trainer_records_its_patches(answers: Answers, place: layout.Place) -> None:
-    assert answers[place].keys() & set().union(*TRAINERS.values()) == TRAINERS[place.release]
-    for name in TRAINERS[place.release]:
-        answer = answers[place][name]
-        assert not isinstance(answer, str), (name, answer)
-        (record,) = answer["history"]
-        assert record["trl"] == place.release, name
-        assert record["patches"], name
-        assert announcements(answer, "training") == 1, (name, answer["said"])
-        assert warnings(answer) == [], name
-        assert answer["checkpoints"], name
-        beside = {f"{checkpoint}/trl_hotfix.json" for checkpoint in answer["checkpoints"]}
-        assert answer["files"].keys() == {"trl_hotfix.json", *beside}, name
-        assert all(saved == record for saved in answer["files"].values()), name
-        # The model card was written twice, and has one section with the list of patches.
-        assert answer["sections"] == 1, name
+@in_cases("trainers")
+def test_the_trainers_below_are_all_of_the_release(answers: Answers, place: layout.Place, case: str) -> None:
+    assert set(answers[place][case]) == TRAINERS[place.release]
 
 
-@pytest.mark.parametrize("place", RUNS, ids=str)
-def test_a_trainer_of_transformers_has_no_record(answers: Answers, place: layout.Place) -> None:
-    answer = answers[place]["others"]
+@pytest.mark.parametrize(
+    ("place", "case"),
+    sharing.heavy([(place, name) for place in RUNS for name in sorted(TRAINERS[place.release])], smoke=SMOKE),
+    ids=str,
+)
+def test_every_trainer_records_its_patches(answers: Answers, place: layout.Place, case: str) -> None:
+    answer = answers[place][case]
+    assert not isinstance(answer, str), answer
+    (record,) = answer["history"]
+    assert record["trl"] == place.release
+    assert record["patches"]
+    assert announcements(answer, "training") == 1, answer["said"]
+    assert warnings(answer) == []
+    assert answer["checkpoints"]
+    beside = {f"{checkpoint}/trl_hotfix.json" for checkpoint in answer["checkpoints"]}
+    assert answer["files"].keys() == {"trl_hotfix.json", *beside}
+    assert all(saved == record for saved in answer["files"].values())
+    # The model card was written twice, and has one section with the list of patches.
+    assert answer["sections"] == 1
+
+
+@in_cases("others")
+def test_a_trainer_of_transformers_has_no_record(answers: Answers, place: layout.Place, case: str) -> None:
+    answer = answers[place][case]
     assert answer["callbacks"] == 1
     assert answer["checkpoints"] == ["checkpoint-1"]
     assert (answer["history"], answer["files"], answer["said"], answer["sections"]) == ([], {}, [], 0)
 
 
-@pytest.mark.parametrize("place", RUNS, ids=str)
-def test_every_run_has_one_entry(answers: Answers, place: layout.Place) -> None:
-    evaluated, trained, trained_again, second_trainer = answers[place]["several times"]["found"]
+@in_cases("several times")
+def test_every_run_has_one_entry(answers: Answers, place: layout.Place, case: str) -> None:
+    evaluated, trained, trained_again, second_trainer = answers[place][case]["found"]
     assert [len(answer["history"]) for answer in (evaluated, trained, trained_again, second_trainer)] == [1, 1, 1, 1]
     # Each answer has the earlier messages too.
     assert [announcements(answer, "evaluating") for answer in (evaluated, trained, trained_again)] == [1, 1, 1]
@@ -91,17 +107,16 @@ def test_every_run_has_one_entry(answers: Answers, place: layout.Place) -> None:
     assert (announcements(second_trainer, "evaluating"), announcements(second_trainer, "training")) == (0, 1)
 
 
-@pytest.mark.parametrize("place", RUNS, ids=str)
-def test_a_strict_callback_by_hand_stays_strict(answers: Answers, place: layout.Place) -> None:
-    answer = answers[place]["strict by hand"]
+@in_cases("strict by hand")
+def test_a_strict_callback_by_hand_stays_strict(answers: Answers, place: layout.Place, case: str) -> None:
+    answer = answers[place][case]
     assert answer["callbacks"] == 2
     assert "rank 1: something else is on there" in (answer["error"] or "")
     assert answer["step"] == 0
     assert announcements(answer, "training") == 1
 
 
-@pytest.mark.parametrize("place", WITH_TRACKERS, ids=str)
-@pytest.mark.parametrize("case", ["tracked, env", "tracked, hand", "tracked evaluation"])
+@in_cases("tracked, env", "tracked, hand", "tracked evaluation", places=WITH_TRACKERS)
 def test_every_active_tracker_has_the_record(answers: Answers, place: layout.Place, case: str) -> None:
     answer = answers[place][case]
     assert not isinstance(answer, str), answer
@@ -114,9 +129,9 @@ def test_every_active_tracker_has_the_record(answers: Answers, place: layout.Pla
     assert answer["trackers"] == expected
 
 
-@pytest.mark.parametrize("place", WITH_TRACKERS, ids=str)
-def test_the_second_run_of_a_trainer_is_recorded_too(answers: Answers, place: layout.Place) -> None:
-    answer = answers[place]["tracked twice"]
+@in_cases("tracked twice", places=WITH_TRACKERS)
+def test_the_second_run_of_a_trainer_is_recorded_too(answers: Answers, place: layout.Place, case: str) -> None:
+    answer = answers[place][case]
     assert not isinstance(answer, str), answer
     (record,) = answer["history"]
     assert warnings(answer) == []
@@ -127,8 +142,9 @@ def test_the_second_run_of_a_trainer_is_recorded_too(answers: Answers, place: la
     assert len(answer["trackers"]["mlflow"]) == 2
 
 
-@pytest.mark.parametrize("place", [place for place in WITH_TRACKERS if "PPO" in TRAINERS[place.release]], ids=str)
-@pytest.mark.parametrize("case", ["tracked PPO", "tracked PPO, hand"])
+@in_cases(
+    "tracked PPO", "tracked PPO, hand", places=[place for place in WITH_TRACKERS if "PPO" in TRAINERS[place.release]]
+)
 def test_a_training_loop_of_its_own_is_tracked_too(answers: Answers, place: layout.Place, case: str) -> None:
     answer = answers[place][case]
     assert not isinstance(answer, str), answer
@@ -136,9 +152,9 @@ def test_a_training_loop_of_its_own_is_tracked_too(answers: Answers, place: layo
     assert answer["trackers"] == {tracker: [record] for tracker in RUNS[place]}
 
 
-@pytest.mark.parametrize("place", WITH_TRACKERS, ids=str)
-def test_a_tracker_that_fails_is_only_a_warning(answers: Answers, place: layout.Place) -> None:
-    answer = answers[place]["trackers that fail"]
+@in_cases("trackers that fail", places=WITH_TRACKERS)
+def test_a_tracker_that_fails_is_only_a_warning(answers: Answers, place: layout.Place, case: str) -> None:
+    answer = answers[place][case]
     assert not isinstance(answer, str), answer
     (record,) = answer["history"]
     messages = sorted(warnings(answer))
@@ -147,8 +163,8 @@ def test_a_tracker_that_fails_is_only_a_warning(answers: Answers, place: layout.
     assert answer["files"] == {"trl_hotfix.json": record, "checkpoint-1/trl_hotfix.json": record}
 
 
-@pytest.mark.parametrize("place", WITH_TRACKERS, ids=str)
-def test_a_run_without_trackers_starts_none(answers: Answers, place: layout.Place) -> None:
-    answer = answers[place]["without trackers"]
+@in_cases("without trackers", places=WITH_TRACKERS)
+def test_a_run_without_trackers_starts_none(answers: Answers, place: layout.Place, case: str) -> None:
+    answer = answers[place][case]
     assert len(answer["history"]) == 1
     assert (answer["imported"], answer["left"]) == ([], ["models", "out"])

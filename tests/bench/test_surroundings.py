@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from rich.console import Console
+import sharing
 
 from trl_hotfix.catalogue import loading
 
 import layout
 import surroundings
-from bench import HERE, Bench
+from running import process
+
+SECONDS_A_SURROUNDING = 240
 
 
 def cover() -> dict[layout.Place, set[str]]:
@@ -31,19 +31,23 @@ def cover() -> dict[layout.Place, set[str]]:
 PLACES = cover()
 
 
-@pytest.fixture(scope="session")
-def answers(everywhere: None) -> Mapping[layout.Place, Any]:
-    bench = Bench(1, True, Console(quiet=True))
+@pytest.fixture(scope="module")
+def answers(request: pytest.FixtureRequest) -> Mapping[layout.Place, Any]:
+    """Return the answers of each place, by surrounding."""
+    names = sharing.by_place((case["place"], case["surrounding"]) for case in sharing.parameters(request))
+    layout.build(names)
 
     def run(place: layout.Place) -> Any:
-        return bench.process(place, [str(HERE / "surroundings.py"), "{out}"], 600, "deepspeed")
+        command = [str(layout.HERE / "surroundings.py"), "{out}", str(SECONDS_A_SURROUNDING), *names[place]]
+        return process(place, command, 120 + SECONDS_A_SURROUNDING * len(names[place]), "deepspeed")
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(PLACES, pool.map(run, PLACES), strict=True))
+    return sharing.side_by_side(run, names)
 
 
-@pytest.mark.parametrize("surrounding", surroundings.SURROUNDINGS)
-@pytest.mark.parametrize("place", PLACES, ids=str)
+CASES = [(place, surrounding) for place in PLACES for surrounding in surroundings.SURROUNDINGS]
+
+
+@pytest.mark.parametrize(("place", "surrounding"), sharing.heavy(CASES), ids=str)
 def test_every_self_test_is_right_and_leaves_no_trace(
     answers: Mapping[layout.Place, Any], place: layout.Place, surrounding: str
 ) -> None:

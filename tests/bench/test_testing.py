@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+import sharing
 
 from trl_hotfix.testing import processes
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "bench"))
-import layout  # noqa: E402
+import layout
+from running import process
 
 RELEASES = ["0.15.2", "0.16.1", "0.20.0", "0.22.2", "0.27.2", "1.16.0"]
 WITHOUT_RLOO = ["0.15.2", "0.16.1", "0.20.0"]
 """RLOO of these releases has no method that only generates and scores."""
 
 
-@pytest.fixture(scope="module", params=RELEASES)
+@pytest.fixture(scope="module", params=sharing.heavy(RELEASES, smoke=["1.16.0"]))
 def release(request: pytest.FixtureRequest) -> str:
     release: str = request.param
     layout.build(layout.places([release]))
@@ -30,14 +26,11 @@ def release(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def outputs(release: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outputs(release: str) -> dict[str, Any]:
     place = layout.places([release])[-1]
-    file = tmp_path_factory.mktemp("scores") / "out.json"
-    command = [str(place.python), "-W", "ignore", str(HERE / "score_completions.py"), str(file)]
-    process = subprocess.run(command, env=place.environment(), check=False, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    output: dict[str, Any] = json.loads(file.read_text())
-    return output
+    outputs = process(place, [str(layout.HERE / "score_completions.py"), "{out}"], 300)
+    assert not isinstance(outputs, str), outputs
+    return outputs
 
 
 def scores_of(outputs: dict[str, Any], release: str, method: str) -> dict[str, Any]:

@@ -1,95 +1,94 @@
-"""Patches on the same method in every order, and all patches of a release, which revert without a trace."""
+"""Patches on the same method in many orders, and all patches of a release, which revert without a trace."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import orderings
 import pytest
+import sharing
 from packaging.version import Version
-from rich.console import Console
 
 from trl_hotfix.catalogue import loading
 
 import layout
-from bench import HERE, Bench
+from running import process
 
 PATCHES = loading.load()
 RELEASES = ("0.9.6", "0.11.4", "0.12.2", "0.16.1", "0.19.1", "0.23.0", "0.29.1", "1.7.1", "1.16.0")
 TRAINERS = {"SFT", "DPO", "KTO", "GRPO", "RLOO", "Reward", "ORPO", "CPO", "OnlineDPO", "GKD"}
-Run = tuple[str, ...]
+SECONDS_A_TASK = 300
 
 
-def groups() -> dict[frozenset[str], layout.Place]:
-    """Return groups of two or three patches with a common target, and the first release where they have it.
-
-    Any two patches of one target are together in some group, and the groups are as few as groups of three allow: three
-    patches are applied one by one, in every order, and so is each pair of them.
-    """
-    places: dict[frozenset[str], layout.Place] = {}
-    covered: set[frozenset[str]] = set()
-    for size in (3, 2):
-        for place in layout.places():
-            by_target: dict[str, list[str]] = {}
-            for patch in PATCHES:
-                for target in place.targets_of(patch):
-                    by_target.setdefault(target.name, []).append(patch.id)
-            for ids in by_target.values():
-                subsets = [frozenset(subset) for subset in itertools.combinations(ids, size)]
-                # Groups with the most uncovered pairs come first.
-                for _ in subsets:
-                    best = max(subsets, key=lambda group: len(pairs(group) - covered))
-                    if not pairs(best) - covered:
-                        break
-                    covered |= pairs(best)
-                    places[best] = place
-    return places
+def on_one_method() -> list[tuple[layout.Place, str]]:
+    """Return the sets of patches on one method, ``id+id``, with the first place of each; no subset of a larger one."""
+    by_method: dict[str, dict[frozenset[str], layout.Place]] = {}
+    for place in layout.places():
+        ids: dict[str, set[str]] = {}
+        for patch in PATCHES:
+            for target in place.targets_of(patch):
+                ids.setdefault(target.name, set()).add(patch.id)
+        for method, ids_of_method in ids.items():
+            by_method.setdefault(method, {}).setdefault(frozenset(ids_of_method), place)
+    largest = [
+        (place, "+".join(sorted(ids)))
+        for places in by_method.values()
+        for ids, place in places.items()
+        if len(ids) > 1 and not any(ids < others for others in places)
+    ]
+    return list(dict.fromkeys(largest))
 
 
-def pairs(group: frozenset[str]) -> set[frozenset[str]]:
-    return {frozenset(pair) for pair in itertools.combinations(sorted(group), 2)}
-
-
-GROUPS = {tuple(sorted(ids)): place for ids, place in groups().items()}
+SETS = on_one_method()
 PLACES = [place for place in layout.places(RELEASES) if place.stack != "tf5.23" or place.release == RELEASES[-1]]
 
 
-@pytest.fixture(scope="session")
-def answers(everywhere: None) -> Mapping[tuple[layout.Place, Run], Any]:
-    runs: list[tuple[layout.Place, Run]] = [(place, ("orders", *ids)) for ids, place in GROUPS.items()]
-    runs += [(place, (mode,)) for place in PLACES for mode in ("all", "trainers")]
-    bench = Bench(1, True, Console(quiet=True))
+@pytest.fixture(scope="module")
+def answers(request: pytest.FixtureRequest) -> Mapping[layout.Place, Any]:
+    """Return the answers of each place, by task."""
+    tasks = sharing.by_place((case["place"], case["task"]) for case in sharing.parameters(request))
+    layout.build(tasks)
 
-    def run(place: layout.Place, arguments: Run) -> Any:
-        return bench.process(place, [str(HERE / "together.py"), "{out}", *arguments], 300)
+    def run(place: layout.Place) -> Any:
+        command = [str(layout.HERE / "together.py"), "{out}", str(SECONDS_A_TASK), *tasks[place]]
+        return process(place, command, 60 + SECONDS_A_TASK * len(tasks[place]))
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(runs, pool.map(lambda task: run(*task), runs), strict=True))
+    return sharing.side_by_side(run, tasks)
 
 
-@pytest.mark.parametrize("ids", GROUPS, ids="+".join)
-def test_patches_on_one_method_work_in_every_order(answers: Mapping[Any, Any], ids: Run) -> None:
-    answer = answers[GROUPS[ids], ("orders", *ids)]
+def answer_to(answers: Mapping[layout.Place, Any], place: layout.Place, task: str) -> Any:
+    assert not isinstance(answers[place], str), answers[place]
+    answer = answers[place][task]
     assert not isinstance(answer, str), answer
-    assert answer["orders"] == (4 if len(ids) == 2 else 18)
+    return answer
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
-def test_all_patches_revert_without_a_trace(answers: Mapping[Any, Any], place: layout.Place) -> None:
-    answer = answers[place, ("all",)]
-    assert not isinstance(answer, str), answer
+@pytest.mark.parametrize(("place", "task"), sharing.heavy(SETS, smoke=SETS[:1]), ids=str)
+def test_patches_on_one_method_go_on_and_come_off_in_every_way(
+    answers: Mapping[layout.Place, Any], place: layout.Place, task: str
+) -> None:
+    answer = answer_to(answers, place, task)
+    assert answer["rounds"] == len(orderings.rounds(task.split("+")))
+    assert answer["seed"] == orderings.SEED
+    assert answer["compared"] > 30
+
+
+@pytest.mark.parametrize(("place", "task"), sharing.heavy((place, "all") for place in PLACES), ids=str)
+def test_all_patches_revert_without_a_trace(
+    answers: Mapping[layout.Place, Any], place: layout.Place, task: str
+) -> None:
+    answer = answer_to(answers, place, task)
     assert answer["patches"] == sum(bool(place.targets_of(patch)) for patch in PATCHES)
     assert answer["compared"] > 30
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
-def test_every_trainer_trains_with_all_patches(answers: Mapping[Any, Any], place: layout.Place) -> None:
-    answer = answers[place, ("trainers",)]
-    assert not isinstance(answer, str), answer
+@pytest.mark.parametrize(("place", "task"), sharing.heavy((place, "trainers") for place in PLACES), ids=str)
+def test_every_trainer_trains_with_all_patches(
+    answers: Mapping[layout.Place, Any], place: layout.Place, task: str
+) -> None:
+    answer = answer_to(answers, place, task)
     for patch in PATCHES:
         applies = place.targets_of(patch)
         not_applied = {

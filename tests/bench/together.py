@@ -1,27 +1,33 @@
 """Run inside one release: several patches on the same methods.
 
-    python together.py OUT.json orders ID...    # these, which share a method: applied in every order, removed in some
-    python together.py OUT.json all             # all patches of the release: before TRL is imported and after
-    python together.py OUT.json trainers        # all patches of the release, under each of its trainers
+    python together.py OUT.json SECONDS TASK...
 
-A failed assertion ends the process and names the difference.
+A task is one of
+
+    all         all patches of the release: before TRL is imported and after
+    trainers    all patches of the release, under each of its trainers
+    ID+ID...    these, which share a method: applied and removed one by one, in the orders of ``orderings.py``
+
+Each runs in a fork. Its answer is a text, the traceback, if an assertion fails.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import orderings
+
 import trl_hotfix
 from trl_hotfix.catalogue import loading, modules
-from trl_hotfix.matching import gates, versions
+from trl_hotfix.matching import gates
 from trl_hotfix.model import Outcome, Patch, State, Target
 from trl_hotfix.patching import self_test
 from trl_hotfix.verification import cells
@@ -29,7 +35,6 @@ from trl_hotfix.verification import cells
 import release
 import trainers
 
-TRL = versions.installed("trl") or ""
 OURS = str(Path(trl_hotfix.__file__).parent)
 LOSSES = ("loss", "train_loss", "objective/kl", "loss/policy_avg")
 """PPO and older RLOO log no plain loss."""
@@ -37,22 +42,20 @@ LOSSES = ("loss", "train_loss", "objective/kl", "loss/policy_avg")
 Vars = Mapping[str, Mapping[str, Any]]
 
 
-def every_order(patches: Sequence[Patch]) -> dict[str, int]:
+def in_orders(patches: Sequence[Patch]) -> dict[str, int]:
     import_targets(patches)
     # The first round makes the self-tests import all that they need.
     on_one_by_one(patches)
     off_one_by_one(patches)
     before = vars_of_trl()
-    orders = 0
-    for applied in itertools.permutations(patches):
-        # Remove from the innermost out, from the outermost in and, of three, the middle one first.
-        removal_orders = (applied, applied[::-1], (*applied[1:], applied[0]))
-        for removed in {tuple(patch.id for patch in order): order for order in removal_orders}.values():
-            on_one_by_one(applied)
-            off_one_by_one(removed, applied)
-            assert_same(before, vars_of_trl())
-            orders += 1
-    return {"orders": orders, "compared": len(before)}
+    by_id = {patch.id: patch for patch in patches}
+    rounds = orderings.rounds(list(by_id))
+    for on, off in rounds:
+        applied = [by_id[patch_id] for patch_id in on]
+        on_one_by_one(applied)
+        off_one_by_one([by_id[patch_id] for patch_id in off], applied)
+        assert_same(before, vars_of_trl())
+    return {"rounds": len(rounds), "seed": orderings.SEED, "compared": len(before)}
 
 
 def all_of_them(patches: Sequence[Patch]) -> dict[str, int]:
@@ -128,13 +131,18 @@ def on_one_by_one(patches: Sequence[Patch]) -> None:
 
 
 def off_one_by_one(patches: Sequence[Patch], on: Sequence[Patch] = ()) -> None:
-    """Revert ``patches`` one by one. ``on`` is the order in which they were applied; if given, the rest is checked."""
+    """Revert ``patches`` one by one. ``on`` is the order in which they were applied; if given, the rest is checked.
+
+    The self-tests of the rest are run after each of up to three, and of more after half of them: their number would
+    grow with the square of the patches.
+    """
     for count, patch in enumerate(patches, 1):
         state = trl_hotfix.revert(patch.id)[patch.id].state
         assert state is State.REVERTED, (patch.id, state)
         remaining = [patch for patch in on if patch not in patches[:count]]
         assert_stacked(remaining)
-        assert_verdicts(remaining, "fixed")
+        if len(patches) <= 3 or count == len(patches) // 2:
+            assert_verdicts(remaining, "fixed")
     assert_verdicts(patches, "reproduced")
 
 
@@ -218,11 +226,28 @@ def is_ours(function: Any) -> bool:
     return type(function) is not FunctionType or function.__code__.co_filename.startswith(OURS)
 
 
-def main(out: str, mode: str, *ids: str) -> None:
-    fitting = [patch for patch in loading.load() if gates.targets_here(patch)]
-    work = {"orders": every_order, "all": all_of_them, "trainers": under_every_trainer}[mode]
-    answer = work([patch for patch in fitting if patch.id in ids or not ids])
-    Path(out).write_text(json.dumps(answer), encoding="utf-8")
+def run(task: str) -> Any:
+    """Return the answer to a task, or the traceback of what failed."""
+    patches = [patch for patch in loading.load() if gates.targets_here(patch)]
+    try:
+        if task == "all":
+            return all_of_them(patches)
+        if task == "trainers":
+            return under_every_trainer(patches)
+        return in_orders([patch for patch in patches if patch.id in task.split("+")])
+    # Any error of a patch or a release is the finding.
+    except Exception:  # noqa: BLE001
+        return traceback.format_exc()
+
+
+def main(out: str, seconds: str, *tasks: str) -> None:
+    answers = {}
+    # `all` begins before TRL is imported. The other tasks share one import of it.
+    for task in sorted(tasks, key=lambda task: task != "all"):
+        if task != "all":
+            release.warm(loading.load())
+        answers[task] = release.in_a_fork(run, task, float(seconds))
+    Path(out).write_text(json.dumps(answers), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from importlib import import_module
@@ -91,15 +90,13 @@ def test_curves_go_through_their_losses_and_have_a_gap_where_one_is_no_number(pa
     assert 'aria-label="loss by step: unpatched 2 to 1, patched 2 to 0"' in drawn
 
 
-def test_curves_are_shown_of_the_patch_as_it_is_now(
-    pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_are_shown_of_the_patch_as_it_is_now(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third, *_ = loading.load()
     runs = {name: {"release": "0.11.4", "losses": [1.0, 2.0]} for name in ("unpatched", "patched")}
     curve = {"patch": first.id, "revision": first.revision, "stack": "tf4.44", "runs": runs}
     outdated = {**curve, "patch": second.id, "revision": second.revision + 1}
-    monkeypatch.setattr(pages, "CURVES", tmp_path / "curves.json")
-    pages.CURVES.write_text(json.dumps([curve, outdated]))
+    evidence = {**pages.matrix(), "curves": {first.id: curve, second.id: outdated}}
+    monkeypatch.setattr(pages, "matrix", lambda: evidence)
     texts = pages.pages()
     assert [patch.id for patch in (first, second, third) if "<polyline" in texts[f"bugs/{patch.id}.md"]] == [first.id]
 
@@ -107,10 +104,10 @@ def test_curves_are_shown_of_the_patch_as_it_is_now(
 def test_the_curve_of_a_patched_release_is_that_of_the_fixed_one_and_not_that_without_the_patch(
     pages: ModuleType,
 ) -> None:
-    curves = json.loads(pages.CURVES.read_text())
-    assert {curve["patch"] for curve in curves} <= {patch.id for patch in loading.load()}
-    for curve in curves:
+    curves = pages.matrix()["curves"]
+    assert curves.keys() <= {patch.id for patch in loading.load()}
+    for patch_id, curve in curves.items():
         losses = {name: run["losses"] for name, run in curve["runs"].items()}
         assert losses["unpatched"] != losses["patched"]
         # The log has four decimal places.
-        assert losses.get("fixed", losses["patched"]) == pytest.approx(losses["patched"], abs=1.01e-4), curve["patch"]
+        assert losses.get("fixed", losses["patched"]) == pytest.approx(losses["patched"], abs=1.01e-4), patch_id

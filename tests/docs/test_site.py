@@ -93,5 +93,11 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
 def test_the_schemas_and_the_matrix_are_published(site: Path) -> None:
     for schema in (CHECKOUT / "docs" / "schemas").glob("*.json"):
         assert (site / "schemas" / schema.name).read_bytes() == schema.read_bytes()
-    for name in ("matrix.svg", "matrix.html"):
-        assert (site / "evidence" / name).read_bytes() == (CHECKOUT / "evidence" / name).read_bytes()
+    page = (site / "evidence" / "matrix.html").read_text(encoding="utf-8")
+    assert all(f">{patch.id}</a>" in page or f">{patch.id}<small>" in page for patch in loading.load())
+
+
+def test_the_picture_of_the_first_page_leads_to_the_matrix(site: Path) -> None:
+    assert (site / "matrix.svg").read_bytes() == (CHECKOUT / "docs" / "matrix.svg").read_bytes()
+    index = (site / "index.html").read_text(encoding="utf-8")
+    assert re.search(r'<a href="evidence/matrix.html"><img [^>]*src="matrix.svg"', index)

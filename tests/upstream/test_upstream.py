@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import sharing
 
 import runner
 from runner import Compared
@@ -16,37 +17,41 @@ SLICE = [release for release in LISTED if "slice" in LISTED[release]]
 EVIDENCE: Mapping[str, Any] = json.loads(runner.EVIDENCE.read_text())
 
 
-@pytest.fixture(scope="session")
-def comparisons() -> Mapping[str, Compared]:
-    runner.build(SLICE)
-    return {release: runner.run(release, LISTED[release]["slice"]) for release in SLICE}
+@pytest.fixture(scope="module")
+def comparisons(request: pytest.FixtureRequest) -> Mapping[str, Compared]:
+    releases = {case["release"] for case in sharing.parameters(request)}
+    runner.build(sorted(releases))
+    return {release: runner.run(release, LISTED[release]["slice"]) for release in sorted(releases)}
 
 
-@pytest.mark.parametrize("release", SLICE)
+every_slice = pytest.mark.parametrize("release", sharing.heavy(SLICE))
+
+
+@every_slice
 def test_no_test_of_trl_fails_only_with_the_patches(comparisons: Mapping[str, Compared], release: str) -> None:
     assert comparisons[release].new_failures == [], [
         comparisons[release].outcomes[test] for test in comparisons[release].new_failures
     ]
 
 
-@pytest.mark.parametrize("release", SLICE)
+@every_slice
 def test_every_patch_is_on_when_the_tests_end(comparisons: Mapping[str, Compared], release: str) -> None:
     assert comparisons[release].not_on == []
 
 
-@pytest.mark.parametrize("release", SLICE)
+@every_slice
 def test_every_patch_is_called_by_a_test_of_trl(comparisons: Mapping[str, Compared], release: str) -> None:
     unused = set(LISTED[release].get("not called", ()))
     assert set(comparisons[release].calls) == set(runner.expected(release)) - unused
 
 
-@pytest.mark.parametrize("release", SLICE)
+@every_slice
 def test_a_test_that_pins_the_bug_fails_only_when_patched(comparisons: Mapping[str, Compared], release: str) -> None:
     outcomes = {test: comparisons[release].outcomes[test][:2] for test in comparisons[release].pinned}
     assert outcomes == dict.fromkeys(outcomes, ("passed", "failed"))
 
 
-@pytest.mark.parametrize("release", SLICE)
+@every_slice
 def test_the_tests_of_trl_pass_without_the_patches(comparisons: Mapping[str, Compared], release: str) -> None:
     """Tests that fail without the patches prove nothing: two runs of failures would agree too."""
     counts = comparisons[release].counts()["without"]
