@@ -26,12 +26,11 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-import check as checking
-
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
 
 import cells
+import check as checking
 import evidence
 import layout
 import longer_runs

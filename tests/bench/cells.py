@@ -20,6 +20,9 @@ from running import GOOD, Answer, Case, in_parallel, process
 SECONDS = 60.0
 """The limit for one self-test, red, green and red."""
 
+SHARED_ROUNDS = 2
+"""Then the rest is run at once: to import TRL again takes as long as several self-tests."""
+
 
 def missing(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
     """Return the cells that are not on record with the present key."""
@@ -34,8 +37,10 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
     """Return a cell for each case. ``share``: equal releases share a run. ``fresh``: kept results are not used."""
     remaining = list(cases)
     answers: list[Answer] = []
+    rounds = 0
     while remaining:
-        chosen = _newest_of_each_group(remaining) if share else remaining
+        rounds += 1
+        chosen = _newest_of_each_group(remaining) if share and rounds <= SHARED_ROUNDS else remaining
         new = _run(chosen, jobs, console, fresh)
         answers += new
         finished = {case.name for case in chosen}
