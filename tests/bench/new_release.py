@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from email.parser import HeaderParser
 from pathlib import Path
@@ -120,24 +121,27 @@ def places_of(release: str, before: str) -> list[Place]:
     return [replace(place, release=release) for place in layout.places([listed])]
 
 
-def check_imports(places: Sequence[Place], patches: Sequence[Patch]) -> None:
+def check_imports(places: Sequence[Place], patches: Sequence[Patch], jobs: int) -> None:
     """Raise ``ClickException`` where a module with targets cannot be imported, with the requirements that are unmet."""
     modules = list(dict.fromkeys(target.module for patch in patches for target in patch.targets))
-    for place in places:
-        errors = process(place, [str(HERE / "import_modules.py"), "{out}", *modules], 600)
-        if not errors:
-            continue
-        name, error = ("trl", errors) if isinstance(errors, str) else next(iter(errors.items()))
-        metadata = place.overlay / f"trl-{place.release}.dist-info" / "METADATA"
-        unmet = unmet_requirements(metadata.read_text(encoding="utf-8"), place.version_of)
-        reason = (
-            "\n  ".join(unmet) or "the stack meets all requirements of its METADATA; see `special` in releases.yaml"
-        )
-        raise click.ClickException(
-            f"TRL {place.release} cannot be imported on the stack {place.stack}: {name}: {error}\n  {reason}\n"
-            f"Nothing has been changed. Put {place.release} into tests/bench/releases.yaml by hand, on stacks that "
-            "meet its requirements, and run this again."
-        )
+    arguments = [str(HERE / "import_modules.py"), "{out}", *modules]
+    with ThreadPoolExecutor(jobs) as pool:
+        for place, errors in zip(places, pool.map(lambda place: process(place, arguments, 600), places), strict=True):
+            if errors:
+                name, error = ("trl", errors) if isinstance(errors, str) else next(iter(errors.items()))
+                raise click.ClickException(_import_error(place, name, error))
+
+
+def _import_error(place: Place, module: str, error: str) -> str:
+    metadata = place.overlay / f"trl-{place.release}.dist-info" / "METADATA"
+    unmet = unmet_requirements(metadata.read_text(encoding="utf-8"), place.version_of)
+    reasons = unmet or ["the stack meets all requirements of its METADATA; see `special` in releases.yaml"]
+    return "\n  ".join(
+        [f"TRL {place.release} cannot be imported on the stack {place.stack}: {module}: {error}", *reasons]
+    ) + (
+        f"\nNothing has been changed. Put {place.release} into tests/bench/releases.yaml by hand, on stacks that "
+        "meet its requirements, and run this again."
+    )
 
 
 def unmet_requirements(metadata: str, version_of: Callable[[str], str | None]) -> list[str]:
@@ -248,7 +252,7 @@ def verdicts(answers: Answers) -> str:
     return "<br>".join(lines)
 
 
-def prepare(release: str, before: str, patches: Sequence[Patch], steps: Steps) -> list[Place]:
+def prepare(release: str, before: str, patches: Sequence[Patch], jobs: int, steps: Steps) -> list[Place]:
     """Lay everything out and list the release. Return its places. Nothing is edited where TRL cannot be imported."""
     with steps.step("stacks, and the wheels of all releases"):
         lay_out(release)
@@ -263,7 +267,7 @@ def prepare(release: str, before: str, patches: Sequence[Patch], steps: Steps) -
                 f"on {missing[0].place}; run `make evidence` first"
             )
     with steps.step("imports") as result:
-        check_imports(places, patches)
+        check_imports(places, patches, jobs)
         add_to_releases(release, before)
         result(f"TRL {release} imports on {', '.join(place.stack for place in places)}")
     return places
@@ -291,7 +295,7 @@ def new_release(release: str, jobs: int) -> Findings:
     """Run every patch on a new release, edit what is certain and write the evidence. Raises ``ClickException``."""
     console, steps = Console(), Steps()
     before, patches = checked(release), loading.load()
-    places = prepare(release, before, patches, steps)
+    places = prepare(release, before, patches, jobs, steps)
     with steps.step("self-tests") as result:
         cell_answers = cells.run(cells.missing(patches, places), jobs, console)
         result(counted(cell_answers))
