@@ -134,6 +134,7 @@ def places(chosen: Iterable[str] | None = None) -> tuple[Place, ...]:
     return tuple(sorted(listed, key=lambda place: (Version(place.release), place.stack)))
 
 
+@functools.cache
 def main_place(release: str) -> Place:
     """Return the place of a release on the first stack that lists it."""
     return next(Place(release, stack) for stack, releases in settings()["stacks"].items() if release in releases)

@@ -51,26 +51,43 @@ def settings_of(patch: Patch) -> Mapping[str, Any]:
 def planned(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
     """Return where the proofs are run.
 
-    That is the first and the last release of each distinct body in range, the neighbours outside the range, the newest
-    release, and the first release with the fix.
+    These are releases that together have each distinct body in range of each target, the ends of the range, its
+    neighbours outside, the newest release, and the first one with the fix: each on its main stack. The last release in
+    range and the newest are run on every stack.
     """
     return [Case(patch, place) for patch in patches for place in _planned(patch, places)]
 
 
 def _planned(patch: Patch, places: Sequence[Place]) -> list[Place]:
     order = layout.releases()
-    chosen = {order[-1]}
     bodies = evidence.bodies_by_release(patch)
-    inside = [release for release in order if gates.targets_for(patch, release)]
-    for body in {bodies[release] for release in inside}:
-        releases = [release for release in inside if bodies[release] == body]
-        chosen |= {releases[0], releases[-1]}
+    in_range = {
+        release: {
+            (target.name, body)
+            for target, body in zip(patch.targets, bodies[release], strict=True)
+            if target in gates.targets_for(patch, release)
+        }
+        for release in order
+        if gates.targets_for(patch, release)
+    }
+    inside = list(in_range)
+    chosen = {order[-1], *inside[:1], *inside[-1:]}
     for release, following in itertools.pairwise(order):
-        if (release in inside) != (following in inside):
+        if (release in in_range) != (following in in_range):
             chosen |= {release, following}
     if settings_of(patch).get("PARITY") and patch.upstream.fixed_in:
         chosen.add(patch.upstream.fixed_in)
-    return [place for place in places if place.release in chosen]
+    uncovered = set().union(*in_range.values()).difference(*(in_range.get(release, set()) for release in chosen))
+    while uncovered:
+        best = max(inside, key=lambda release: len(in_range[release] & uncovered))
+        chosen.add(best)
+        uncovered -= in_range[best]
+    on_every_stack = {order[-1], *inside[-1:]}
+    return [
+        place
+        for place in places
+        if place.release in chosen and (place.release in on_every_stack or place == layout.main_place(place.release))
+    ]
 
 
 def missing(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
