@@ -15,7 +15,7 @@ import evidence
 import keys
 import trl_code
 from layout import BENCH, HERE, Place
-from running import GOOD, Answer, Case, in_parallel, process
+from running import GOOD, Answer, Case, in_parallel, is_kept, process
 
 SECONDS = 60.0
 """The limit for one self-test, red, green and red."""
@@ -84,7 +84,7 @@ def _run(cases: Sequence[Case], jobs: int, console: Console, fresh: bool) -> lis
     """Run these cases, all those of one place in one process. The answers are in the order of ``cases``."""
     by_place: dict[Place, list[Patch]] = {}
     for case in cases:
-        if fresh or not _file(case).is_file():
+        if fresh or not is_kept(_file(case)):
             by_place.setdefault(case.place, []).append(case.patch)
 
     def run_place(work: tuple[Place, list[Patch]]) -> list[Answer]:

@@ -41,6 +41,8 @@ class Module:
     definitions: dict[str, list[ast.AST]] = field(default_factory=dict)
     imported: dict[str, Piece] = field(default_factory=dict)
     """Name -> module and name there; an empty name is the module itself."""
+    foreign: dict[str, str] = field(default_factory=dict)
+    """Name -> ``module`` or ``module.name`` of a library."""
 
 
 class Sources:
@@ -78,7 +80,9 @@ class Sources:
             raise LookupError(f"{module} has no {name}")
         nodes = source.definitions[name]
         uses = tuple(dict.fromkeys(piece for node in nodes for piece in self._uses(module, source, node)))
-        return digest_of([canonical(node) for node in nodes]), uses
+        names = {child.id for node in nodes for child in ast.walk(node) if isinstance(child, ast.Name)}
+        foreign = {name: source.foreign[name] for name in sorted(names & source.foreign.keys())}
+        return digest_of([[canonical(node) for node in nodes], foreign]), uses
 
     def _uses(self, module: str, source: Module, node: ast.AST) -> Iterator[Piece]:
         local = Module()
@@ -125,9 +129,12 @@ class Sources:
                 for alias in node.names:
                     if self._path(alias.name) is not None:
                         source.imported[alias.asname or alias.name] = (alias.name, "")
+                    else:
+                        source.foreign[alias.asname or alias.name.partition(".")[0]] = alias.name
             elif isinstance(node, ast.ImportFrom):
                 origin = _absolute(package, node)
                 if self._path(origin) is None:
+                    source.foreign |= {alias.asname or alias.name: f"{origin}.{alias.name}" for alias in node.names}
                     continue
                 for alias in node.names:
                     inner = f"{origin}.{alias.name}"

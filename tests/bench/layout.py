@@ -46,6 +46,11 @@ class Place:
         return BENCH / "stacks" / self.stack / "bin" / "python"
 
     @property
+    def is_main(self) -> bool:
+        """Whether this is the stack on which the release is run where one stack is enough."""
+        return self.stack == _stacks_by_release()[self.release][0]
+
+    @property
     def overlay(self) -> Path:
         return BENCH / "overlay" / self.release
 
@@ -55,7 +60,7 @@ class Place:
 
     def version_of(self, distribution: str) -> str | None:
         """Return the version that is installed in this place."""
-        return self.release if distribution == "trl" else _versions(self.stack).get(distribution)
+        return self.release if distribution == "trl" else versions(self.stack).get(distribution)
 
     def environment(self, *overlays: str) -> dict[str, str]:
         """Return the environment of a process that sees this release, this stack, these overlays and the checkout."""
@@ -108,36 +113,60 @@ def _lock(stack: str) -> Path:
 
 
 @functools.cache
-def _versions(stack: str) -> dict[str, str]:
+def versions(stack: str) -> dict[str, str]:
     """Return the versions that the lock of a stack pins."""
     lines = _lock(stack).read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line)
 
 
+@functools.cache
+def _stacks_by_release() -> Mapping[str, tuple[str, ...]]:
+    """Return the stacks of every release, oldest first: the main one, then the others from old to new transformers."""
+    listed = {release: list(group["stacks"]) for group in settings()["groups"] for release in group["releases"]}
+    for stack, releases_between in settings()["between"].items():
+        for release in releases_between:
+            listed[release].append(stack)
+    return {
+        release: (main, *sorted(others, key=_transformers))
+        for release, (main, *others) in sorted(listed.items(), key=lambda item: Version(item[0]))
+    }
+
+
 def releases() -> tuple[str, ...]:
     """Return every release, oldest first."""
-    return tuple(sorted(itertools.chain.from_iterable(settings()["stacks"].values()), key=Version))
+    return tuple(_stacks_by_release())
 
 
-def places(chosen: Iterable[str] | None = None) -> tuple[Place, ...]:
-    """Return every release on each of its stacks, oldest first. Raises ``ValueError`` for an unknown release."""
-    selected = set(releases() if chosen is None else chosen)
-    unknown = selected - set(releases())
-    if unknown:
-        raise ValueError(f"unknown release {', '.join(sorted(unknown))}; tests/bench/releases.yaml has every one")
-    listed = [
-        Place(release, stack)
-        for stack, stack_releases in [*settings()["stacks"].items(), *settings()["second"].items()]
-        for release in stack_releases
-        if release in selected
-    ]
-    return tuple(sorted(listed, key=lambda place: (Version(place.release), place.stack)))
+def stacks() -> tuple[str, ...]:
+    """Return every stack, oldest transformers first."""
+    return tuple(sorted(set(itertools.chain.from_iterable(_stacks_by_release().values())), key=_transformers))
+
+
+def _transformers(stack: str) -> Version:
+    return Version(versions(stack)["transformers"])
 
 
 @functools.cache
 def main_place(release: str) -> Place:
-    """Return the place of a release on the first stack that lists it."""
-    return next(Place(release, stack) for stack, releases in settings()["stacks"].items() if release in releases)
+    """Return the release on its main stack. Raises ``ValueError`` for an unknown release."""
+    return next(place for place in places([release]) if place.is_main)
+
+
+def places(chosen: Iterable[str] | None = None) -> tuple[Place, ...]:
+    """Return every release, oldest first, on each of its stacks: its main one, then from old to new transformers.
+
+    Raises ``ValueError`` for an unknown release.
+    """
+    selected = set(releases() if chosen is None else chosen)
+    unknown = selected - set(releases())
+    if unknown:
+        raise ValueError(f"unknown release {', '.join(sorted(unknown))}; tests/bench/releases.yaml has every one")
+    return tuple(
+        Place(release, stack)
+        for release in releases()
+        if release in selected
+        for stack in _stacks_by_release()[release]
+    )
 
 
 def build(selected: Iterable[Place], report: Callable[[str], None] = print) -> None:
@@ -177,10 +206,10 @@ def _build_stack(stack: str, report: Callable[[str], None]) -> None:
         return
     report(f"stack {stack}")
     shutil.rmtree(folder, ignore_errors=True)
-    _uv("venv", "--python", sys.executable, str(folder))
+    uv("venv", "--python", sys.executable, str(folder))
     python = str(folder / "bin" / "python")
     # --no-deps: the lock is complete, and a dependency could bring another torch.
-    _uv("pip", "install", "--no-deps", "--python", python, "-r", str(_lock(stack)), *settings()["plugin"])
+    uv("pip", "install", "--no-deps", "--python", python, "-r", str(_lock(stack)), *settings()["plugin"])
     (folder / ".ready").write_text(key)
 
 
@@ -191,7 +220,7 @@ def build_overlay(name: str, packages: tuple[str, ...], *, python: Path, report:
         return
     report(f"overlay {name}")
     shutil.rmtree(folder, ignore_errors=True)
-    _uv("pip", "install", "--no-deps", "--python", str(python), "--target", str(folder), *packages, DS_BUILD_OPS="0")
+    uv("pip", "install", "--no-deps", "--python", str(python), "--target", str(folder), *packages, DS_BUILD_OPS="0")
     (folder / ".ready").write_text(key)
 
 
@@ -204,7 +233,7 @@ def _key(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _uv(*arguments: str, **variables: str) -> None:
+def uv(*arguments: str, **variables: str) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "uv", "--quiet", *arguments],
         env={**os.environ, **_find_links(), **variables},

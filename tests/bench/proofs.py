@@ -19,7 +19,7 @@ import keys
 import layout
 import trl_code
 from layout import BENCH, CHECKOUT, HERE, Place
-from running import Answer, Case, in_parallel, process
+from running import Answer, Case, in_parallel, is_kept, process
 
 SECONDS = 300.0
 """The limit for one proof."""
@@ -52,8 +52,8 @@ def planned(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
     """Return where the proofs are run.
 
     These are releases that together have each distinct body in range of each target, the ends of the range, its
-    neighbours outside, the newest release, and the first one with the fix: each on its main stack. The last release in
-    range and the newest are run on every stack.
+    neighbours outside, the newest release, and the first one with the fix: each on its main stack, and on others if the
+    bug is only there. The last release in range and the newest are run on every stack.
     """
     return [Case(patch, place) for patch in patches for place in _planned(patch, places)]
 
@@ -86,8 +86,14 @@ def _planned(patch: Patch, places: Sequence[Place]) -> list[Place]:
     return [
         place
         for place in places
-        if place.release in chosen and (place.release in on_every_stack or place == layout.main_place(place.release))
+        if place.release in chosen
+        and (place.release in on_every_stack or place.is_main or _only_beside_main(patch, place))
     ]
+
+
+def _only_beside_main(patch: Patch, place: Place) -> bool:
+    """Return whether the bug is here and not on the main stack, whose transformers is another."""
+    return bool(place.targets_of(patch)) and not layout.main_place(place.release).targets_of(patch)
 
 
 def missing(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
@@ -120,7 +126,7 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
         by_code.setdefault(shared if share else case.name, []).append(case)
     by_process: dict[tuple[Place, tuple[str, ...]], list[Case]] = {}
     for newest in (group[-1] for group in by_code.values()):
-        if fresh or not _file(newest).is_file():
+        if fresh or not is_kept(_file(newest)):
             overlays = tuple(settings_of(newest.patch).get("OVERLAYS", ()))
             by_process.setdefault((newest.place, overlays), []).append(newest)
     in_parallel("proofs, by release", list(by_process.items()), _run, jobs, console)

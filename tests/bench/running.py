@@ -63,6 +63,11 @@ def process(place: Place, arguments: list[str], limit: float, *overlays: str) ->
         return answer
 
 
+def is_kept(file: Path) -> bool:
+    """Return whether a result is kept in ``file``. A failure is not: it may have been one of the machine."""
+    return file.is_file() and json.loads(file.read_text())["verdict"] in GOOD
+
+
 def in_parallel(
     name: str, tasks: list[Task], run: Callable[[Task], Iterable[Result]], jobs: int, console: Console
 ) -> list[Result]:

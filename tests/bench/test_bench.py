@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from trl_hotfix.catalogue import loading
@@ -132,11 +134,31 @@ def test_what_is_on_record_with_the_present_key_is_not_missing(monkeypatch: pyte
     assert len(cells.missing([PATCH], layout.places())) == len(layout.places())
 
 
-def test_every_release_is_on_a_stack_and_the_newest_on_several() -> None:
+def test_every_release_is_on_its_stacks_with_the_main_one_first() -> None:
     places = layout.places()
-    assert {place.release for place in places} == set(layout.releases())
     assert len(layout.releases()) >= 66
-    assert {place.stack for place in places if place.release == "1.16.0"} >= {"tf4.57", "tf5.23"}
+    assert list(dict.fromkeys(place.release for place in places)) == list(layout.releases())
+    assert len(set(places)) == len(places)
+    for release in layout.releases():
+        first, *others = (place for place in places if place.release == release)
+        assert first == layout.main_place(release)
+        assert not any(place.is_main for place in others)
+
+
+def test_every_stack_has_a_lock_with_the_transformers_of_its_name() -> None:
+    assert {file.stem for file in (layout.HERE / "stacks").glob("*.txt")} == set(layout.stacks())
+    for stack in layout.stacks():
+        assert layout.versions(stack)["transformers"].startswith(f"{stack.removeprefix('tf')}.")
+
+
+def test_a_stack_has_what_the_metadata_of_its_releases_ask_for(everywhere: None) -> None:
+    for place in layout.places():
+        (distribution,) = metadata.distributions(path=[str(place.overlay)], name="trl")
+        for requirement in map(Requirement, distribution.requires or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                version = layout.versions(place.stack).get(requirement.name.replace("_", "-"))
+                assert version is not None, (place, requirement)
+                assert requirement.specifier.contains(version), (place, requirement, version)
 
 
 def test_the_code_of_every_release_is_laid_out_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

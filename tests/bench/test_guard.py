@@ -27,7 +27,7 @@ def change(file: Path, old: str, new: str) -> None:
 
 def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, Any]:
     """Return the cell of the broken package on a release."""
-    (place,) = layout.places([release])
+    place = layout.main_place(release)
     layout.build([place])
     environment = place.environment()
     folders = [str(package.parent), *([str(overlay)] if overlay else []), environment["PYTHONPATH"]]
@@ -107,7 +107,7 @@ def test_a_self_test_that_cannot_fail_is_not_reproduced(package: Path, patch: Pa
 @pytest.mark.matrix
 def test_a_self_test_that_hangs_is_an_error(package: Path, patch: Path) -> None:
     change(patch, "    import torch\n", "    import threading\n\n    threading.Event().wait()\n    import torch\n")
-    (place,) = layout.places(["0.11.4"])
+    place = layout.main_place("0.11.4")
     layout.build([place])
     out = package.parent / "out.json"
     environment = place.environment()

@@ -56,9 +56,7 @@ Answers = Mapping[str, Mapping[str, Any]]
 def answers(request: pytest.FixtureRequest) -> Answers:
     """Return the answers of each release, by case."""
     cases = sharing.by_place((case["release"], case["case"]) for case in sharing.parameters(request))
-    places = {
-        release: next(place for place in layout.places([release]) if place.stack == "tf4.57") for release in cases
-    }
+    places = {release: layout.main_place(release) for release in cases}
     layout.build(places.values())
 
     def run(release: str) -> Any:

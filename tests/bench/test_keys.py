@@ -102,6 +102,16 @@ def test_a_proof_depends_on_the_makers_it_calls(copied: Path, edit: Edit) -> Non
     assert proof_key(copied) != before
 
 
+def test_what_a_name_stands_for_in_another_library_is_part_of_the_key(copied: Path, edit: Edit) -> None:
+    module = "made_up_for_imports"
+    (copied / f"{module}.py").write_text("from math import sqrt\n\n\ndef root(x):\n    return sqrt(x)\n")
+    before = keys.digest_of(sources(copied).closure([(module, "root")]))
+    edit(f"{module}.py", "from math import sqrt", "import json\nfrom math import sqrt")
+    assert keys.digest_of(sources(copied).closure([(module, "root")])) == before
+    edit(f"{module}.py", "from math import sqrt", "from cmath import sqrt")
+    assert keys.digest_of(sources(copied).closure([(module, "root")])) != before
+
+
 def test_prose_is_no_part_of_the_policy() -> None:
     entry = patch()
     reworded = replace(entry, title="Other", why="other", how="other", not_repaired="other", hits=(), trl=">=0.29.0")

@@ -25,7 +25,7 @@ PATCHES = loading.load()
 BY_ID = {patch.id: patch for patch in PATCHES}
 CONSOLE = Console()
 RELEASES = ("0.11.4", "0.16.1", layout.releases()[-1])
-PLACES = [place for place in layout.places(RELEASES) if place == layout.main_place(place.release)]
+PLACES = [layout.main_place(release) for release in RELEASES]
 SEEDS = {
     "moe-aux-loss-lost-under-deepspeed": "0.11.4",
     "grpo-peft-no-input-grads": "0.15.2",

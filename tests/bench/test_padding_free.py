@@ -11,7 +11,7 @@ from running import process
 
 @pytest.mark.parametrize("release", sharing.heavy(["0.16.1", "0.23.0"]))
 def test_loss_gradients_and_tokens_are_those_of_the_padded_batch(release: str) -> None:
-    (place,) = layout.places([release])
+    place = layout.main_place(release)
     layout.build([place])
     differences = process(place, [str(layout.HERE / "train_padding_free.py"), "{out}"], 300)
     assert not isinstance(differences, str), differences

@@ -23,7 +23,7 @@ def covering() -> list[layout.Place]:
     ids_by_place = {
         place: {patch.id for patch in loading.load() if place.targets_of(patch)} for place in layout.places()
     }
-    covering_places = [place for place in ids_by_place if place.release == "0.16.1"]
+    covering_places = [place for place in ids_by_place if place == layout.main_place("0.16.1")]
     missing = {patch.id for patch in loading.load()}.difference(*(ids_by_place[place] for place in covering_places))
     while missing:
         best = max(ids_by_place, key=lambda place: len(ids_by_place[place] & missing))
@@ -125,7 +125,7 @@ def cached(
 ) -> Mapping[str, tuple[Answer, Answer]]:
     """Return for each release the answers of two successive processes on the same dataset on disk."""
     releases = {case["release"]: None for case in sharing.parameters(request)}
-    places = {release: layout.places([release])[0] for release in releases}
+    places = {release: layout.main_place(release) for release in releases}
     layout.build(places.values())
 
     def twice(release: str) -> tuple[Answer, Answer]:

@@ -11,7 +11,7 @@ from running import process
 
 @pytest.mark.parametrize("release", sharing.heavy(["0.17.0", "1.14.1"]))
 def test_the_data_are_the_same_in_every_order(release: str) -> None:
-    place, *_ = layout.places([release])
+    place = layout.main_place(release)
     layout.build([place])
     results = process(place, [str(layout.HERE / "prepare_sft.py"), "{out}"], 300)
     # Token ids, then the number of them that are trained. 1 is the end of sequence, 3 + n is the word n.

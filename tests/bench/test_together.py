@@ -42,7 +42,7 @@ def on_one_method() -> list[tuple[layout.Place, str]]:
 
 
 SETS = on_one_method()
-PLACES = [place for place in layout.places(RELEASES) if place.stack != "tf5.23" or place.release == RELEASES[-1]]
+PLACES = [place for place in layout.places(RELEASES) if place.is_main or place.release == RELEASES[-1]]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("train_moe.py")
 
 @cache
 def run(*, accumulate: int = 2, deepspeed: str = "", ranks: int = 1, hotfix: str = "0") -> dict[str, Any]:
-    place = next(place for place in layout.places(["1.7.1"]) if place.stack == "tf4.57")
+    place = layout.main_place("1.7.1")
     layout.build([place])
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     stage = ["--deepspeed", deepspeed] if deepspeed else []

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("train_grpo_ranks.py")
 
 @cache
 def run(normalisation: str, ranks: int) -> dict[str, Any]:
-    (place,) = layout.places(["0.16.1"])
+    place = layout.main_place("0.16.1")
     layout.build([place])
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     with TemporaryDirectory() as folder:

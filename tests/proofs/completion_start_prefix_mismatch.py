@@ -9,7 +9,6 @@ an empty ``<think>`` block, and DPO and KTO in the releases that have the bug.
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from typing import Any
 
@@ -132,10 +131,10 @@ def check_preference_data(method: str, *, fixed: bool) -> None:
 
 def one_step(method: str, tokenizer: Any) -> Any:
     """Return the trainer after a step and its gradients, or None where it prepares the data in another way."""
+    import trl
     from datasets import Dataset
 
-    module = importlib.import_module(f"trl.trainer.{method.lower()}_trainer")
-    trainer_class = getattr(module, f"{method}Trainer")
+    trainer_class = getattr(trl, f"{method}Trainer")
     if not hasattr(trainer_class, "_prepare_dataset") or hasattr(trainer_class, "tokenize_row"):
         return None
     rows = PREFERENCES if method == "DPO" else [{**row, "label": index % 2 == 0} for index, row in enumerate(PAIRS)]
@@ -147,7 +146,7 @@ def one_step(method: str, tokenizer: Any) -> Any:
             trainer_class,
             model=policy,
             ref_model=reference,
-            args=tiny.config(getattr(module, f"{method}Config"), max_length=32, **folders),
+            args=tiny.config(getattr(trl, f"{method}Config"), max_length=32, **folders),
             train_dataset=Dataset.from_list(rows),
             tokenizer=tokenizer,
         )

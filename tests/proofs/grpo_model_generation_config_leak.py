@@ -47,6 +47,8 @@ def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) 
             tiny.measured(getattr(trl, f"{method}Trainer")),
             policy,
             config_class=getattr(trl, f"{method}Config"),
+            # 0.14.0 has four completions of each prompt of the batch, later releases four in a batch.
+            per_device_train_batch_size=1 if trl.__version__ == "0.14.0" else 4,
             num_iterations=1,
             beta=0.0,
             temperature=asked_for,
@@ -70,6 +72,8 @@ def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) 
                 eos_token_id=1,
                 # Up to 0.17 the trainer asks for 50.
                 top_k=getattr(trainer.generation_config, "top_k", None),
+                # 0.14.0 has the model answer a prompt several times.
+                num_return_sequences=getattr(trainer.generation_config, "num_return_sequences", None) or 1,
             )
             expected_completions[:] = plain_sequences[:, input_ids.shape[1] :].tolist()
             return sequences
@@ -88,13 +92,10 @@ def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) 
 def train() -> tiny.TrainingResult:
     import trl
 
-    methods = [
-        method
-        for method in ("GRPO", "RLOO")
-        if hasattr(getattr(trl, f"{method}Trainer", None), "_generate_and_score_completions")
-    ]
-    if not methods:
-        return tiny.TrainingResult(absent("this release generates elsewhere"))
+    if not hasattr(trl, "GRPOTrainer"):
+        return tiny.TrainingResult(absent("this release has no GRPO"))
+    # Until 0.22.0 RLOO has a training loop of its own.
+    methods = ["GRPO", *(["RLOO"] if hasattr(trl.RLOOTrainer, "_generate_and_score_completions") else [])]
     steps = {method: one_step(method, temperature=1e-4) for method in methods}
     distinct = sum(len({tuple(tokens) for tokens in step.completions}) for step in steps.values())
     outcome = judge(distinct, right=4 * len(steps), wrong=len(steps))

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from trl_hotfix.catalogue import loading
 
 import layout
-from layout import BENCH, CHECKOUT, Place
+from layout import BENCH, CHECKOUT
 
 HERE = Path(__file__).parent
 EVIDENCE = CHECKOUT / "tests" / "upstream" / "outcomes.json"
@@ -88,18 +88,13 @@ class Compared:
 
 def expected(release: str) -> list[str]:
     """Return the patches that TRL_HOTFIX=1 has to apply to this release."""
-    place = place_of(release)
+    place = layout.main_place(release)
     return [patch.id for patch in loading.load() if patch.default and place.targets_of(patch)]
-
-
-def place_of(release: str) -> Place:
-    """Return the release on the first of its stacks."""
-    return layout.places([release])[0]
 
 
 def build(releases: Iterable[str], checkout: Path | None = None) -> None:
     """Lay out the releases, their tests, pytest, and the replacement of the hub."""
-    places = [place_of(release) for release in releases]
+    places = [layout.main_place(release) for release in releases]
     layout.build(places, click.echo)
     for name, packages in settings()["overlays"].items():
         layout.build_overlay(name, tuple(packages), python=places[0].python, report=click.echo)
@@ -185,7 +180,7 @@ def run(release: str, selection: Mapping[str, Any], jobs: int = 2) -> Compared:
 
 
 def _pytest(release: str, selection: Mapping[str, Any], hotfix: str) -> Answer:
-    place = place_of(release)
+    place = layout.main_place(release)
     folder = tests_of(release)
     overlays = ("upstream", *settings()["releases"].get(release, {}).get("overlays", ()))
     with tempfile.TemporaryDirectory() as temporary:
@@ -231,7 +226,7 @@ def write(comparison: Compared, selection: Mapping[str, Any]) -> None:
     """Write the outcomes to ``tests/upstream/outcomes.json``; other releases stay as they are."""
     evidence = json.loads(EVIDENCE.read_text()) if EVIDENCE.is_file() else {}
     evidence[comparison.release] = {
-        "stack": place_of(comparison.release).stack,
+        "stack": layout.main_place(comparison.release).stack,
         "files": selection["files"],
         "only": selection.get("only", ""),
         "counts": comparison.counts(),

@@ -62,8 +62,9 @@ def completions_are_sampled_at_the_trainers_temperature(module: ModuleType) -> O
     if not Version("4.50") <= Version(transformers.__version__) < Version("5.0.0.dev0"):
         return absent("this transformers takes what it is given")
     method = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
+    trainer_class = getattr(module, f"{method}Trainer")
     unwrap = getattr(module, "unwrap_model_for_generation", None)
-    if unwrap is None or not hasattr(getattr(module, f"{method}Trainer"), "_generate_and_score_completions"):
+    if unwrap is None or (method == "RLOO" and not hasattr(trainer_class, "_generate_and_score_completions")):
         return absent("this release generates elsewhere")
     if "generation_kwargs" in inspect.signature(unwrap).parameters:
         return absent("this release gives the model what it asks for itself")
@@ -80,9 +81,13 @@ def completions_are_sampled_at_the_trainers_temperature(module: ModuleType) -> O
     model.generate = generate
     settings = default_arguments(getattr(module, f"{method}Config"))
     asked_for = transformers.GenerationConfig(do_sample=True, temperature=1.0, pad_token_id=0, eos_token_id=1)
-    trainer = stub_that_generates(getattr(module, f"{method}Trainer"), settings, model, generation_config=asked_for)
+    trainer = stub_that_generates(trainer_class, settings, model, generation_config=asked_for)
     try:
-        completions_of(trainer)
+        if "_get_train_sampler" in vars(trainer_class):
+            completions_of(trainer)
+        else:
+            # 0.14.0 generates in the method that computes the loss.
+            trainer.compute_loss(model, [{"prompt": "a"}])
     except Sampled as sampled:
         (temperature,) = sampled.args
     restored = model.generation_config.temperature
