@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -205,12 +206,23 @@ def test_a_full_line_of_releases_is_continued_below() -> None:
     assert max(map(len, edited.splitlines())) <= yaml_edits.WIDTH
 
 
-def test_the_real_releases_can_be_added_to() -> None:
+@pytest.fixture
+def rereading() -> Iterator[None]:
+    """Let a test replace releases.yaml."""
+    new_release.forget(layout)
+    yield
+    new_release.forget(layout)
+
+
+def test_a_new_release_is_on_the_stacks_of_the_newest(rereading: None, monkeypatch: pytest.MonkeyPatch) -> None:
     text = new_release.RELEASES.read_text(encoding="utf-8")
     newest = layout.releases()[-1]
+    stacks = [place.stack for place in layout.places([newest])]
     edited = yaml_edits.with_release(text, newest, "99.0")
-    stacks = len(layout.places([newest]))
-    assert edited.count('"99.0"') == stacks
+    monkeypatch.setattr(layout, "settings", lambda: yaml.safe_load(edited))
+    layout._stacks_by_release.cache_clear()
+    assert layout.releases()[-1] == "99.0"
+    assert [place.stack for place in layout.places(["99.0"])] == stacks
     assert text.count("#") == edited.count("#")
 
 
