@@ -2,7 +2,7 @@
 
 The trainer of transformers counts all ``L`` labels of a sequence in ``num_items_in_batch``. TRL's own sum of the loss
 (1.15.0 and later) is divided by the same number. TRL counts nothing itself, so the wrapper changes the count of the
-trainer: its labels are -100 on first tokens, which gives the count of ``labels[..., 1:]`` that transformers 5.11.0
+trainer: its labels are -100 on first tokens, which gives the count of ``labels[..., 1:]`` that transformers 5.10.1
 makes.
 """
 

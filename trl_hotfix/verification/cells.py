@@ -102,7 +102,13 @@ def verify(patch: Patch) -> Cell:
 def _verify_module(patch: Patch, name: str, *, inside: bool, cell: Cell) -> tuple[CellVerdict, str]:
     """Return the verdict on the targets in the module ``name``, and the reason. ``inside``: they are in range."""
     runs = cell.leaves.setdefault(name, {})
-    module = imported(name)
+    try:
+        module = imported(name)
+    except ImportError as error:
+        if inside:
+            raise
+        # Beside a library that is too old for it, or too new, nobody can run the code of this module.
+        return CellVerdict.ABSENT, f"{name} cannot be imported here: {error}"
     targets = [target for target in patch.targets if target.module == name]
     missing = [target for target in targets if module is None or _attribute_of(module, target.attribute) is None]
     # A method with another name in other releases is a target under each name, with a range of its own.
