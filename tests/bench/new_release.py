@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.catalogue.data_files import manifest
+from trl_hotfix.matching import gates
 from trl_hotfix.matching.sources import Release
 from trl_hotfix.model import Patch
 
@@ -122,8 +123,12 @@ def places_of(release: str, before: str) -> list[Place]:
 
 
 def check_imports(places: Sequence[Place], patches: Sequence[Patch], jobs: int) -> None:
-    """Raise ``ClickException`` where a module with targets cannot be imported, with the requirements that are unmet."""
-    modules = list(dict.fromkeys(target.module for patch in patches for target in patch.targets))
+    """Raise ``ClickException`` where a module with open bugs cannot be imported, with the requirements that are unmet.
+
+    Such a module was imported on this stack in the release before, or its self-tests would not be on record.
+    """
+    targets = [target for patch in patches for target in gates.targets_for(patch, places[0].release)]
+    modules = list(dict.fromkeys(target.module for target in targets))
     arguments = [str(HERE / "import_modules.py"), "{out}", *modules]
     with ThreadPoolExecutor(jobs) as pool:
         for place, errors in zip(places, pool.map(lambda place: process(place, arguments, 600), places), strict=True):
