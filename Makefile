@@ -27,7 +27,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types libraries bench benchmarks curves evidence matrix upstream picture docs schemas clean
+.PHONY: demo test lint types libraries bench benchmarks curves evidence release matrix upstream picture docs schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
@@ -48,6 +48,10 @@ bench: $(VENV)/ready
 evidence: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py run $(if $(PATCHES),--patches $(PATCHES))
 	$(BIN)/python tests/bench/picture.py
+
+# A new release of TRL, from its wheel to the files of a pull request (docs/new-release.md): `make release RELEASE=1.17.0`.
+release: $(VENV)/ready
+	$(BIN)/python tests/bench/new_release.py $(RELEASE)
 
 # Everything again: every patch on every release and stack, proofs, variants, orders, pickles, TRL's own tests. `make matrix`,
 # or a part of it, `make matrix SHARD=3/20`. A part leaves its evidence in build/evidence-3-20, which `bench.py merge` records.

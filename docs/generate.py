@@ -43,6 +43,7 @@ ORDER = (
     "packs.md",
     "contributing.md",
     "add-a-patch.md",
+    "new-release.md",
     "architecture.md",
     "glossary.md",
     "changelog.md",
