@@ -11,6 +11,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
+def sources() -> None:
+    """Lay out the code of every release, and the stacks of the oldest, a middle and the newest release."""
+    import layout
+
+    layout.build(layout.places(["0.11.4", "0.16.1", layout.releases()[-1]]))
+    layout.build_release_overlays(Path(sys.executable))
+
+
+@pytest.fixture(scope="session")
 def everywhere() -> None:
     """Lay out every release."""
     import layout

@@ -236,12 +236,13 @@ READERS = {"wandb": in_wandb, "trackio": in_trackio, "mlflow": in_mlflow, "tenso
 def main(out: str, of_runs: str, *names: str) -> None:
     trackers = of_runs.split(",")
     # Importing here saves each fork the import.
-    available = [name for name in TRAINERS if is_available(name)]
+    for name in TRAINERS.keys() & {*names}:
+        is_available(name)
     cases: dict[str, Callable[[], Any]] = {
         "others": of_others,
         "several times": several_times,
         "strict by hand": strict_by_hand,
-        "trainers": lambda: available,
+        "trainers": lambda: [name for name in TRAINERS if is_available(name)],
         **{name: functools.partial(trained, make) for name, make in TRAINERS.items()},
         "without trackers": without_trackers,
         **{f"tracked, {mode}": functools.partial(tracked, *trackers, mode=mode) for mode in ("env", "hand")},

@@ -21,7 +21,7 @@ CHECKOUT = Path(__file__).parents[2]
 PATCHES = loading.load()
 
 
-def test_the_files_agree_with_wheels_and_evidence(everywhere: None) -> None:
+def test_the_files_agree_with_wheels_and_evidence(sources: None) -> None:
     assert json.loads(evidence.FINGERPRINTS.read_text()) == evidence.fingerprints()
     assert json.loads(evidence.PROVEN.read_text()) == evidence.proven(fingerprints.bodies())
 
@@ -45,7 +45,7 @@ def pythons() -> list[str]:
     return [path for minor, path in sorted(paths.items()) if minor >= 10]
 
 
-def test_every_python_reads_the_same_bodies(everywhere: None, tmp_path: Path) -> None:
+def test_every_python_reads_the_same_bodies(sources: None, tmp_path: Path) -> None:
     script = tmp_path / "digests.py"
     script.write_text(
         dedent(
@@ -114,7 +114,7 @@ def altered(release: str, tmp_path: Path, version: str, old: str, new: str) -> P
     return copy
 
 
-def test_the_command_compares_a_new_wheel(everywhere: None, tmp_path: Path) -> None:
+def test_the_command_compares_a_new_wheel(sources: None, tmp_path: Path) -> None:
     unchanged = run("--wheel", str(layout.BENCH / "overlay" / "0.11.4"))
     assert unchanged.returncode == 0, unchanged.stderr
     assert "matches" in unchanged.stdout
@@ -130,7 +130,7 @@ def test_the_command_compares_a_new_wheel(everywhere: None, tmp_path: Path) -> N
     assert (removed["says"], removed["body"], removed["in_range"]) == ("gone", None, False)
 
 
-def test_the_command_reads_a_wheel_file(everywhere: None, tmp_path: Path) -> None:
+def test_the_command_reads_a_wheel_file(sources: None, tmp_path: Path) -> None:
     import zipfile
 
     overlay = layout.BENCH / "overlay" / "0.11.4"
@@ -154,7 +154,7 @@ def test_a_path_without_trl_is_one_clear_error(tmp_path: Path, content: bytes) -
         assert str(path) in process.stderr
 
 
-def test_inherited_and_imported_functions_are_followed(everywhere: None) -> None:
+def test_inherited_and_imported_functions_are_followed(sources: None) -> None:
     release = Release(layout.BENCH / "overlay" / "0.22.0")
     assert release.body("trl.trainer.sft_trainer", "prepare_peft_model") == release.body(
         "trl.models.utils", "prepare_peft_model"

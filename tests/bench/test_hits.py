@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,8 +40,14 @@ class Class(NamedTuple):
     parameters: frozenset[str]
 
 
-def parsed(file: Path) -> Iterator[Class]:
-    for definition in ast.parse(file.read_text(encoding="utf-8")).body:
+@functools.cache
+def classes_in(source: str) -> tuple[Class, ...]:
+    """Return the classes of a source text. Many releases have the same file."""
+    return tuple(parsed(source))
+
+
+def parsed(source: str) -> Iterator[Class]:
+    for definition in ast.parse(source).body:
         if isinstance(definition, ast.ClassDef):
             constructor = next(
                 (
@@ -65,7 +70,7 @@ def classes(release: str) -> dict[str, list[Class]]:
     by_name: dict[str, list[Class]] = {}
     for file in [*folder.glob("trainer/*.py"), *folder.glob("experimental/**/*.py")]:
         if file.stem.endswith(("_trainer", "_config", "__init__")):
-            for definition in parsed(file):
+            for definition in classes_in(file.read_text(encoding="utf-8")):
                 by_name.setdefault(definition.name, []).append(definition)
     return by_name
 
@@ -75,7 +80,8 @@ def of_transformers() -> frozenset[str]:
     """Return the fields of TrainingArguments in any of the stacks."""
     files = [*layout.BENCH.glob("stacks/*/lib/python3*/site-packages/transformers/training_args.py")]
     assert files
-    definitions = [part for file in files for part in parsed(file) if part.name == "TrainingArguments"]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    definitions = [part for text in texts for part in classes_in(text) if part.name == "TrainingArguments"]
     return frozenset(name for definition in definitions for name in definition.fields)
 
 
@@ -137,7 +143,7 @@ def test_every_patch_declares_what_its_bug_needs() -> None:
 
 
 @pytest.mark.parametrize(("trl", "hit"), HITS)
-def test_trainers_and_arguments_exist_in_the_range(everywhere: None, trl: str, hit: Hit) -> None:
+def test_trainers_and_arguments_exist_in_the_range(sources: None, trl: str, hit: Hit) -> None:
     in_range = releases(trl, hit.trl)
     for name in trainers(hit):
         assert any(f"{name}Trainer" in classes(release) for release in in_range), name
@@ -149,7 +155,7 @@ def test_trainers_and_arguments_exist_in_the_range(everywhere: None, trl: str, h
 
 
 @pytest.mark.parametrize(("trl", "hit"), HITS)
-def test_a_missing_argument_has_its_default(everywhere: None, trl: str, hit: Hit) -> None:
+def test_a_missing_argument_has_its_default(sources: None, trl: str, hit: Hit) -> None:
     """If the default is a literal, passing it and omitting the argument evaluate the same."""
     unset = Argument(Kind.UNSET)
     for release in releases(trl, hit.trl):
@@ -167,13 +173,13 @@ def test_a_missing_argument_has_its_default(everywhere: None, trl: str, hit: Hit
                 assert answers[0] == answers[1], place
 
 
-def test_arguments_of_trainers_only_are_in_no_config(everywhere: None) -> None:
+def test_arguments_of_trainers_only_are_in_no_config(sources: None) -> None:
     for release in layout.releases():
         for name in ("SFT", "DPO", "GRPO", "KTO", "RLOO", "OnlineDPO", "GKD", "ORPO", "CPO", "BCO", "Reward", "PRM"):
             assert not TRAINER_ONLY_ARGUMENTS & set(config(release, f"{name}Config")), (release, name)
 
 
-def test_positional_arguments_are_in_every_release(everywhere: None) -> None:
+def test_positional_arguments_are_in_every_release(sources: None) -> None:
     for release in layout.releases():
         for name, order in POSITIONAL_ARGUMENTS.items():
             for definition in classes(release).get(f"{name}Trainer", []):
@@ -183,7 +189,7 @@ def test_positional_arguments_are_in_every_release(everywhere: None) -> None:
 
 
 @pytest.mark.parametrize("name", DISTINCTIVE_KEYS)
-def test_a_distinctive_key_belongs_to_one_trainer(everywhere: None, name: str) -> None:
+def test_a_distinctive_key_belongs_to_one_trainer(sources: None, name: str) -> None:
     for key in DISTINCTIVE_KEYS[name]:
         names = {
             other_name

@@ -19,7 +19,7 @@ RUNS = {
     layout.Place("0.23.0", "tf4.57"): (),
     layout.Place("1.16.0", "tf5.23"): (*TRACKERS, "trackio"),
 }
-SMOKE = [(layout.Place("0.11.4", "tf4.44"), "DPO")]
+SMOKE = [(layout.Place("0.9.6", "tf4.44"), "DPO")]
 WITH_TRACKERS = [place for place, trackers in RUNS.items() if trackers]
 TRAINERS = {
     "0.9.6": {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "Reward with TrainingArguments"},
