@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parents[2]
+# Test files import `layout` and `sharing` of the bench by name.
+sys.path.insert(0, str(CHECKOUT / "tests" / "bench"))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Report the patches in this process, and in processes started in every way that Python and torch have.
 
-python every_process.py here               # one line of JSON; what launchers run
-python every_process.py all [apply]        # {way: [one report for each process]}; with apply() in this process only
+python every_process.py                # one line of JSON; what launchers run
+python every_process.py START WAY...   # {way: [one report for each process]}; START ``call``: apply() in this process
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from importlib.util import find_spec
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -77,7 +76,7 @@ def ray_task_and_actor() -> list[Any]:
 
 
 def command(**environment: str) -> list[Any]:
-    process = subprocess.run([sys.executable, __file__, "here"], env=environment, capture_output=True, check=True)
+    process = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, check=True)
     # DeepSpeed first prints which accelerator it found, unless the environment names one.
     return [json.loads(process.stdout.splitlines()[-1])]
 
@@ -93,7 +92,7 @@ WAYS: dict[str, Callable[[], list[Any]]] = {
     "ProcessPoolExecutor by fork": lambda: executor("fork"),
     "ProcessPoolExecutor by spawn": lambda: executor("spawn"),
     "joblib": loky,
-    **({"Ray": ray_task_and_actor} if find_spec("ray") else {}),
+    "Ray": ray_task_and_actor,
     "a command": lambda: command(**os.environ),
     "a command with a clean environment": lambda: command(PATH=os.environ["PATH"]),
 }
@@ -110,19 +109,19 @@ def spawned_with_a_patched_method() -> list[Any]:
         return workers.map(report_in_worker, [object.__new__(DPOTrainer).get_batch_loss_metrics])
 
 
-def main(mode: str, apply: str = "") -> None:
-    if mode == "here":
+WAYS["spawn, given a patched method"] = spawned_with_a_patched_method
+
+
+def main(start: str = "", *ways: str) -> None:
+    if not start:
         # One write, since two ranks share one standard output.
         os.write(1, f"{json.dumps(report())}\n".encode())
         return
-    ways = WAYS
-    if apply:
+    if start == "call":
         import trl_hotfix
 
         trl_hotfix.apply()
-        ways = {way: WAYS[way] for way in ("here", "fork", "DataLoader by fork", "spawn", "forkserver", "a command")}
-        ways["spawn, given a patched method"] = spawned_with_a_patched_method
-    print(json.dumps({way: start() for way, start in ways.items()}))
+    print(json.dumps({way: WAYS[way]() for way in ways}))
 
 
 if __name__ == "__main__":

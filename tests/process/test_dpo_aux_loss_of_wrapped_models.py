@@ -47,6 +47,7 @@ def run(*, accumulate: int = 2, deepspeed: str = "", ranks: int = 1, hotfix: str
         return {**torch.load(out, weights_only=False), "stderr": process.stderr}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("wrapper", "as_many", "wrapped_as"),
     [({"ranks": 2}, 4, "DistributedDataParallel"), ({"deepspeed": "2"}, 2, "DeepSpeedEngine")],

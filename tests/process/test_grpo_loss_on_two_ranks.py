@@ -15,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import layout
 
+pytestmark = pytest.mark.matrix
 SCRIPT = Path(__file__).with_name("train_grpo_ranks.py")
 
 

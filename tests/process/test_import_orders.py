@@ -2,7 +2,7 @@
 
 The orders are generated. Each runs in its own process (``orders.py``), on the real TRL, with the real patches of the
 release and two made-up ones: of a function that other modules hold by value, with an option, and of a plain, a static
-and an inherited method. For more orders: ``ORDERS=3000 ORDERS_THREADED=200 pytest`` with this file.
+and an inherited method. For more orders: ``ORDERS=3000 ORDERS_THREADED=200 pytest --shard 1/1`` with this file.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sharing
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
@@ -295,6 +297,7 @@ EVENTS = (
     *("half_revert", "revert", "revert_one", "status", "cli", "subclass", "instance", "by_value"),
 )
 UNTOUCHED: Case = ("leaf", "other")
+LISTED: dict[str, Case] = {selection: (f"env:{selection}", "leaf") for selection in ASKED}
 STARTS: tuple[Case, ...] = ((), *((f"env:{selection}",) for selection in ASKED))
 USER = ("subclass", "instance", "by_value")
 
@@ -354,6 +357,7 @@ def drawn(generator: random.Random, required: Case = (), length: int = 5) -> Cas
     return None
 
 
+@cache
 def orders() -> list[Case]:
     generator = random.Random(20241107)
     cases = list(dict.fromkeys(by_plan()))
@@ -362,6 +366,16 @@ def orders() -> list[Case]:
         case = drawn(generator)
         cases += [case] if case is not None else []
     return cases
+
+
+PARTS = 4
+THREADED_PARTS = 6
+every_part = pytest.mark.parametrize("part", sharing.heavy(range(PARTS), smoke=[0]))
+
+
+def cases_of(part: int) -> list[Case]:
+    """Return every fourth order, after the one that does nothing and one for each selection."""
+    return list(dict.fromkeys([UNTOUCHED, *LISTED.values(), *orders()[part::PARTS]]))
 
 
 # The runs.
@@ -393,9 +407,18 @@ def run(environment: Environment, cases: list[Case], mode: str, folder: Path, **
 
 
 @pytest.fixture(scope="module")
-def answers(with_made_up: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Any]]:
-    cases = [UNTOUCHED, *orders()]
+def answers_of_parts(
+    request: pytest.FixtureRequest, with_made_up: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, dict[str, Any]]:
+    """Return the answer of each case in the parts that are selected."""
+    parts = {case["part"] for case in sharing.parameters(request)}
+    cases = list(dict.fromkeys(case for part in sorted(parts) for case in cases_of(part)))
     return dict(zip(cases, run(with_made_up, cases, "forked", tmp_path_factory.mktemp("orders")), strict=True))
+
+
+@pytest.fixture
+def answers(answers_of_parts: dict[Case, dict[str, Any]], part: int) -> dict[Case, dict[str, Any]]:
+    return {case: answers_of_parts[case] for case in cases_of(part)}
 
 
 def complaints(case: Case, answer: dict[str, Any]) -> Iterator[str]:
@@ -425,21 +448,23 @@ def differences(place: str, actual: dict[str, Any], expected: dict[str, Any]) ->
         yield f"{place}:\n  seen     {actual}\n  expected {expected}"
 
 
-def test_every_order_ends_where_the_oracle_says(answers: dict[Case, dict[str, Any]]) -> None:
-    assert len(answers) > 108
+@every_part
+def test_every_order_ends_where_the_oracle_says(answers: dict[Case, dict[str, Any]], part: int) -> None:
+    assert len(answers) > 108 // PARTS
     all_complaints = [complaint for case, answer in answers.items() for complaint in complaints(case, answer)]
     assert not all_complaints, f"{len(all_complaints)} complaints in {len(answers)} orders\n" + "\n".join(
         all_complaints[:10]
     )
 
 
-def test_every_possible_pair_of_events_occurs(answers: dict[Case, dict[str, Any]]) -> None:
-    covered = set().union(*map(pairs, answers))
+def test_every_possible_pair_of_events_occurs() -> None:
+    covered = set().union(*map(pairs, orders()))
     possible_pairs = {pair for pair in product(EVENTS, repeat=2) if possible(("leaf", *pair)) or possible(pair)}
     assert possible_pairs <= covered
 
 
-def test_one_set_of_patches_has_one_digest(answers: dict[Case, dict[str, Any]]) -> None:
+@every_part
+def test_one_set_of_patches_has_one_digest(answers: dict[Case, dict[str, Any]], part: int) -> None:
     digests: dict[tuple[str, ...], set[str]] = {}
     for case, answer in answers.items():
         digests.setdefault(at_the_end(case).digest(), set()).add(answer["report"]["digest"])
@@ -460,9 +485,8 @@ def at_the_end(case: Case) -> Oracle:
     return oracle
 
 
-def test_revert_restores_every_module_and_class(
-    answers: dict[Case, dict[str, Any]],
-) -> None:
+@every_part
+def test_revert_restores_every_module_and_class(answers: dict[Case, dict[str, Any]], part: int) -> None:
     untouched = answers[UNTOUCHED]["vars"]
     for case, answer in answers.items():
         for name, members in answer["vars"].items():
@@ -477,11 +501,13 @@ def seen_by(case: Case) -> list[dict[str, Any]]:
     return states
 
 
-def test_after_concurrent_calls_the_next_call_decides(with_made_up: Environment, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", sharing.heavy(range(THREADED_PARTS), smoke=[0]))
+def test_after_concurrent_calls_the_next_call_decides(with_made_up: Environment, tmp_path: Path, part: int) -> None:
     """There is no deadlock: after two minutes a process ends, and prints where its threads are."""
     starts = ("env:all",), ()
     ends = ("apply:skip",), ("apply:all",), ("revert",)
-    cases = [(*starts[n % 2], f"threads:{n}", *ends[n % 3]) for n in range(THREADED)]
+    seeds = range(THREADED * part // THREADED_PARTS, THREADED * (part + 1) // THREADED_PARTS)
+    cases = [(*starts[seed % 2], f"threads:{seed}", *ends[seed % 3]) for seed in seeds]
     all_complaints = []
     for case, answer in zip(cases, run(with_made_up, cases, "forked", tmp_path), strict=True):
         if "error" not in answer:
@@ -510,14 +536,15 @@ def test_fresh_processes_end_where_the_oracle_says(with_made_up: Environment, ca
     assert list(complaints(case, answer)) == []
 
 
+@pytest.mark.parametrize("part", [0])
 @pytest.mark.parametrize("selection", ASKED)
 def test_the_list_predicts_what_apply_does(
-    with_made_up: Environment, answers: dict[Case, dict[str, Any]], selection: str
+    with_made_up: Environment, answers: dict[Case, dict[str, Any]], selection: str, part: int
 ) -> None:
     process = with_made_up.run("-m", "trl_hotfix", "--list", "--json", cwd=None, **VARIABLES[selection])
     listing = json.loads(process.stdout)
     oracle = at_the_end((f"env:{selection}",))
-    case = next(case for case in answers if at_the_end(case).digest() == oracle.digest())
+    case = LISTED[selection]
     assert listing["digest"] == answers[case]["report"]["digest"]
     listed = {patch["id"]: f"{patch['state']} {patch['reason']}" for patch in listing["patches"]}
     pending = {patch_id for patch_id, state in listed.items() if state.startswith("pending")}

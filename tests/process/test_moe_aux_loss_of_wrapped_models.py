@@ -19,6 +19,7 @@ import torch
 
 SCRIPT = Path(__file__).with_name("train_moe.py")
 ID = "moe-aux-loss-lost-under-deepspeed"
+pytestmark = pytest.mark.matrix
 UNDER_DDP = [("DPO", "mixtral"), ("CPO", "qwen2_moe")]
 UNDER_DEEPSPEED = [("ORPO", "mixtral", "0"), ("DPO", "qwen2_moe", "2")]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import sharing
 
 if TYPE_CHECKING:
     from conftest import Environment
@@ -50,8 +51,10 @@ def test_pth_import_lines_still_run_in_this_python() -> None:
     assert sys.version_info < (3, 18)
 
 
-@pytest.mark.parametrize("installer", ["pip", "uv"])
-@pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
+INSTALLS = [(kind, installer) for kind in ("wheel", "sdist", "editable") for installer in ("pip", "uv")]
+
+
+@pytest.mark.parametrize(("kind", "installer"), sharing.heavy(INSTALLS, smoke=[("wheel", "pip"), ("editable", "uv")]))
 def test_every_install_fires_and_uninstalls_cleanly(
     kind: str, installer: str, bare: Environment, distributions: dict[str, Path], checkout: Path
 ) -> None:

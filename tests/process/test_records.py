@@ -76,6 +76,7 @@ def test_the_record_is_in_the_first_log_entry(installed: Environment, tmp_path: 
     assert ["loss" in entry for entry in history] == [True, True, False]
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_before_the_first_log_has_the_record(installed: Environment, tmp_path: Path) -> None:
     process = train(installed, tmp_path, TRL_HOTFIX="1", SETTINGS='{"logging_steps": 2}')
     assert process.returncode == 0, process.stderr
@@ -84,6 +85,7 @@ def test_a_checkpoint_before_the_first_log_has_the_record(installed: Environment
     assert len(recorded(tmp_path)) == 1
 
 
+@pytest.mark.matrix
 def test_a_second_callback_by_hand_adds_no_record(installed: Environment, tmp_path: Path) -> None:
     by_hand = train(installed, tmp_path, "by-hand", TRL_HOTFIX="1", TRL_HOTFIX_CALLBACK="0")
     assert by_hand.returncode == 0, by_hand.stderr
@@ -94,6 +96,7 @@ def test_a_second_callback_by_hand_adds_no_record(installed: Environment, tmp_pa
     assert len(recorded(tmp_path)) == 1
 
 
+@pytest.mark.matrix
 def test_the_callback_can_be_left_out(installed: Environment, tmp_path: Path) -> None:
     process = train(installed, tmp_path, TRL_HOTFIX="1", TRL_HOTFIX_CALLBACK="0")
     assert process.returncode == 0, process.stderr
@@ -117,7 +120,7 @@ def test_a_rank_with_other_patches_is_named(installed: Environment, tmp_path: Pa
     assert [f"trl_hotfix [rank {rank}]: WARNING: {message}" in process.stderr for rank in (0, 1)] == [True, True]
 
 
-@pytest.mark.parametrize("rank_1", ["TRL_HOTFIX=1", f"TRL_HOTFIX_SKIP={ON[1]}"])
+@pytest.mark.parametrize("rank_1", [pytest.param("TRL_HOTFIX=1", marks=pytest.mark.matrix), f"TRL_HOTFIX_SKIP={ON[1]}"])
 def test_strict_ranks_that_differ_do_not_train(installed: Environment, tmp_path: Path, rank_1: str) -> None:
     trains = rank_1 == "TRL_HOTFIX=1"
     process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict", ONLY_RANK_1=rank_1)
@@ -126,6 +129,7 @@ def test_strict_ranks_that_differ_do_not_train(installed: Environment, tmp_path:
     assert (tmp_path / "out" / "checkpoint-1").is_dir() is trains
 
 
+@pytest.mark.matrix
 def test_a_rank_without_trl_hotfix_is_named(installed: Environment, tmp_path: Path) -> None:
     process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="1", TRL_HOTFIX_PATIENCE="2", ONLY_RANK_1="TRL_HOTFIX=0")
     assert process.returncode == 0, process.stderr

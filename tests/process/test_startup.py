@@ -9,6 +9,7 @@ from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
+import sharing
 
 if TYPE_CHECKING:
     from conftest import Environment
@@ -34,8 +35,17 @@ def test_repeated_starts_install_one_finder(installed: Environment) -> None:
     assert installed.code(code, TRL_HOTFIX="1").stdout == "1\n"
 
 
-@pytest.mark.parametrize("value", ["1", "true", "yes", "on", "ON", "strict"])
-def test_on_values(installed: Environment, value: str) -> None:
+ON_VALUES = ["1", "true", "yes", "on", "ON", "strict"]
+
+
+@pytest.mark.parametrize("value", ON_VALUES)
+def test_on_values_wait_for_trl(installed: Environment, value: str) -> None:
+    process = installed.code(FINDERS, TRL_HOTFIX=value)
+    assert (process.stdout, process.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize("value", sharing.heavy(ON_VALUES, smoke=["1", "strict"]))
+def test_on_values_patch_trl(installed: Environment, value: str) -> None:
     assert installed.code(f"from trl import DPOTrainer; {IS_ON}", TRL_HOTFIX=value).stdout == ON
 
 
@@ -54,13 +64,16 @@ def test_another_value_is_one_warning_and_means_off(installed: Environment) -> N
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "from trl import DPOTrainer",
-        "from trl.trainer import DPOTrainer",
-        "from trl.trainer.dpo_trainer import DPOTrainer",
-        "import trl; DPOTrainer = trl.DPOTrainer",
-        "import importlib; DPOTrainer = importlib.import_module('trl.trainer.dpo_trainer').DPOTrainer",
-    ],
+    sharing.heavy(
+        [
+            "from trl import DPOTrainer",
+            "from trl.trainer import DPOTrainer",
+            "from trl.trainer.dpo_trainer import DPOTrainer",
+            "import trl; DPOTrainer = trl.DPOTrainer",
+            "import importlib; DPOTrainer = importlib.import_module('trl.trainer.dpo_trainer').DPOTrainer",
+        ],
+        smoke=["from trl import DPOTrainer", "from trl.trainer.dpo_trainer import DPOTrainer"],
+    ),
 )
 def test_every_import_style_gets_the_patched_class(installed: Environment, code: str) -> None:
     process = installed.code(f"{code}; {IS_ON}", TRL_HOTFIX="1")
@@ -137,15 +150,18 @@ def import_after_damage(installed: Environment, damage: str) -> subprocess.Compl
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        "package",
-        "autostart.py",
-        "import_hooks.py",
-        "patching/engine.py",
-        "patching/sites.py",
-        "data/fingerprints.json",
-        "patches.yaml",
-    ],
+    sharing.heavy(
+        [
+            "package",
+            "autostart.py",
+            "import_hooks.py",
+            "patching/engine.py",
+            "patching/sites.py",
+            "data/fingerprints.json",
+            "patches.yaml",
+        ],
+        smoke=["package", "import_hooks.py", "patching/engine.py", "patches.yaml"],
+    ),
 )
 def test_a_damaged_installation_never_stops_python(own: Environment, damage: str) -> None:
     process = import_after_damage(own, damage)

@@ -238,6 +238,7 @@ def test_a_clock_gives_the_collector_its_own_time() -> None:
     assert sum(clock.seconds.values()) == pytest.approx(total)
 
 
+@pytest.mark.matrix
 def test_apply_on_a_real_trainer_has_every_part() -> None:
     unpatched = at_the_trainer("unpatched")
     assert (unpatched["parts"], unpatched["applied"]) == ({}, [])
@@ -262,6 +263,7 @@ def test_a_made_up_catalogue_has_few_patches_in_range(tmp_path: Path) -> None:
     assert (counts["patches"], counts["pending"]) == (10, len(applying.IN_RANGE))
 
 
+@pytest.mark.matrix
 def test_steps_of_a_tiny_model_match_the_fixed_release() -> None:
     samples = training.together("eager", 2, hidden=16)
     training.check([samples])
@@ -295,6 +297,7 @@ def test_steps_that_do_not_match_their_name_are_refused(wrong: str) -> None:
         training.check([{mode: {"losses": [loss]} for mode, loss in losses.items()}])
 
 
+@pytest.mark.matrix
 def test_the_gain_is_one_reference_forward_per_step() -> None:
     patch_id = "dpo-precomputed-ref-logps-dropped"
     samples = {mode: gain.sample(patch_id, mode, hidden=16) for mode in gain.MODES}

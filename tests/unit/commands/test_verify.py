@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from helpers.command_line import ID, run
 
 
@@ -19,6 +20,7 @@ def test_verify_shows_red_green_red_with_the_numbers() -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_verify_full_trains_red_green_red() -> None:
     process = run("verify", "--full", "--json", "dpo-eval-reference-from-trained-policy", ID)
     assert process.returncode == 0, process.stderr
