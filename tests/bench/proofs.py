@@ -53,7 +53,7 @@ def planned(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
 
     These are releases that together have each distinct body in range of each target, the ends of the range, its
     neighbours outside, the newest release, and the first one with the fix: each on its main stack, and on others if the
-    bug is only there. The last release in range and the newest are run on every stack.
+    bug is only there. The last release in range and the newest are also run with the newest transformers.
     """
     return [Case(patch, place) for patch in patches for place in _planned(patch, places)]
 
@@ -82,12 +82,16 @@ def _planned(patch: Patch, places: Sequence[Place]) -> list[Place]:
         best = max(inside, key=lambda release: len(in_range[release] & uncovered))
         chosen.add(best)
         uncovered -= in_range[best]
-    on_every_stack = {order[-1], *inside[-1:]}
+    on_the_newest_stack = {order[-1], *inside[-1:]}
     return [
         place
         for place in places
         if place.release in chosen
-        and (place.release in on_every_stack or place.is_main or _only_beside_main(patch, place))
+        and (
+            place.is_main
+            or _only_beside_main(patch, place)
+            or (place.release in on_the_newest_stack and place == layout.places([place.release])[-1])
+        )
     ]
 
 
