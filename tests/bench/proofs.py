@@ -116,7 +116,7 @@ def with_fixed_release(cases: Sequence[Case]) -> list[Case]:
         case.name: case
         for patch in {case.patch.id: case.patch for case in cases}.values()
         if settings_of(patch).get("PARITY") and patch.upstream.fixed_in
-        for case in (Case(patch, place) for place in layout.places([patch.upstream.fixed_in]))
+        for case in planned([patch], layout.places([patch.upstream.fixed_in]))
         if not gradients_of(*case).is_file()
     }
     return list(({case.name: case for case in cases} | fixed).values())

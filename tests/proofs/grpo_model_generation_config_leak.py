@@ -90,7 +90,9 @@ def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) 
 
 
 def train() -> tiny.TrainingResult:
+    import transformers
     import trl
+    from packaging.version import Version
 
     if not hasattr(trl, "GRPOTrainer"):
         return tiny.TrainingResult(absent("this release has no GRPO"))
@@ -100,7 +102,9 @@ def train() -> tiny.TrainingResult:
     distinct = sum(len({tuple(tokens) for tokens in step.completions}) for step in steps.values())
     outcome = judge(distinct, right=4 * len(steps), wrong=len(steps))
     different = [method for method, step in steps.items() if step.completions != step.expected_completions]
-    if outcome.verdict.value == "fixed" and different:
+    # transformers 5 merges nothing, and has other defaults for the plain call.
+    comparable = Version(transformers.__version__) < Version("5.0.0.dev0")
+    if outcome.verdict.value == "fixed" and different and comparable:
         raise AssertionError(
             f"{different}: the completions are not those of a checkpoint without a temperature: {steps}"
         )
