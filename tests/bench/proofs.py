@@ -53,7 +53,7 @@ def planned(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
 
     These are releases that together have each distinct body in range of each target, the ends of the range, its
     neighbours outside, the newest release, and the first one with the fix: each on its main stack, and on others if the
-    bug is only there. The last release in range and the newest are also run with the newest transformers.
+    bug is only there. The last release in range, the fixed one and the newest also run with the newest transformers.
     """
     return [Case(patch, place) for patch in patches for place in _planned(patch, places)]
 
@@ -75,14 +75,15 @@ def _planned(patch: Patch, places: Sequence[Place]) -> list[Place]:
     for release, following in itertools.pairwise(order):
         if (release in in_range) != (following in in_range):
             chosen |= {release, following}
+    on_the_newest_stack = {order[-1], *inside[-1:]}
     if settings_of(patch).get("PARITY") and patch.upstream.fixed_in:
         chosen.add(patch.upstream.fixed_in)
+        on_the_newest_stack.add(patch.upstream.fixed_in)
     uncovered = set().union(*in_range.values()).difference(*(in_range.get(release, set()) for release in chosen))
     while uncovered:
         best = max(inside, key=lambda release: len(in_range[release] & uncovered))
         chosen.add(best)
         uncovered -= in_range[best]
-    on_the_newest_stack = {order[-1], *inside[-1:]}
     return [
         place
         for place in places
@@ -196,11 +197,13 @@ def parity(patches: Iterable[Patch], proofs: Sequence[Answer]) -> list[Answer]:
             # On the same stack if possible: transformers 5 names the weights of experts differently.
             fixed = fixed_on.get(proof["stack"], next(iter(fixed_on.values()), None))
             if fixed is not None and proof["verdict"] == "proven":
-                comparisons.append(_comparison(patch, proof, fixed))
+                comparison = _comparison(patch, proof, fixed)
+                comparisons += [comparison] if comparison is not None else []
     return comparisons
 
 
-def _comparison(patch: Patch, proof: Answer, fixed: Answer) -> Answer:
+def _comparison(patch: Patch, proof: Answer, fixed: Answer) -> Answer | None:
+    """Return the differences, or None where two stacks name the gradients differently."""
     import torch
 
     gradients, fixed_gradients = (
@@ -209,6 +212,8 @@ def _comparison(patch: Patch, proof: Answer, fixed: Answer) -> Answer:
     )
     # The first fixed release may have more: of a trainer that crashes in the old release for another reason.
     if not gradients or not gradients.keys() <= fixed_gradients.keys():
+        if proof["stack"] != fixed["stack"]:
+            return None
         raise ValueError(f"{patch.id}: {proof['release']} and {fixed['release']} name their gradients differently")
     difference = max(float((gradients[name] - fixed_gradients[name]).abs().max()) for name in gradients)
     return {
