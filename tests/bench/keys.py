@@ -199,8 +199,8 @@ MACHINERY = 1
 
 TESTS = CHECKOUT / "tests"
 SOURCES = Sources(CHECKOUT, TESTS, TESTS / "proofs")
-PROOF_NAMES = ("train", "unaffected", "DATA", "OVERLAYS", "PARITY")
-"""What the bench reads of the module of a proof."""
+PROOF_NAMES = ("train", "unaffected", "DATA", "OVERLAYS")
+"""What a run of a proof depends on in its module."""
 
 
 def cell_key(patch: Patch, place: Place) -> str:

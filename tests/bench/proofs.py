@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from trl_hotfix.matching import digests, gates
+from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch
 
 import evidence
@@ -173,6 +174,12 @@ def _file(case: Case) -> Path:
     return BENCH / "results" / f"proof-{case.patch.id}-{case.place}-{keys.proof_key(*case)}.json"
 
 
+def has_parity(patch: Patch, release: str) -> bool:
+    """Return whether the proof compares this release with the fixed one. ``PARITY`` is true, or the releases."""
+    parity = settings_of(patch).get("PARITY", False)
+    return in_range(release, parity) if isinstance(parity, str) else bool(parity)
+
+
 def gradients_of(patch: Patch, place: Place) -> Path:
     return BENCH / "gradients" / patch.id / f"{place}-{keys.proof_key(patch, place)}.pt"
 
@@ -196,7 +203,7 @@ def parity(patches: Iterable[Patch], proofs: Sequence[Answer]) -> list[Answer]:
         for proof in proofs_of_patch:
             # On the same stack if possible: transformers 5 names the weights of experts differently.
             fixed = fixed_on.get(proof["stack"], next(iter(fixed_on.values()), None))
-            if fixed is not None and proof["verdict"] == "proven":
+            if fixed is not None and proof["verdict"] == "proven" and has_parity(patch, proof["release"]):
                 comparison = _comparison(patch, proof, fixed)
                 comparisons += [comparison] if comparison is not None else []
     return comparisons
