@@ -56,10 +56,17 @@ def test_each_bug_has_a_page_with_all_that_is_declared_of_it(site: Path) -> None
 
 
 def test_the_numbers_of_a_proof_are_those_on_record(site: Path) -> None:
-    text = (site / "bugs" / "dpo-aux-loss-dropped" / "index.html").read_text(encoding="utf-8")
-    newest = text.partition("With the real trainer, TRL 1.7.1")[2]
-    for number in ("0.693147", "1.69426"):
-        assert f">{number}<" in newest
+    patch = next(patch for patch in loading.load() if patch.id == "dpo-aux-loss-dropped")
+    proven = [proof for proof in evidence.proofs_of(patch) if proof["verdict"] == "proven"]
+    text = (site / "bugs" / patch.id / "index.html").read_text(encoding="utf-8")
+    newest = text.partition(f"With the real trainer, TRL {proven[-1]['release']}")[2]
+    # Of the same release on another stack the losses may differ in the last digits.
+    shown = [
+        all(f">{proof['runs'][run]['full']['measured']:.6g}<" in newest for run in ("red", "green"))
+        for proof in proven
+        if proof["release"] == proven[-1]["release"]
+    ]
+    assert any(shown)
     assert "<svg" in newest
 
 
