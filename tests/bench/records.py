@@ -235,8 +235,8 @@ READERS = {"wandb": in_wandb, "trackio": in_trackio, "mlflow": in_mlflow, "tenso
 
 def main(out: str, of_runs: str, *names: str) -> None:
     trackers = of_runs.split(",")
-    # Importing here saves each fork the import.
-    for name in TRAINERS.keys() & {*names}:
+    # Importing here saves each fork the import. DPO is in most cases.
+    for name in TRAINERS.keys() & {"DPO", *names}:
         is_available(name)
     cases: dict[str, Callable[[], Any]] = {
         "others": of_others,

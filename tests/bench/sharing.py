@@ -1,7 +1,8 @@
 """The processes of heavy tests: one for all selected tests of a file in one place, which share its import of TRL.
 
 A fixture of module scope asks ``parameters`` for what its selected tests need, and runs nothing else. So a shard of the
-matrix costs its share, and ``pytest -k`` what it selects.
+matrix costs its share, and ``pytest -k`` what it selects. Workers of pytest-xdist need ``--dist loadfile``: otherwise
+each of them answers for all.
 """
 
 from __future__ import annotations

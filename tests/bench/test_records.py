@@ -40,7 +40,7 @@ def answers(request: pytest.FixtureRequest) -> Answers:
     def run(place: layout.Place) -> Any:
         overlays = ("trackers", *({"trackio"} & {*RUNS[place]})) if RUNS[place] else ()
         command = [str(layout.HERE / "records.py"), "{out}", ",".join(RUNS[place]), *cases[place]]
-        return process(place, command, 120 + SECONDS_A_CASE * len(cases[place]), *overlays)
+        return process(place, command, 480 + SECONDS_A_CASE * len(cases[place]), *overlays)
 
     answers = sharing.side_by_side(run, cases)
     for answer in answers.values():

@@ -527,7 +527,9 @@ FRESH: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("case", FRESH, ids=" ".join)
+@pytest.mark.parametrize(
+    "case", [*FRESH[::3], *(pytest.param(case, marks=pytest.mark.matrix) for case in FRESH[1:3])], ids=" ".join
+)
 def test_fresh_processes_end_where_the_oracle_says(with_made_up: Environment, case: Case, tmp_path: Path) -> None:
     """With the variable, the real .pth starts trl_hotfix."""
     start = case[0].partition(":")[2]

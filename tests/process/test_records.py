@@ -105,6 +105,7 @@ def test_the_callback_can_be_left_out(installed: Environment, tmp_path: Path) ->
     assert f"applied {ON[0]}" in process.stderr
 
 
+@pytest.mark.matrix
 def test_ranks_with_the_same_patches_train_silently(installed: Environment, tmp_path: Path) -> None:
     process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict")
     assert process.returncode == 0, process.stderr

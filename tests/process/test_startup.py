@@ -184,9 +184,10 @@ def test_a_damaged_strict_installation_stops_at_trl(own: Environment, damage: st
     assert process.returncode == 1
 
 
-# Other processes.
+# Other processes: test_every_process.py has them too, each without what it logs.
 
 
+@pytest.mark.matrix
 def test_spawned_and_forked_workers_are_patched_too(installed: Environment, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -212,6 +213,7 @@ def test_spawned_and_forked_workers_are_patched_too(installed: Environment, tmp_
     assert process.stdout == ON, process.stderr
 
 
+@pytest.mark.matrix
 def test_torchrun_patches_every_rank(installed: Environment, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import os\nfrom trl import DPOTrainer\n{IS_ON}")
