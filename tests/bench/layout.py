@@ -51,6 +51,11 @@ class Place:
         return self.stack == _stacks_by_release()[self.release][0]
 
     @property
+    def is_newest(self) -> bool:
+        """Whether no other stack of the release has a newer transformers. The main stack can be the newest."""
+        return self.stack == max(_stacks_by_release()[self.release], key=_transformers)
+
+    @property
     def overlay(self) -> Path:
         return BENCH / "overlay" / self.release
 

@@ -92,7 +92,7 @@ def _planned(patch: Patch, places: Sequence[Place]) -> list[Place]:
         and (
             place.is_main
             or _only_beside_main(patch, place)
-            or (place.release in on_the_newest_stack and place == layout.places([place.release])[-1])
+            or (place.release in on_the_newest_stack and place.is_newest)
         )
     ]
 

@@ -145,6 +145,11 @@ def test_every_release_is_on_its_stacks_with_the_main_one_first() -> None:
         assert not any(place.is_main for place in others)
 
 
+@pytest.mark.parametrize(("release", "stack"), [("0.17.0", "tf4.51"), ("0.22.2", "tf4.57"), ("1.16.0", "tf5.23")])
+def test_the_newest_stack_of_a_release_can_be_its_main_one(release: str, stack: str) -> None:
+    assert [place.stack for place in layout.places([release]) if place.is_newest] == [stack]
+
+
 def test_every_stack_has_a_lock_with_the_transformers_of_its_name() -> None:
     assert {file.stem for file in (layout.HERE / "stacks").glob("*.txt")} == set(layout.stacks())
     for stack in layout.stacks():
