@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -134,9 +137,12 @@ def why_sequences_mix(model: Any, *, no_cache: bool = False) -> str | None:
         return f"the model's attention is {attention!r}, which does not separate them with this transformers and torch"
     if not no_cache and getattr(text, "use_cache", True):
         return f"the model's attention is {attention!r}, which does not separate them where the model has a cache"
-    sources = (sys.modules.get(type(submodule).__module__) for submodule in model.modules())
-    if not any(hasattr(source, "create_causal_mask") for source in sources):
+    modules = {type(submodule).__module__ for submodule in model.modules()}
+    sources = [source for name in modules if hasattr(source := sys.modules.get(name), "create_causal_mask")]
+    if not sources:
         return "the model builds its attention mask itself"
+    if not all(_mask_is_given_positions(source) for source in sources):
+        return "the model's attention mask is made without the position_ids that separate them"
     return None
 
 
@@ -145,6 +151,32 @@ def _flash_attention_separates() -> bool:
     import transformers
 
     return hasattr(transformers, "DataCollatorWithFlattening")
+
+
+@functools.cache
+def _mask_is_given_positions(source: Any) -> bool:
+    """Return whether each call of ``create_causal_mask`` in the module has ``position_ids``, as far as its text says.
+
+    Those of GPT-OSS and OPT have not, nor those of Falcon and Bloom in transformers 5.
+    """
+    try:
+        tree = ast.parse(inspect.getsource(source))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return all(
+        any(keyword.arg == "position_ids" for keyword in call.keywords)
+        or (any(keyword.arg is None for keyword in call.keywords) and _has_key(function, "position_ids"))
+        for function in functions
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "create_causal_mask"
+    )
+
+
+def _has_key(function: ast.AST, name: str) -> bool:
+    """Return whether a dictionary in ``function`` has the key ``name``."""
+    keys = (key for node in ast.walk(function) if isinstance(node, ast.Dict) for key in node.keys)
+    return any(isinstance(key, ast.Constant) and key.value == name for key in keys)
 
 
 def _mask_separates() -> bool:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from trl_hotfix.authoring import (
     MASKABLE,
     attention_keeps_apart,
     block_diagonal,
+    flattened_batches,
     isolated,
     padded,
     sequence_numbers,
@@ -108,3 +111,53 @@ def test_a_mask_separates_sequences_only_without_a_cache() -> None:
     assert why_sequences_mix(model) is not None
     separates = hasattr(transformers, "masking_utils")
     assert (why_sequences_mix(model, no_cache=True) is None) == separates
+
+
+WITH_POSITIONS = """
+def forward(self, position_ids):
+    return create_causal_mask(config=self.config, position_ids=position_ids)
+"""
+AMONG_OTHERS = """
+def forward(self, position_ids):
+    mask_kwargs = {"config": self.config, "position_ids": position_ids}
+    return create_causal_mask(**mask_kwargs)
+"""
+WITHOUT_POSITIONS = """
+def forward(self, position_ids):
+    mask_kwargs = {"config": self.config}
+    return create_causal_mask(**mask_kwargs), rotary(position_ids=position_ids)
+"""
+ONLY_CONFIG = """
+def forward(self, position_ids):
+    return create_causal_mask(config=self.config)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "is_given"),
+    [
+        (WITH_POSITIONS, True),
+        (AMONG_OTHERS, True),
+        (WITH_POSITIONS + AMONG_OTHERS, True),
+        (WITHOUT_POSITIONS, False),
+        (ONLY_CONFIG, False),
+        (WITH_POSITIONS + ONLY_CONFIG, False),
+        ("", False),
+    ],
+)
+def test_a_mask_separates_sequences_only_where_it_is_made_with_their_positions(
+    code: str, is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("modeling_made_up")
+    if code:
+        # Without a file there is no text, so nothing is known.
+        module.__file__ = str(tmp_path / "modeling_made_up.py")
+        Path(module.__file__).write_text(code)
+    vars(module)["create_causal_mask"] = print
+    monkeypatch.setitem(sys.modules, "modeling_made_up", module)
+    monkeypatch.setattr(flattened_batches, "_mask_separates", lambda: True)
+    layer = type("Layer", (), {"__module__": "modeling_made_up"})()
+    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"), modules=lambda: [layer])
+    reason = why_sequences_mix(model, no_cache=True)
+    assert (reason is None) == is_given
+    assert is_given or "without the position_ids" in str(reason)
