@@ -12,7 +12,7 @@ WRAPT := 1.17.3
 # What depends on the version of wrapt, and of the other libraries. The stacks of the bench have versions of their own.
 BY_LIBRARY := $(addprefix tests/unit/,catalogue commands matching recording reporting scanning selection verification \
   test_errors.py test_model.py)
-BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api application conflicts engine guard module_patch pickled \
+BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api application conflicts engine breaker module_patch pickled \
   self_test sites wrappers)) tests/unit/import_hooks tests/unit/test_autostart.py tests/process/test_moe_dpo_under_deepspeed.py
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
 CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands commands/doctor commands/explain helpers \

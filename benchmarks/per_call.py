@@ -47,29 +47,16 @@ def unpatched(owner: type) -> type:
     return owner
 
 
-def guarded(owner: type) -> type:
-    """Put the wrapper on as ``apply()`` does: with an armed guard around it."""
-    from trl_hotfix.patching.guard import Guard
-
-    guard = Guard("made-up", passes_on)
-    _put_on(owner, guard)
-    guard.armed = True
-    return owner
-
-
-def unguarded(owner: type) -> type:
-    """Put the wrapper on as ``apply(strict=True)`` does: without a guard."""
-    _put_on(owner, passes_on)
-    return owner
-
-
-def _put_on(owner: type, wrapper: Callable[..., Any]) -> None:
-    from trl_hotfix.patching.engine import restore
+def ours(owner: type) -> type:
+    """Put the wrapper on as ``apply()`` does, and arm it. Under strict it is the same function."""
     from trl_hotfix.patching.sites import Site
     from trl_hotfix.patching.wrappers import Layer
 
     raw = vars(owner)["step"]
-    Site(owner, "step", raw, raw, restore).put_on(Layer("made-up", 1, wrapper, traced=False))
+    layer = Layer("made-up", 1, passes_on, traced=False)
+    Site(owner, "step", raw, raw).put_on(layer)
+    layer.armed = True
+    return owner
 
 
 def plain_wrapt(owner: type) -> type:
@@ -100,8 +87,7 @@ def subclass(owner: type) -> type:
 
 VARIANTS = {
     "unpatched": unpatched,
-    "ours": guarded,
-    "ours, strict": unguarded,
+    "ours": ours,
     "wrapt": plain_wrapt,
     "closure": closure,
     "subclass": subclass,

@@ -175,7 +175,7 @@ def _switches(patch: Patch) -> Iterator[str]:
 
 
 def _targets(patch: Patch) -> str:
-    rows = ["| method | TRL | bodies with the bug |", "|---|---|---|"]
+    rows = ["| method | called | TRL | bodies with the bug |", "|---|---|---|---|"]
     known = fingerprints.bodies_for(patch.id)
     for target in patch.targets:
         bodies = {
@@ -185,7 +185,8 @@ def _targets(patch: Patch) -> str:
         }
         buggy = [body for body in bodies if known.verdict(patch.id, target.name, body) == "buggy"]
         name = f"`{target.attribute}`<br><small>`{target.module}`</small>"
-        rows.append(f"| {name} | {_releases(patch.range_of(target))} | {len(buggy)} |")
+        called = target.called.value if target.called is not None else ""
+        rows.append(f"| {name} | {called} | {_releases(patch.range_of(target))} | {len(buggy)} |")
     return "\n".join(rows)
 
 

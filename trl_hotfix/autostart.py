@@ -18,7 +18,7 @@ _started = False
 
 
 def start() -> None:
-    """Wait for the import of ``trl`` if ``TRL_HOTFIX`` is on or strict."""
+    """Wait for the import of ``trl`` if ``TRL_HOTFIX`` is on, strict or observe."""
     global _started
     if _started:
         return
@@ -26,7 +26,8 @@ def start() -> None:
     value = os.environ.get("TRL_HOTFIX", "")
     setting = switch(value)
     if setting is None:
-        warn(f"TRL_HOTFIX={value!r} is not one of 1, true, yes, on, strict, 0, false, no, off; taken as off")
+        known = "1, true, yes, on, strict, observe, 0, false, no, off"
+        warn(f"TRL_HOTFIX={value[:80]!r} is not one of {known}; taken as off")
     elif setting != "off":
         try:
             from .import_hooks import FINDER
@@ -48,7 +49,7 @@ def apply_now() -> None:
         apply()
         value = os.environ.get("TRL_HOTFIX_CALLBACK", "1")
         if switch(value) is None:
-            warn(f"TRL_HOTFIX_CALLBACK={value!r} is neither on nor off; taken as on")
+            warn(f"TRL_HOTFIX_CALLBACK={value[:80]!r} is neither on nor off; taken as on")
         if switch(value) != "off":
             FINDER.when_imported("transformers.trainer", _add_callback)
     # An error here must not end the user's import of TRL.

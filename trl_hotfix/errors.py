@@ -13,6 +13,9 @@ class HotfixError(Exception):
 MANY = 10
 """At most so many unknown names are listed. A variable can hold tens of thousands, and each suggestion takes time."""
 
+LONG = 80
+"""So many characters of a text that the user gave are in a message. A variable can hold a hundred thousand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
@@ -65,7 +68,7 @@ class UnknownPatchError(HotfixError, LookupError):
 
     def __init__(self, unknown: Collection[str], known: Collection[str], source: str) -> None:
         self.unknown = tuple(sorted(unknown))
-        names = "; ".join(f"{name!r}{suggestion(name, known)}" for name in self.unknown[:MANY])
+        names = "; ".join(f"{quoted(name)}{suggestion(name, known)}" for name in self.unknown[:MANY])
         if len(self.unknown) > MANY:
             names += f"; and {len(self.unknown) - MANY} more"
         super().__init__(f"unknown patch in {source}: {names}. `python -m trl_hotfix --list` shows every id.")
@@ -89,6 +92,19 @@ class NotAppliedError(HotfixError, RuntimeError):
 def plain(text: str) -> str:
     """Return ``text`` in a form that is safe in logs and terminals: its repr if it has line breaks or escape codes."""
     return text if text.isprintable() else repr(text)
+
+
+def quoted(text: object, longest: int = LONG) -> str:
+    """Return the repr of a text that the user gave. One that is longer than ``longest`` is cut."""
+    if isinstance(text, str) and len(text) > longest:
+        return f"{text[:longest]!r}... ({len(text)} characters)"
+    return repr(text)
+
+
+def listed(mistakes: Sequence[str]) -> str:
+    """Return a line for each mistake, of which there may be too many to be read."""
+    more = [f"and {len(mistakes) - MANY} more"] if len(mistakes) > MANY else []
+    return "".join(f"\n  {mistake}" for mistake in [*mistakes[:MANY], *more])
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

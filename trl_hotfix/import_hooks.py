@@ -4,9 +4,15 @@ This is a finder of its own, since a module such as ``trl.trainer.dpo_trainer`` 
 and before other code takes a name from it. wrapt's importer is lost on reload, ends the user's import when a hook
 raises, fires on half-initialised modules and passes on the discarded module of a lazy package.
 
+A finder of somebody else that stands in front of this one, as jaxtyping, typeguard and pytest put theirs, would hide
+every module that it finds itself. So the finder also looks at each spec that the import system has found, whoever found
+it. ``sys.addaudithook`` cannot do that: it is not told of ``importlib.import_module``, by which TRL imports its
+trainers, and an audit hook can never be removed.
+
 No lock is held during an import or a callback. Only the standard library is imported: this runs at interpreter start.
 """
 
+import _frozen_importlib
 import sys
 from _thread import get_ident
 
@@ -28,6 +34,9 @@ class Finder:
         self._before: dict[str, Callable[[], None]] = {}
         self._imports: dict[str, Callable[[ModuleType], None]] = {}
         self._busy: set[tuple[int, str]] = set()
+        self._unwatchable: set[str] = set()
+        self._observing = False
+        self._find_in_meta_path: Callable[..., ModuleSpec | None]
 
     def before_import(self, name: str, callback: "Callable[[], None]") -> None:
         """Call ``callback()`` before the first line of the module ``name`` runs, or in ``run_before_import(name)``."""
@@ -84,15 +93,58 @@ class Finder:
             self._busy.discard(busy)
         # No callback is called here: the import system holds its global lock while it asks the finders, so a callback
         # that waited for another thread, which is importing itself, would wait for ever.
-        if spec is not None and spec.loader is not None:
-            try:
-                _around_execution(spec, self.run_before_import, self._notify)
-            # A loader of an unexpected kind must not end the user's import.
-            except Exception as error:
-                from .settings import warn
-
-                warn(f"the import of {fullname} cannot be watched ({type(error).__name__}: {error})")
+        self._watch(fullname, spec)
         return spec
+
+    def waits_for(self, name: str) -> bool:
+        """Return whether the next import of ``name`` will be noticed, for one of the two kinds of callbacks."""
+        waiting = name in self._before or name in self._imports
+        return waiting and (self._observing or self in sys.meta_path)
+
+    def forget_other_threads(self) -> None:
+        """Forget what other threads were busy with. After a fork they do not exist, and their ids are used again."""
+        self._busy = {busy for busy in self._busy if busy[0] == get_ident()}
+        _EXECUTIONS.difference_update([execution for execution in _EXECUTIONS if execution[0] != get_ident()])
+
+    def _watch(self, name: str, spec: "ModuleSpec | None") -> None:
+        if spec is None or spec.loader is None:
+            return
+        try:
+            _around_execution(spec, self)
+        # A loader of an unexpected kind must not end the user's import.
+        except Exception as error:
+            if name in self._unwatchable:
+                return
+            self._unwatchable.add(name)
+            from .settings import warn
+
+            warn(f"the import of {name} cannot be watched ({type(error).__name__}: {error})")
+
+    def _observe(self) -> None:
+        """See every spec that the import system finds, also if it does not ask this finder.
+
+        ``_find_spec`` is what an import statement, ``import_module`` and a reload call to ask ``sys.meta_path``. It is
+        not public. Where Python has none, only a finder in front of this one goes unseen.
+        """
+        importlib: Any = _frozen_importlib
+        if not self._observing and hasattr(importlib, "_find_spec"):
+            self._find_in_meta_path, self._observing = importlib._find_spec, True
+            importlib._find_spec = self._find_spec
+
+    def _find_spec(self, name: str, *arguments: "Any") -> "ModuleSpec | None":
+        """Ask ``sys.meta_path`` as before, and watch the module if a callback waits for it."""
+        spec = self._find_in_meta_path(name, *arguments)
+        if name in self._imports or any(map(self._before.__contains__, _and_packages(name))):
+            self._watch(name, spec)
+        return spec
+
+    def _run_all_before(self, name: str) -> None:
+        """Call what is to be called before ``name`` is executed: first that of its packages, if it is overdue.
+
+        It is if a loader of the package was called by hand, so that no import of it was seen.
+        """
+        for module in _and_packages(name)[::-1]:
+            self.run_before_import(module)
 
     def _notify(self, name: str, module: "ModuleType") -> None:
         callback = self._imports.get(name)
@@ -102,11 +154,18 @@ class Finder:
     def _be_first(self) -> None:
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+        self._observe()
 
     def _leave_if_idle(self) -> None:
-        if not self._before and not self._imports and self in sys.meta_path:
+        if self._before or self._imports:
+            return
+        if self in sys.meta_path:
             # This makes a new list: the import system may be iterating over the old one, and would skip a finder.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        importlib: Any = _frozen_importlib
+        # Other code may have put a function of its own on top, which calls this one. Then it stays, and does nothing.
+        if self._observing and importlib._find_spec == self._find_spec:
+            importlib._find_spec, self._observing = self._find_in_meta_path, False
 
 
 FINDER = Finder()
@@ -125,42 +184,80 @@ def _find_elsewhere(
     return None
 
 
-def _around_execution(
-    spec: "ModuleSpec", before: "Callable[[str], None]", notify: "Callable[[str, ModuleType], None]"
-) -> None:
-    """Shadow ``exec_module`` on this loader instance, so that the class of the loader is not changed."""
-    loader: Any = spec.loader
-    execute = getattr(loader, "exec_module", None)
-    if execute is None:
-        return
-    name = spec.name
-    shadowed = getattr(loader, "__dict__", {}).get("exec_module")
-    if getattr(shadowed, "watches", None) == name:
-        return
+def _and_packages(name: str) -> list[str]:
+    """Return ``a.b.c``, ``a.b`` and ``a`` for ``a.b.c``."""
+    names = [name]
+    while "." in names[-1]:
+        names.append(names[-1].rpartition(".")[0])
+    return names
 
-    def exec_module(module: "ModuleType") -> None:
-        if getattr(module.__spec__, "name", None) != name:
-            execute(module)  # zipimport has one loader for many modules.
+
+def is_complete(name: str) -> bool:
+    """Return whether the module is imported, and its import is not under way."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+_EXECUTIONS: "set[tuple[int, str]]" = set()
+"""The thread and the name of each watched module that is being executed."""
+
+
+class _WatchedExecution:
+    """Shadows ``exec_module`` on one loader, so that the class of the loader is not changed.
+
+    There is one for a loader, also if several modules of it are watched: zipimport has one loader for many modules.
+    """
+
+    def __init__(self, loader: "Any") -> None:
+        self._loader, self._execute = loader, loader.exec_module
+        self._shadowed = vars(loader).get("exec_module")
+        self.finders: dict[str, list[Finder]] = {}
+
+    def __call__(self, module: "ModuleType") -> None:
+        name = getattr(module.__spec__, "name", "")
+        finders = self.finders.pop(name, ())
+        if not self.finders and vars(self._loader).get("exec_module") is self:
+            del self._loader.exec_module
+            if self._shadowed is not None:
+                self._loader.exec_module = self._shadowed
+        execution = get_ident(), name
+        if execution in _EXECUTIONS:
+            # A loader that calls another one, as wrapt's do. The outer one calls back when both have ended.
+            self._execute(module)
             return
-        if vars(loader).get("exec_module") is exec_module:
-            del loader.exec_module
-            if shadowed is not None:
-                loader.exec_module = shadowed
-        before(name)
-        execute(module)
+        for finder in finders:
+            finder._run_all_before(name)
+        _EXECUTIONS.add(execution)
+        try:
+            self._execute(module)
+        finally:
+            _EXECUTIONS.discard(execution)
         if type(module.__spec__) is not _WatchedSpec:
-            notify(name, module)
+            for finder in finders:
+                finder._notify(name, module)
 
-    def before_and_notify(name: str, module: "ModuleType") -> None:
-        before(name)
-        notify(name, module)
 
-    exec_module.watches = name  # type: ignore[attr-defined]
+def _around_execution(spec: "ModuleSpec", finder: Finder) -> None:
+    """Have the callbacks of ``finder`` called before and after this spec's module is executed."""
+    loader: Any = spec.loader
+    if getattr(loader, "exec_module", None) is None:
+        return
+    execution = getattr(loader, "__dict__", {}).get("exec_module")
     try:
-        loader.exec_module = exec_module
-    except AttributeError:
+        if type(execution) is not _WatchedExecution:
+            execution = _WatchedExecution(loader)
+            loader.exec_module = execution
+    except (AttributeError, TypeError):
         # This loader takes no attributes. Both callbacks are called after the import, which is better than not at all.
+        def before_and_notify(name: str, module: "ModuleType") -> None:
+            finder._run_all_before(name)
+            finder._notify(name, module)
+
         _watch(spec, before_and_notify)
+        return
+    finders = execution.finders.setdefault(spec.name, [])
+    if finder not in finders:
+        finders.append(finder)
 
 
 class _WatchedSpec(ModuleSpec):

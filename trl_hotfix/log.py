@@ -10,6 +10,27 @@ import sys
 log = logging.getLogger("trl_hotfix")
 
 
+class _NotDisabledByDefault(type(log)):  # type: ignore[misc]
+    """A logger that ``dictConfig`` and ``fileConfig`` do not disable.
+
+    By default they disable every logger that exists and that they do not name, which few who call them know, and then
+    nobody would hear that a patch is not on any more. A level, a handler and a filter that a program sets are obeyed,
+    as are ``logging.disable`` and ``disabled = True`` itself.
+    """
+
+    @property
+    def disabled(self) -> bool:
+        return bool(vars(self).get("disabled", False))
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None:
+        if not (value and sys._getframe(1).f_globals.get("__name__") == "logging.config"):
+            self.__dict__["disabled"] = value
+
+
+log.__class__ = _NotDisabledByDefault
+
+
 class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Write to standard error, unless the program has set up logging itself. With several ranks, name the rank."""
 

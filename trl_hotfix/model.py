@@ -33,6 +33,7 @@ class State(str, Enum):
     PENDING = "pending"
     CONFLICTED = "conflicted"
     FAILED = "failed"
+    OBSERVED = "observed"
     APPLIED = "applied"
     DISPLACED = "displaced"
     UNREACHED = "unreached"
@@ -61,11 +62,15 @@ class Reason(str, Enum):
     SELF_TEST = "self-test"
     SELF_TEST_ERROR = "self-test-error"
     INSTALL_ERROR = "install-error"
+    REPRODUCED = "reproduced"
     PROVEN = "proven"
     REPLACED = "replaced"
     DELETED = "deleted"
     WRAPPER_ERROR = "wrapper-error"
     OVERRIDDEN = "overridden"
+    MADE_BEFORE = "made-before"
+    NOT_INHERITED = "not-inherited"
+    NOT_CALLED = "not-called"
     COMPILED = "compiled"
     BY_REQUEST = "by-request"
 
@@ -129,11 +134,59 @@ class Upstream(Struct, frozen=True, forbid_unknown_fields=True):
         return {"issue": _plain(self.issue), "fix": _plain(self.fix), "fixed_in": self.fixed_in}
 
 
+class Called(str, Enum):
+    """The moment of a run at which TRL calls a target.
+
+    A trainer of the target's class is one whose class has the target and does not override it; a constructor that
+    overrides it and calls it counts too.
+    """
+
+    CONSTRUCTION = "construction"
+    """The constructor of every trainer of the class calls it, and nothing calls it later."""
+
+    SOME_CONSTRUCTIONS = "some constructions"
+    """The constructor calls it with certain arguments only, or of certain trainers only; nothing calls it later."""
+
+    PREPARATION = "preparation"
+    """It is called where a dataset or a dataloader is made: in the constructor, when training or an evaluation asks for
+    its first batch, or when ``evaluate()`` is given a new dataset. With certain arguments it may not be called."""
+
+    DATA = "data"
+    """It is called where a batch is collated. A collator of the user's own may take its place."""
+
+    STEP = "step"
+    """Every optimizer step of every trainer of the class calls it, whatever its arguments; evaluation may call it too.
+
+    Strictness relies on it: what a loss type, the Liger kernel or an adapter leaves out is ``some steps``.
+    """
+
+    SOME_STEPS = "some steps"
+    """Training calls it after its first batch, with certain arguments only or not in every step. Evaluation and
+    preparation may call it too."""
+
+    EVALUATION = "evaluation"
+    """It is called in evaluations, and at no other moment."""
+
+    GENERATION = "generation"
+    """It is called where the trainer generates completions, in training or evaluation; not in the steps that reuse
+    completions, nor with certain arguments, such as another way to generate."""
+
+    SAVE = "save"
+    """It is called when a checkpoint or the model is saved."""
+
+    RESUME = "resume"
+    """It is called when training continues from a checkpoint."""
+
+    IMPORT = "import"
+    """It is called while the modules of TRL are imported."""
+
+
 class Target(Struct, frozen=True, forbid_unknown_fields=True):
     """One method or function of TRL that a patch wraps.
 
     ``trl`` narrows the patch's range to the releases where this target has the bug. ``traced`` marks a target that runs
-    inside a compiled region, where Dynamo must see a plain function.
+    inside a compiled region, where Dynamo must see a plain function. ``called`` is None if it is not declared, which a
+    pack is free to do.
     """
 
     module: str
@@ -141,6 +194,7 @@ class Target(Struct, frozen=True, forbid_unknown_fields=True):
     wrapper: str
     trl: str | None = None
     traced: bool = False
+    called: Called | None = None
 
     @property
     def name(self) -> str:

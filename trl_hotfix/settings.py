@@ -6,16 +6,17 @@ import sys
 ON = ("1", "true", "yes", "on")
 OFF = ("", "0", "false", "no", "off")
 STRICT = "strict"
+OBSERVE = "observe"
 
 
 def switch(value: str) -> str | None:
-    """Return ``"on"``, ``"off"`` or ``"strict"`` for a value of ``TRL_HOTFIX``, or None if the value is invalid."""
+    """Return ``"on"``, ``"off"``, ``"strict"`` or ``"observe"`` for a value of ``TRL_HOTFIX``, or None if invalid."""
     value = value.strip().lower()
     if value in ON:
         return "on"
     if value in OFF:
         return "off"
-    return STRICT if value == STRICT else None
+    return value if value in (STRICT, OBSERVE) else None
 
 
 def warn(message: str) -> None:
@@ -39,10 +40,12 @@ def site_folders() -> list[str]:
 
 def hook_problem() -> str | None:
     """Return why ``TRL_HOTFIX=1`` cannot work in this interpreter as it was started, or None if it can."""
+    if getattr(sys.modules.get("trl_hotfix.autostart"), "_started", False):
+        # The .pth file has run, wherever it is: pex and shiv put it into a folder that is no site directory.
+        return None
     if sys.flags.no_site:
         return "Python runs with -S, which skips every .pth file"
-    if sys.flags.ignore_environment:
-        return f"Python runs with {'-I' if sys.flags.isolated else '-E'}, which ignores environment variables"
+    # -E and -I make Python ignore its own variables, such as PYTHONPATH, and no others.
     if not any(os.path.isfile(os.path.join(folder, "trl_hotfix_autoapply.pth")) for folder in site_folders()):
         return (
             "trl_hotfix_autoapply.pth is in no site directory of this Python (pip --target and PYTHONPATH do not "

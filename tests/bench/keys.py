@@ -1,8 +1,9 @@
 """What a result depends on, as a key: it changes when, and only when, something changes that can change the result.
 
 Of our own code these are the functions, classes and constants that a wrapper, a self-test or a proof uses, found by
-name and transitively; a comment, a docstring, an unrelated helper and another patch are none of it. Of TRL they are the
-functions that the run has called, with the constants and the class bodies around them. And there is the stack.
+name and transitively; a comment, a docstring, an unrelated helper and another patch are none of it, nor is a mark: what
+says to the witness that a wrapper acts changes no result. Of TRL they are the functions that the run has called, with
+the constants and the class bodies around them. And there is the stack.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Sources:
 
     def _digest_of_piece(self, module: str, name: str) -> tuple[str, tuple[Piece, ...]]:
         """Return the digest of one piece, and the pieces that it uses."""
+        if module == "trl_hotfix":
+            return "the engine", ()  # Its key is MACHINERY: a proof that asks for the status depends on it like others.
         source = self.module(module)
         if source is None:
             raise LookupError(f"there is no module {module} of ours")
@@ -113,7 +116,10 @@ class Sources:
         body = list(statements(parse(path.read_text(encoding="utf-8")).body))
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         self._collect_imports(module, body, source, package)
+        marks = {name for name in ("act", "act_of_this_call") if source.imported.get(name) in _MARKS[name]}
         for statement in body:
+            if marks:
+                _WithoutMarks(marks).visit(statement)
             for name in names_defined(statement):
                 source.definitions.setdefault(name, []).append(statement)
         return source
@@ -149,6 +155,41 @@ class Sources:
                 if path.is_file():
                     return path
         return None
+
+
+_MARKS = {name: [("trl_hotfix.authoring", name), ("trl_hotfix.witness", name)] for name in ("act", "act_of_this_call")}
+_LOOKS_ONLY = {"all", "any", "getattr", "hasattr", "isinstance", "len"}
+
+
+class _WithoutMarks(ast.NodeTransformer):
+    """Removes the statements ``act()`` and ``act = act_of_this_call()`` from a definition.
+
+    ``act`` may be the variable of that assignment: a wrapper leaves it to what is called later. A condition goes with
+    its mark if nothing else depends on it and it only looks.
+    """
+
+    def __init__(self, marks: set[str]) -> None:
+        self._marks = {"act()"} | ({"act = act_of_this_call()"} if "act_of_this_call" in marks else set())
+
+    def visit_Expr(self, statement: ast.Expr) -> ast.Expr | None:
+        return None if ast.unparse(statement) in self._marks else statement
+
+    visit_Assign = visit_Expr  # type: ignore[assignment]
+
+    def visit_If(self, statement: ast.If) -> ast.AST | None:
+        self.generic_visit(statement)
+        if not statement.body and not statement.orelse and _only_looks(statement.test):
+            return None
+        return statement
+
+
+def _only_looks(test: ast.expr) -> bool:
+    for node in ast.walk(test):
+        if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
+            return False
+        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _LOOKS_ONLY):
+            return False
+    return True
 
 
 def _absolute(package: str, node: ast.ImportFrom) -> str:

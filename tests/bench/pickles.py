@@ -50,6 +50,7 @@ INTO_BYTES: Mapping[str, Callable[[Any], bytes]] = {
 FRESH = (
     ("pickle", "attribute"),
     ("pickle", "bound"),
+    ("dill", "bound"),
     ("dill", "lambda of bound"),
     ("dill", "lambda of instance"),
     ("cloudpickle", "attribute"),
@@ -97,12 +98,10 @@ def patches_of(reference: Any) -> Names:
     assert instance is None or isinstance(instance, type) or vars(instance) == {"mark": 17}, vars(instance)
     if type(reference) is MethodType:
         reference = reference.__func__
-    if type(reference) is FunctionType:
-        if reference.__module__ != references.MODULE:
-            return None
-        names = tuple(map(references._named, reference.__qualname__.split("|")[2:]))
-    else:
-        _, _, names = (getattr(reference, "_self_parent", None) or reference)._self_reference
+    assert type(reference) is FunctionType, reference
+    if reference.__module__ != references.MODULE:
+        return None
+    names = tuple(map(references._named, reference.__qualname__.split("|")[2:]))
     return [[patch_id, revision, dict(options)] for patch_id, revision, options in names]
 
 
@@ -166,7 +165,8 @@ def write(folder: Path) -> dict[str, Any]:
                 came_out[f"{way}: {kind}"] = patches_of(copied(reference))
             if kind in ("attribute", "bound"):
                 hashes[kind] = Hasher.hash(reference)
-        answer[name] = {"expected": expected, "came out": came_out, "hashes": hashes}
+        is_static = type(references_to(target).get("bound")) is FunctionType
+        answer[name] = {"expected": expected, "came out": came_out, "hashes": hashes, "static": is_static}
     (folder / "pickles").write_bytes(pickle.dumps(pickles))
     rows = Dataset.from_dict({"index": list(range(len(held)))})
     mapped = rows.map(lambda row: {"found": json.dumps(patches_of(held[row["index"]][2]))}, num_proc=2)
@@ -188,11 +188,11 @@ def read(folder: Path) -> dict[str, Any]:
     for name, way, kind in pickles:
         reference = loads(way, pickles[name, way, kind])
         of_target = answer[name]
-        of_target["came out"][f"{way}: {kind}"] = patches_of(reference)
+        came_out = of_target["came out"][f"{way}: {kind}"] = patches_of(reference)
         of_target["on"][f"{way}: {kind}"] = sorted(
             entry.id for entry in trl_hotfix.status() if entry.state is State.APPLIED
         )
-        if kind in ("attribute", "bound"):
+        if kind in ("attribute", "bound") and came_out is not None:
             of_target["hashes"][kind] = [Hasher.hash(reference)]
         trl_hotfix.revert()
     for name, of_target in answer.items():

@@ -76,7 +76,9 @@ def test_an_intruder_is_reported_everywhere(answers: Answers, release: str, case
     expected, patch = EXPECTED[case], RUNS[release][-1]
     assert (answer["apply"], answer["status"]) == (expected, expected), answer
     warned = [] if expected == APPLIED else [f"{patch}: {expected}"]
-    assert answer["train begin"] == warned
+    # What keeps a patch from a trainer is named behind its state.
+    said = [line.partition("): ")[0] + ")" if "): " in line else line for line in answer["train begin"]]
+    assert said == warned
 
 
 @pytest.mark.parametrize(("release", "case"), SMOKE[:1])

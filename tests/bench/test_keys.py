@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,103 @@ def test_what_a_name_stands_for_in_another_library_is_part_of_the_key(copied: Pa
     assert keys.digest_of(sources(copied).closure([(module, "root")])) == before
     edit(f"{module}.py", "from math import sqrt", "from cmath import sqrt")
     assert keys.digest_of(sources(copied).closure([(module, "root")])) != before
+
+
+MARKED = """
+from trl_hotfix.authoring import act, act_of_this_call, judge
+
+
+def wrapper(wrapped, instance, args, kwargs):
+    act = act_of_this_call()
+    if instance.on and any(name in args for name in "ab"):
+        act()
+
+    def later(value):
+        act()
+        return value
+
+    if kwargs:
+        act()
+        return later(judge(*args))
+    return wrapped(*args)
+"""
+UNMARKED = """
+from trl_hotfix.authoring import judge
+
+
+def wrapper(wrapped, instance, args, kwargs):
+    def later(value):
+        return value
+
+    if kwargs:
+        return later(judge(*args))
+    return wrapped(*args)
+"""
+
+
+def key_of_text(copied: Path, text: str) -> str:
+    (copied / "made_up_for_marks.py").write_text(text)
+    return keys.digest_of(sources(copied).closure([("made_up_for_marks", "wrapper")]))
+
+
+def test_a_mark_is_no_part_of_the_key(copied: Path) -> None:
+    assert key_of_text(copied, MARKED) == key_of_text(copied, UNMARKED)
+    of_witness = MARKED.replace("authoring import act, act_of_this_call,", "authoring import")
+    of_witness = f"from trl_hotfix.witness import act, act_of_this_call\n{of_witness}"
+    assert key_of_text(copied, of_witness) == key_of_text(copied, UNMARKED)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("        act()\n        return later", "        act(1)\n        return later"),
+        ("        act()\n        return later", "        args.act()\n        return later"),
+        ("        act()\n        return later", "        later()\n        return later"),
+        ("    act = act_of_this_call()", "    act = act_of_this_call(1)"),
+        ("    act = act_of_this_call()", "    done = act_of_this_call()"),
+        ('for name in "ab"):\n        act()', 'for name in "ab"):\n        act()\n        args = ()'),
+        ('for name in "ab"):\n        act()', 'for name in "ab"):\n        act()\n    else:\n        args = ()'),
+        ("if instance.on and any(", "if instance.turn_on() and any("),
+        ("if instance.on and any(", "if (args := instance.on) and any("),
+        ("import act, act_of_this_call, judge", "import judge\nfrom elsewhere import act, act_of_this_call"),
+    ],
+)
+def test_what_is_not_exactly_a_mark_changes_the_key(copied: Path, old: str, new: str) -> None:
+    assert old in MARKED
+    assert key_of_text(copied, MARKED.replace(old, new)) != key_of_text(copied, UNMARKED)
+
+
+@pytest.mark.parametrize("patch_id", [patch.id for patch in loading.load()])
+def test_a_mark_in_front_of_every_statement_of_a_wrapper_changes_no_key(copied: Path, patch_id: str) -> None:
+    entry, module = patch(patch_id), modules.module_of(patch_id)
+    names = [target.wrapper for target in entry.targets]
+
+    def key() -> str:
+        return keys.digest_of(sources(copied).closure((module, name) for name in names))
+
+    path = copied / f"{module.replace('.', '/')}.py"
+    before, text = key(), path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    for definition in tree.body:
+        if isinstance(definition, ast.FunctionDef) and definition.name in names:
+            mark = ast.parse("act()").body
+            definition.body = [definition.body[0], *(both for line in definition.body[1:] for both in (*mark, line))]
+    tree.body.insert(2, ast.parse("from ..witness import act").body[0])
+    try:
+        path.write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
+        assert path.read_text(encoding="utf-8").count("act()") >= len(set(names))
+        assert key() == before
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def test_the_engine_is_no_part_of_a_proof_that_asks_for_the_status(copied: Path, edit: Edit) -> None:
+    def key() -> str:
+        return keys.digest_of(sources(copied).closure([("dpo_padding_free_liger", "train")]))
+
+    before = key()
+    edit("trl_hotfix/patching/api.py", "def status(", UNUSED + "@unused\ndef status(")
+    assert key() == before
 
 
 def test_prose_is_no_part_of_the_policy() -> None:

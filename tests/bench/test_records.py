@@ -59,6 +59,11 @@ def announcements(answer: Mapping[str, Any], activity: str) -> int:
     return sum(line.startswith(f"INFO: {activity} with TRL ") for line in answer["said"])
 
 
+def newest(trackers: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return the newest record in each tracker. TensorBoard keeps each text, and a record grows with its run."""
+    return {tracker: records[-1:] for tracker, records in trackers.items()}
+
+
 def warnings(answer: Mapping[str, Any]) -> list[str]:
     return [line for line in answer["said"] if line.startswith("WARNING") and "record" in line]
 
@@ -85,8 +90,9 @@ def test_every_trainer_records_its_patches(answers: Answers, place: layout.Place
     beside = {f"{checkpoint}/trl_hotfix.json" for checkpoint in answer["checkpoints"]}
     assert answer["files"].keys() == {"trl_hotfix.json", *beside}
     assert all(saved == record for saved in answer["files"].values())
-    # The model card was written twice, and has one section with the list of patches.
-    assert answer["sections"] == 1
+    # The model card was written twice, and has one section with the patches of this trainer, if there are some.
+    own = [entry for entry in record["patches"] if entry["word"] != "selected"]
+    assert answer["sections"] == bool(own)
 
 
 @in_cases("others")
@@ -122,11 +128,11 @@ def test_every_active_tracker_has_the_record(answers: Answers, place: layout.Pla
     assert not isinstance(answer, str), answer
     (record,) = answer["history"]
     assert warnings(answer) == []
-    expected = {tracker: [record] for tracker in RUNS[place]}
+    expected: dict[str, Any] = {tracker: [record] for tracker in RUNS[place]}
     if case == "tracked evaluation" and "trackio" in expected:
         # Trackio sends its config with the first metrics, and begins its run when there are some.
         expected["trackio"] = [None]
-    assert answer["trackers"] == expected
+    assert newest(answer["trackers"]) == expected
 
 
 @in_cases("tracked twice", places=WITH_TRACKERS)
@@ -138,7 +144,8 @@ def test_the_second_run_of_a_trainer_is_recorded_too(answers: Answers, place: la
     for tracker, runs in answer["trackers"].items():
         # One run of wandb lasts until the program ends; mlflow begins a second run.
         assert runs, tracker
-        assert runs == [record] * len(runs), tracker
+        assert record in runs, tracker
+        assert {run["digest"] for run in runs} == {record["digest"]}, tracker
     assert len(answer["trackers"]["mlflow"]) == 2
 
 
@@ -149,7 +156,7 @@ def test_a_training_loop_of_its_own_is_tracked_too(answers: Answers, place: layo
     answer = answers[place][case]
     assert not isinstance(answer, str), answer
     (record,) = answer["history"]
-    assert answer["trackers"] == {tracker: [record] for tracker in RUNS[place]}
+    assert newest(answer["trackers"]) == {tracker: [record] for tracker in RUNS[place]}
 
 
 @in_cases("trackers that fail", places=WITH_TRACKERS)

@@ -175,15 +175,12 @@ def wrappers_on(target: Target) -> tuple[list[Any], Any]:
 
 
 def unwrapped(wrapper: Any) -> Any:
-    """Return the wrapper as its patch defines it: without the guard around it, and without the user's options."""
-    wrapper = getattr(wrapper, "wrapper", wrapper)
+    """Return the wrapper as its patch defines it: without the user's options."""
     return getattr(wrapper, "func", wrapper)
 
 
 def wrapper_of(function: Any) -> Any:
-    if type(function) is FunctionType:
-        return inspect.getclosurevars(function).nonlocals.get("wrapper") if is_ours(function) else None
-    return function._self_wrapper
+    return inspect.getclosurevars(function).nonlocals["wrapper"] if is_ours(function) else None
 
 
 def assert_verdicts(patches: Sequence[Patch], verdict: str) -> None:
@@ -221,9 +218,7 @@ def assert_unpatched(attributes_by_name: Vars) -> None:
 
 
 def is_ours(function: Any) -> bool:
-    if not isinstance(function, FunctionType):
-        return False
-    return type(function) is not FunctionType or function.__code__.co_filename.startswith(OURS)
+    return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(OURS)
 
 
 def run(task: str) -> Any:

@@ -23,7 +23,7 @@ def report(_: Any = None) -> dict[str, Any]:
 
     import trl_hotfix
 
-    on = type(vars(DPOTrainer)["get_batch_loss_metrics"]).__name__ == "HotfixWrapper"
+    on = vars(DPOTrainer)["get_batch_loss_metrics"].__module__ == "trl_hotfix.patching.pickled"
     return {"digest": trl_hotfix.status().digest, "on": on, "process": os.getpid()}
 
 
@@ -106,7 +106,8 @@ def spawned_with_a_patched_method() -> list[Any]:
     from trl import DPOTrainer
 
     with multiprocessing.get_context("spawn").Pool(1) as workers:
-        return workers.map(report_in_worker, [object.__new__(DPOTrainer).get_batch_loss_metrics])
+        # A bound method is pickled as its instance and its name: Python looks it up in the worker.
+        return workers.map(report_in_worker, [DPOTrainer.get_batch_loss_metrics])
 
 
 WAYS["spawn, given a patched method"] = spawned_with_a_patched_method

@@ -260,7 +260,7 @@ def _answer(function: Callable[..., Any]) -> str | None:
 
 
 def _is_ours(method: Any) -> bool:
-    return type(method).__module__ == "trl_hotfix.patching.wrappers"
+    return bool(method.__module__ == "trl_hotfix.patching.pickled")
 
 
 def described_vars() -> dict[str, list[str]]:

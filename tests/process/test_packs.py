@@ -114,16 +114,16 @@ def with_pack(own: Environment, tmp_path: Path) -> Environment:
 
 def test_an_installed_pack_is_used_only_where_it_is_named(with_pack: Environment, tmp_path: Path) -> None:
     code = (
-        "import sys; from trl import DPOTrainer; import trl_hotfix; print(type(vars(DPOTrainer)['dpo_loss']).__name__,"
+        "import sys; from trl import DPOTrainer; import trl_hotfix; print(vars(DPOTrainer)['dpo_loss'].__module__,"
         "'acme_fixes' in sys.modules)"
     )
-    assert with_pack.code(code, TRL_HOTFIX="1").stdout == "function False\n"
+    assert with_pack.code(code, TRL_HOTFIX="1").stdout == "trl.trainer.dpo_trainer False\n"
     named = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_PACKS="acme")
-    assert named.stdout == "HotfixWrapper True\n", named.stderr
+    assert named.stdout == "trl_hotfix.patching.pickled True\n", named.stderr
     assert f"trl_hotfix: INFO: applied {ID} (r3) to TRL 0.11.4, DPOTrainer.dpo_loss" in named.stderr
 
     misspelled = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_PACKS="amce")
-    assert misspelled.stdout == "function False\n"
+    assert misspelled.stdout == "trl.trainer.dpo_trainer False\n"
     assert misspelled.stderr.count("trl_hotfix: WARNING") == 1
     assert "no pack 'amce' is installed (there is: acme); did you mean 'acme'?" in misspelled.stderr
     assert "Traceback" not in misspelled.stderr

@@ -39,14 +39,25 @@ def recorded(folder: Path) -> list[Any]:
     return [entry["trl_hotfix"] for entry in history if "trl_hotfix" in entry]
 
 
+def calls(record: Any) -> dict[str, int]:
+    return {entry["id"]: entry["called"] for entry in record["patches"]}
+
+
 def test_a_run_records_its_patches_everywhere(installed: Environment, tmp_path: Path) -> None:
     process = train(installed, tmp_path, TRL_HOTFIX="1")
     assert process.returncode == 0, process.stderr
     (record,) = recorded(tmp_path)
     assert set(ON) <= {entry["id"] for entry in record["patches"]}
     assert f"training with TRL 0.11.4, digest {record['digest']}: " in process.stderr
-    for folder in (tmp_path / "out", tmp_path / "out" / "checkpoint-1", tmp_path / "out" / "checkpoint-2"):
-        assert json.loads((folder / "trl_hotfix.json").read_text()) == record
+    saved = [
+        json.loads((tmp_path / "out" / folder / "trl_hotfix.json").read_text())
+        for folder in ("checkpoint-1", "checkpoint-2", "")
+    ]
+    assert saved[1:] == [record, record]
+    # The first checkpoint has the counts of its time.
+    assert calls(saved[0]).keys() == calls(record).keys()
+    assert all(calls(saved[0])[patch_id] <= count for patch_id, count in calls(record).items())
+    assert 0 < calls(saved[0])[ON[0]] < calls(record)[ON[0]]
     state = json.loads((tmp_path / "out" / "checkpoint-1" / "trainer_state.json").read_text())
     assert sum("trl_hotfix" in entry for entry in state["log_history"]) == 1
 
@@ -57,7 +68,8 @@ def test_a_run_records_its_patches_everywhere(installed: Environment, tmp_path: 
 
     resumed = train(installed, tmp_path, "resume", TRL_HOTFIX="1")
     assert "goes on from a checkpoint" not in resumed.stderr
-    assert recorded(tmp_path) == [record]
+    # The counts are those of each process.
+    assert [entry["digest"] for entry in recorded(tmp_path)] == [record["digest"]] * 2
     skipping = train(installed, tmp_path, "resume", TRL_HOTFIX="1", TRL_HOTFIX_SKIP=ON[1])
     assert skipping.returncode == 0, skipping.stderr
     assert f"other repairs: {ON[1]} is r1 in the checkpoint, not on now" in skipping.stderr

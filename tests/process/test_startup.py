@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 THIRD_PARTY = ("wrapt", "yaml", "packaging", "msgspec", "click", "rich", "torch", "trl", "transformers")
 LOADED = f"import sys; print(sorted(m for m in sys.modules if m.startswith('trl_hotfix') or m in {THIRD_PARTY}))"
 FINDERS = "import sys; print(sum('trl_hotfix' in type(finder).__module__ for finder in sys.meta_path))"
-IS_ON = "print(type(vars(DPOTrainer)['get_batch_loss_metrics']).__name__)"
-ON, OFF = "HotfixWrapper\n", "function\n"
+IS_ON = "print(vars(DPOTrainer)['get_batch_loss_metrics'].__module__)"
+ON, OFF = "trl_hotfix.patching.pickled\n", "trl.trainer.dpo_trainer\n"
 
 
 def test_unset_nothing_is_loaded(installed: Environment) -> None:
@@ -116,13 +118,31 @@ def test_zero_turns_off_a_scripts_own_apply(installed: Environment) -> None:
     assert "WARNING: TRL_HOTFIX=0 turns apply() off" in process.stderr
 
 
-@pytest.mark.parametrize("flag", ["-S", "-E", "-I"])
-def test_the_list_tells_where_the_variable_cannot_work(installed: Environment, flag: str) -> None:
-    packages = str(installed.packages)
-    code = f"import site, sys; {flag!r} == '-S' and site.addsitedir({packages!r})\n"
-    code += "from trl_hotfix.commands.main import main; main(['--list'])"
-    process = installed.run(flag, "-c", code, TRL_HOTFIX="1")
-    assert f"TRL_HOTFIX=1 does nothing here: Python runs with {flag}," in process.stdout, process.stderr
+LIST = "from trl_hotfix.commands.main import main; main(['--list'])"
+
+
+def test_the_list_tells_where_the_variable_cannot_work(installed: Environment) -> None:
+    paths = [str(installed.packages), sysconfig.get_path("purelib")]
+    process = installed.run("-S", "-c", f"import sys; sys.path += {paths}\n{LIST}", TRL_HOTFIX="1")
+    assert "TRL_HOTFIX=1 does nothing here: Python runs with -S, which skips" in process.stdout, process.stderr
+    assert installed.run("-S", "-c", FINDERS, TRL_HOTFIX="1").stdout == "0\n"
+
+
+@pytest.mark.parametrize("flag", ["-E", "-I", "-P", "-s"])
+def test_options_of_python_that_leave_other_variables_alone_change_nothing(installed: Environment, flag: str) -> None:
+    if flag == "-P" and sys.version_info < (3, 11):
+        pytest.skip("there is no -P")
+    assert installed.run(flag, "-c", FINDERS, TRL_HOTFIX="1").stdout == "1\n"
+    process = installed.run(flag, "-c", LIST, TRL_HOTFIX="1")
+    assert "TRL_HOTFIX=1 works here; it is on in this shell" in process.stdout, process.stderr
+
+
+def test_a_hook_that_has_run_from_another_folder_is_believed(installed: Environment, bare: Environment) -> None:
+    """pex and shiv have the packages in a folder of their own, and add it as ``site`` does."""
+    code = f"import site; site.addsitedir({str(installed.packages)!r})\n{LIST}"
+    assert "TRL_HOTFIX=1 works here" in bare.run("-c", code, TRL_HOTFIX="1").stdout
+    path = f"import sys; sys.path.append({str(installed.packages)!r})\n{LIST}"
+    assert "TRL_HOTFIX=1 does nothing here: trl_hotfix_autoapply.pth" in bare.run("-c", path, TRL_HOTFIX="1").stdout
 
 
 def test_user_logging_replaces_standard_error(installed: Environment, tmp_path: Path) -> None:
@@ -198,7 +218,7 @@ def test_spawned_and_forked_workers_are_patched_too(installed: Environment, tmp_
             def work(_):
                 from trl import DPOTrainer
                 import trl_hotfix
-                return type(vars(DPOTrainer)["get_batch_loss_metrics"]).__name__, trl_hotfix.status().digest
+                return vars(DPOTrainer)["get_batch_loss_metrics"].__module__, trl_hotfix.status().digest
 
             if __name__ == "__main__":
                 answers = set()

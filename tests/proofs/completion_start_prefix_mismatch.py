@@ -9,6 +9,7 @@ an empty ``<think>`` block, and DPO and KTO in the releases that have the bug.
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from typing import Any
 
@@ -103,7 +104,7 @@ def train() -> tiny.TrainingResult:
 
 def prepares_with(sft_trainer: Any, name: str) -> bool:
     """Return whether ``_prepare_dataset``, or a function inside it, has a variable or an argument of that name."""
-    codes = [sft_trainer.SFTTrainer._prepare_dataset.__code__]
+    codes = [inspect.unwrap(sft_trainer.SFTTrainer._prepare_dataset).__code__]
     while codes:
         code = codes.pop()
         if name in code.co_varnames or any(name in names for names in code.co_consts if isinstance(names, tuple)):

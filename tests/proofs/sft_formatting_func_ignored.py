@@ -7,6 +7,7 @@ formatting function. The wrong result is that of the dataset to which they have 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,7 +68,7 @@ def formatted_beforehand(rows: list[dict[str, Any]], function: Any, **settings: 
 def train() -> tiny.TrainingResult:
     from trl.trainer import sft_trainer
 
-    if "args" not in sft_trainer.SFTTrainer._prepare_dataset.__code__.co_varnames:
+    if "args" not in inspect.signature(sft_trainer.SFTTrainer._prepare_dataset).parameters:
         return tiny.TrainingResult(
             absent("this release takes the text of the formatting function and looks at no other column")
         )
@@ -91,7 +92,7 @@ def check_streams_and_evaluations(sft_trainer: Any) -> None:
     """Format an ``IterableDataset``, each dataset of a dict, and the other form of conversations."""
     right = formatted_beforehand(conversations(), of_a_conversation)
     # 0.15 does not support a formatting function with a stream.
-    if "first_example" in sft_trainer.SFTTrainer._prepare_dataset.__code__.co_varnames:
+    if "first_example" in inspect.unwrap(sft_trainer.SFTTrainer._prepare_dataset).__code__.co_varnames:
         streamed = tiny.sft_step(
             conversations(), trainer_arguments={"formatting_func": of_a_conversation}, streaming=True
         )

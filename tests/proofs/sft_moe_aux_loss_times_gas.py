@@ -8,6 +8,7 @@ the tokens of the step, and half of its auxiliary term. 0.23.0 adds that term tw
 from __future__ import annotations
 
 import contextlib
+import inspect
 import tempfile
 from importlib.metadata import version
 from typing import Any
@@ -44,7 +45,7 @@ def _train(steps: int, *, dense: bool = False) -> tiny.TrainingResult:
     from packaging.version import Version
     from trl import SFTConfig, SFTTrainer
 
-    if not SFTTrainer.compute_loss.__module__.startswith("trl."):
+    if not inspect.unwrap(SFTTrainer.compute_loss).__module__.startswith("trl."):
         return tiny.TrainingResult(absent("the trainer has the compute_loss of transformers"))
     counted_once = contextlib.nullcontext()
     if version("trl") == "0.23.0":

@@ -2,6 +2,7 @@
 
 ========================  =============================================================================================
 ``calls``                 a call of the wrapped function: its arguments, the model that it is given, its module
+``act``                   says that a wrapper acts where the witness cannot see it: in place, or by a hook
 ``verdicts``              the answer of a self-test: ``judge`` and ``absent``
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
@@ -13,6 +14,7 @@ because a patch module must load without them.
 
 from __future__ import annotations
 
+from ..witness import act, act_of_this_call
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
 from .flattened_batches import (
     MASKABLE,
@@ -29,6 +31,8 @@ from .verdicts import absent, judge
 __all__ = [
     "MASKABLE",
     "absent",
+    "act",
+    "act_of_this_call",
     "argument",
     "attention_keeps_apart",
     "block_diagonal",

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
+from ..witness import act
+
 
 def argument(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
     """Return the argument ``name`` of this call of ``wrapped``, however it was passed, or its default."""
@@ -30,8 +32,9 @@ def replaced_argument(
 def shadowed(instance: Any, name: str, value: Any) -> Iterator[None]:
     """Set ``instance.name`` to ``value`` inside the block, and restore it afterwards.
 
-    If the instance had no such attribute of its own before, it has none afterwards.
+    If the instance had no such attribute of its own before, it has none afterwards. The wrapper that does this acts.
     """
+    act()
     before = vars(instance).copy()
     setattr(instance, name, value)
     try:
@@ -76,9 +79,9 @@ def called_with(model: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) 
 def module_of(wrapped: Callable[..., Any]) -> ModuleType:
     """Return the module that defines the function behind ``wrapped``.
 
-    A guard or the wrapper of another library may stand between the two.
+    What another patch or another library has put on it may stand between the two, and may be of another module.
     """
     function: Any = wrapped
     while not isinstance(function, FunctionType):
         function = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None) or function.func
-    return sys.modules[function.__module__]
+    return sys.modules[inspect.unwrap(function).__module__]

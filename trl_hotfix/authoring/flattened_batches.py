@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,13 +138,27 @@ def why_sequences_mix(model: Any, *, no_cache: bool = False) -> str | None:
         return f"the model's attention is {attention!r}, which does not separate them with this transformers and torch"
     if not no_cache and getattr(text, "use_cache", True):
         return f"the model's attention is {attention!r}, which does not separate them where the model has a cache"
-    modules = {type(submodule).__module__ for submodule in model.modules()}
-    sources = [source for name in modules if hasattr(source := sys.modules.get(name), "create_causal_mask")]
-    if not sources:
-        return "the model builds its attention mask itself"
-    if not all(_mask_is_given_positions(source) for source in sources):
-        return "the model's attention mask is made without the position_ids that separate them"
-    return None
+    return _why_mask_mixes(model)
+
+
+_reasons: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+
+
+def _why_mask_mixes(model: Any) -> str | None:
+    """Return why the mask that the model makes lets sequences mix, or None.
+
+    It is kept for each model, since this is asked at each forward, and a large model has tens of thousands of
+    submodules. An adapter that is put on later wraps layers, and makes no mask.
+    """
+    if model not in _reasons:
+        modules = {type(submodule).__module__ for submodule in model.modules()}
+        sources = [source for name in modules if hasattr(source := sys.modules.get(name), "create_causal_mask")]
+        _reasons[model] = None
+        if not sources:
+            _reasons[model] = "the model builds its attention mask itself"
+        elif not all(_mask_is_given_positions(source) for source in sources):
+            _reasons[model] = "the model's attention mask is made without the position_ids that separate them"
+    return _reasons[model]
 
 
 def _flash_attention_separates() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,7 @@ def copies_of_the_loss(trainer: Any) -> int:
     if not getattr(trainer.args, "average_tokens_across_devices", False):
         return 1
     # Which of these attributes the factor depends on differs between transformers releases.
-    names = Trainer.compute_loss.__code__.co_names
+    names = inspect.unwrap(Trainer.compute_loss).__code__.co_names
     if "n_gpu" in names and trainer.args.n_gpu > 1:
         return int(trainer.args.n_gpu)
     return int(trainer.accelerator.num_processes // (trainer.get_tp_size() if "get_tp_size" in names else 1))

@@ -48,10 +48,11 @@ class Kind(Enum):
 
 
 class Argument(Struct, frozen=True):
-    """One argument of a trainer, as far as the script tells it.
+    """One argument of a trainer, as far as a script, or the trainer itself, tells it.
 
     ``made_by`` has the dotted names of the classes or functions that make an object; ``complete`` is False if there may
-    be more. ``reason`` tells why the argument is unknown.
+    be more. ``reason`` tells why the argument is unknown. ``is_default``: it is that of a real trainer, and may
+    as well not have been given.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Argument(Struct, frozen=True):
     made_by: tuple[str, ...] = ()
     complete: bool = True
     reason: str = ""
+    is_default: bool = False
 
     def describe(self, name: str) -> str:
         """Describe the argument in words."""
@@ -111,7 +113,9 @@ def evaluate(condition: Any, argument: Argument, lookup: Lookup) -> bool | None:
         return True if True in answers else None if None in answers else False
     if argument.kind is Kind.UNKNOWN:
         return None
-    missing = argument.kind is Kind.UNSET or (argument.kind is Kind.LITERAL and argument.value is None)
+    missing = (
+        argument.kind is Kind.UNSET or argument.is_default or (argument.kind is Kind.LITERAL and argument.value is None)
+    )
     if condition in ("set", "unset"):
         return missing if condition == "unset" else not missing
     if condition == "text":

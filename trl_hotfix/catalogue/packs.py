@@ -15,7 +15,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import PackError, plain, suggestion
+from ..errors import PackError, plain, quoted, suggestion
 
 GROUP = "trl_hotfix.packs"
 VARIABLE = "TRL_HOTFIX_PACKS"
@@ -65,7 +65,7 @@ def find(name: str) -> Pack:
     ]
     if not offers:
         names = ", ".join(map(plain, sorted(installed))) or "none"
-        raise PackError(f"no pack {name!r} is installed (there is: {names}){suggestion(name, installed)}")
+        raise PackError(f"no pack {quoted(name)} is installed (there is: {names}){suggestion(name, installed)}")
     distributions = sorted({offer.dist.name if offer.dist is not None else "?" for offer in offers})
     if len(offers) > 1:
         names = ", ".join(map(plain, distributions))

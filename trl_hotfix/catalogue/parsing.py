@@ -89,10 +89,11 @@ def _value(node: Node, hint: Any, name: str, mistakes: list[Mistake]) -> Any:
         return msgspec.convert(node.plain(), type=hint)
     except msgspec.ValidationError as error:
         remedy = ""
+        enumeration = next((part for part in (hint, *typing.get_args(hint)) if isinstance(part, EnumMeta)), None)
         if hint in (str, str | None):
             remedy = " (put a version or a range in quotes)"
-        elif isinstance(hint, EnumMeta):
-            choices: list[Enum] = list(hint.__members__.values())
+        elif enumeration is not None:
+            choices: list[Enum] = list(enumeration.__members__.values())
             remedy = f" (one of {', '.join(str(choice.value) for choice in choices)})"
         mistakes.append(Mistake(node.line, f"{name}: {error}{remedy}"))
     return None

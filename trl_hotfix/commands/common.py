@@ -8,7 +8,7 @@ from enum import IntEnum
 import click
 from packaging.version import InvalidVersion, Version
 
-from ..errors import suggestion
+from ..errors import quoted, suggestion
 from ..matching import versions
 from ..matching.fingerprints import bodies
 from ..model import Patch
@@ -34,7 +34,7 @@ def release(text: str) -> str:
     try:
         version = Version(text)
     except InvalidVersion:
-        raise click.UsageError(f"--trl: {text!r} is not a version such as 0.12.2") from None
+        raise click.UsageError(f"--trl: {quoted(text)} is not a version such as 0.12.2") from None
     known = bodies().releases
     if versions.is_unreleased(text) or text in known or version > Version(known[-1]) or version < Version(known[0]):
         return text
@@ -52,7 +52,7 @@ def trainer(text: str, patches: Iterable[Patch]) -> str:
         if name.lower() == lower_case:
             return name
     hint = suggestion(lower_case.upper(), known) or f"; of {', '.join(sorted(known))}"
-    raise click.UsageError(f"--trainer: no trainer {text!r} is known{hint}")
+    raise click.UsageError(f"--trainer: no trainer {quoted(text)} is known{hint}")
 
 
 def unsupported(trl: str | None) -> bool:

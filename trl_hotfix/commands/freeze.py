@@ -45,7 +45,7 @@ def command(path: Path | None, force: bool, packs: str | None) -> int:
     TRL_HOTFIX_ONLY=@FILE then applies exactly these, or says why it cannot. TRL_HOTFIX_ONLY, _SKIP and _OPTIONS are
     followed.
     """
-    report = apply(dry_run=True, packs=packs)
+    report = apply(dry_run=True, packs=packs, observe=False)
     if unsupported(report.trl):
         click.echo(f"TRL is {report.trl or 'not installed'}: there is nothing to freeze", err=True)
         return Exit.NO_TRL

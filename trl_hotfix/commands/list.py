@@ -16,7 +16,7 @@ from ..catalogue import loading
 from ..catalogue.packs import named
 from ..matching import gates, versions
 from ..matching.fingerprints import bodies
-from ..model import Reason, Severity, State
+from ..model import Called, Reason, Severity, State
 from ..patching.previews import preview
 from ..reporting.report import PatchStatus, Report
 from ..reporting.table import show, table
@@ -35,18 +35,23 @@ class Upstream(TypedDict):
 
 
 class Target(TypedDict):
-    """A method or function that the patch wraps, and the TRL range in which it has the bug."""
+    """A method or function that the patch wraps, and the TRL range in which it has the bug.
+
+    `called` is the moment of a run at which TRL calls it, or null if the entry does not declare it.
+    """
 
     module: str
     attribute: str
     trl: str
+    called: Called | None
     state: State
 
 
 class Listed(TypedDict):
     """One patch and its state here. `evidence` depends on the reason; `review_by` is a day, or null.
 
-    `not_repaired` is the part of the bug that the patch leaves as it is, or null.
+    `not_repaired` is the part of the bug that the patch leaves as it is, or null. `called` and `acted` are the calls of
+    its targets in this process, and those in which its wrappers acted: none, since nothing is trained here.
     """
 
     id: str
@@ -61,6 +66,8 @@ class Listed(TypedDict):
     reason: Reason
     options: dict[str, str]
     evidence: dict[str, Any]
+    called: int
+    acted: int
     targets: list[Target]
 
 
@@ -146,5 +153,7 @@ def _start_hook() -> str:
     if problem is not None:
         return f"TRL_HOTFIX=1 does nothing here: {problem}. trl_hotfix.apply() in the script works."
     value = os.environ.get("TRL_HOTFIX", "")
-    setting = {"on": "on", settings.STRICT: "on, strict", "off": "off"}.get(settings.switch(value) or "off", "off")
+    setting = {"on": "on", settings.STRICT: "on, strict", settings.OBSERVE: "observe"}.get(
+        settings.switch(value) or "off", "off"
+    )
     return f"TRL_HOTFIX=1 works here; it is {setting} in this shell."

@@ -20,7 +20,7 @@ from ..catalogue.data_files import manifest as manifest_path
 from ..catalogue.parsing import parse
 from ..errors import CatalogueError, plain, suggestion
 from ..matching.sources import NotATrlError, Release, installed
-from ..model import Severity
+from ..model import Called, Severity
 from .common import Exit
 from .new_templates import ENTRY, MODULE, NEXT, PROOF
 
@@ -166,9 +166,12 @@ def _range(specifiers: str | None, release: Release) -> str:
 def _entry(words: dict[str, str], pull: int | None, targets: Targets) -> str:
     lines = []
     for module, attribute in targets:
-        line = f"    - {{module: {module}, attribute: {attribute}, wrapper: {WRAPPER}}}"
+        # Anything but a constructor gets the word that promises least of a call in a step; NEXT says to look.
+        called = (Called.CONSTRUCTION if attribute.endswith(".__init__") else Called.SOME_STEPS).value
+        line = f"    - {{module: {module}, attribute: {attribute}, wrapper: {WRAPPER}, called: {called}}}"
         if len(line) > WIDTH:
-            line = f"    - module: {module}\n      attribute: {attribute}\n      wrapper: {WRAPPER}"
+            pairs = {"module": module, "attribute": attribute, "wrapper": WRAPPER, "called": called}
+            line = "    - " + "\n      ".join(f"{key}: {value}" for key, value in pairs.items())
         lines.append(line)
     # YAML quotes the title if it must: it may have a colon or begin with a quote.
     title = yaml.safe_dump({"title": words["title"]}, width=10**6, allow_unicode=True).strip()

@@ -87,7 +87,8 @@ Next, in this order:
   4. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring; and under hits the
      arguments that the bug needs, so that
          trl-hotfix scan
-     of a training script says it for whom it hits, and not for others.
+     of a training script says it for whom it hits, and not for others. Under called: the moment of a run at which TRL
+     calls the target; tests/bench/test_called.py compares it with runs of real trainers.
   5. Set trl: there to the releases that have the bug (now "{trl}"), until
          make matrix PATCHES={id}
      has no `uncovered` (too narrow), no `not-reproduced` (too wide), and no proof that fails. It also puts the bodies

@@ -22,13 +22,20 @@ NOT_EXECUTABLE = 126
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--strict", is_flag=True, help="A patch that should be on and cannot be ends the job: TRL_HOTFIX=strict.")
+@click.option("--observe", is_flag=True, help="Nothing is repaired; a run says which bugs it hits: TRL_HOTFIX=observe.")
 @click.option("--only", metavar="ID,...|@FILE", help="Only these patches: TRL_HOTFIX_ONLY.")
 @click.option("--skip", metavar="ID,...", help="Not these: TRL_HOTFIX_SKIP.")
 @click.option("--options", metavar="ID.OPTION=CHOICE,...", help="Choices within patches: TRL_HOTFIX_OPTIONS.")
 @with_packs
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] CMD...")
 def command(
-    words: tuple[str, ...], strict: bool, only: str | None, skip: str | None, options: str | None, packs: str | None
+    words: tuple[str, ...],
+    strict: bool,
+    observe: bool,
+    only: str | None,
+    skip: str | None,
+    options: str | None,
+    packs: str | None,
 ) -> int:
     """Run CMD with TRL_HOTFIX=1, in place of this process: trl-hotfix run -- accelerate launch train.py
 
@@ -38,13 +45,20 @@ def command(
     """
     if not words[0]:
         raise click.UsageError("CMD is empty")
+    if strict and observe:
+        raise click.UsageError(
+            "--observe repairs nothing, and --strict asks that everything is repaired: leave one out"
+        )
     problem = settings.hook_problem()
     if problem is not None:
         click.echo(f"trl-hotfix run: TRL_HOTFIX=1 does nothing here: {problem}. The job was not started.", err=True)
         return Exit.DEGRADED
     variables = _variables(only, skip, options, packs)
-    strict = strict or settings.switch(os.environ.get("TRL_HOTFIX", "")) == settings.STRICT
-    os.environ.update(variables, TRL_HOTFIX=settings.STRICT if strict else "1")
+    setting = settings.switch(os.environ.get("TRL_HOTFIX", ""))
+    strict = strict or (not observe and setting == settings.STRICT)
+    observe = observe or (not strict and setting == settings.OBSERVE)
+    value = settings.STRICT if strict else settings.OBSERVE if observe else "1"
+    os.environ.update(variables, TRL_HOTFIX=value)
     # The job will do the same when it imports TRL, so a mistake in its variables is reported here.
     report = apply(dry_run=True)
     if unsupported(report.trl):

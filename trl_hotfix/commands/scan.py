@@ -17,8 +17,9 @@ from ..catalogue import loading
 from ..catalogue.packs import named
 from ..errors import ScriptError, plain
 from ..matching import versions
+from ..matching.hits import Finding
 from ..reporting.table import show
-from ..scanning.hits import Finding, ScannedTrainer, judge
+from ..scanning.hits import ScannedTrainer, judge
 from ..scanning.scripts import read
 from ..scanning.trainer_calls import TrainerCall
 from .common import Exit, release, trainer, unsupported, with_packs

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, judge, shadowed, why_sequences_mix
+from ..authoring import absent, act, judge, shadowed, why_sequences_mix
 from ..model import Outcome
 from ..testing import default_arguments, tiny_causal_lm
 
@@ -40,6 +40,7 @@ def pad_what_the_model_would_mix(
     if reason is None:
         return result
     collator.padding_free = False
+    act()
     if instance not in _warned:
         _warned.add(instance)
         logging.getLogger("trl_hotfix").warning(

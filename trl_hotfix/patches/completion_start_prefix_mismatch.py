@@ -13,6 +13,7 @@ afterwards. Templates, tools, masks, truncation and packing are left to TRL.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import logging
 from collections.abc import Callable
@@ -137,8 +138,8 @@ def completion_is_whole(module: ModuleType) -> Outcome:
     if not hasattr(module, f"{method}Config"):
         return absent(f"the {method}Trainer of this release stands elsewhere, and is handed on here")
     trainer_class = getattr(module, f"{method}Trainer")
-    code = getattr(getattr(trainer_class, "_prepare_dataset", None), "__code__", None)
-    if code is None or "args" not in code.co_varnames or hasattr(trainer_class, "tokenize_row"):
+    prepare = getattr(trainer_class, "_prepare_dataset", None)
+    if prepare is None or "args" not in inspect.signature(prepare).parameters or hasattr(trainer_class, "tokenize_row"):
         return absent("completions are tokenised by themselves")
     tokenizer = _MergingTokenizer()
     pair = {"prompt": "ab", "completion": "cd"}

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import judge, with_coefficient_of_plain_model
+from ..authoring import act_of_this_call, judge, with_coefficient_of_plain_model
 from ..model import Outcome, Verdict
 from ..testing import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
 
@@ -40,6 +40,7 @@ def unpack_reference(wrapped: Callable[..., Any], instance: Any, args: tuple[Any
 @contextmanager
 def _five_values(trainer: Any, *, after: int) -> Iterator[None]:
     """Let all calls of ``trainer.concatenated_forward`` but the first ``after`` return five values."""
+    act = act_of_this_call()
     forward = trainer.concatenated_forward
     calls = 0
 
@@ -47,6 +48,8 @@ def _five_values(trainer: Any, *, after: int) -> Iterator[None]:
         nonlocal calls
         calls += 1
         values = forward(*args, **kwargs)
+        if calls > after and len(values) > 5:
+            act()
         return values if calls <= after else values[:5]
 
     attributes = vars(trainer)

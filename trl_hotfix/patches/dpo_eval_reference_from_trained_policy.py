@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, judge, shadowed
+from ..authoring import absent, act, judge, shadowed
 from ..model import Outcome
 from ..testing import default_arguments, stub_trainer
 
@@ -31,6 +31,7 @@ def precompute_the_evaluation_set_too(
         import torch
 
         with torch.random.fork_rng(devices=[]):
+            act()
             instance.get_eval_dataloader()
     return wrapped(*args, **kwargs)
 

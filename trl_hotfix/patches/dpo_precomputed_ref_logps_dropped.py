@@ -11,6 +11,7 @@ As TRL 0.13.0 does (pull request 2431), the two columns are added to the signatu
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import weakref
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, judge
+from ..authoring import act, argument, judge
 from ..model import Outcome
 from ..testing import dpo_stub, tiny_causal_lm
 
@@ -33,11 +34,14 @@ def keep_the_columns(wrapped: Callable[..., Any], instance: Any, args: tuple[Any
     if columns_unset:
         columns = instance._signature_columns
         instance._signature_columns = [*columns, *(name for name in _COLUMNS if name not in columns)]
+        if getattr(instance, "precompute_ref_log_probs", True):
+            act()
     collator: Any = getattr(instance, "data_collator", None)
     if type(collator).__name__ == "PreferenceCollator" and instance.args.dataloader_num_workers > 0:
-        # A worker that is not forked unpickles the collator and imports an unpatched class. A patched method that is
-        # bound to the instance is pickled under a name of trl_hotfix, which applies the patch in the worker as well.
-        collator.torch_call = collator.torch_call
+        # A worker that is not forked unpickles the collator and imports an unpatched class. A patched function is
+        # pickled under a name of trl_hotfix, which applies the patch in the worker as well. A bound method is pickled
+        # under its own name.
+        collator.torch_call = functools.partial(type(collator).torch_call, collator)
     return result
 
 
@@ -48,6 +52,7 @@ def keep_the_values(wrapped: Callable[..., Any], instance: Any, args: tuple[Any,
     if all(name in examples[0] and name not in batch for name in _COLUMNS):
         import torch
 
+        act()
         batch.update({name: torch.tensor([example[name] for example in examples]) for name in _COLUMNS})
     return batch
 
@@ -61,6 +66,7 @@ def warn_of_a_collator_that_drops_them(
         training = argument(wrapped, args, kwargs, "train_eval") == "train"
         if training and any(name not in batch for name in _COLUMNS):
             _warned.add(instance)
+            act()
             logging.getLogger("trl_hotfix").warning(
                 "precompute_ref_log_probs=True, but the batches have no %s: the data collator (%s) drops them, and the "
                 "reference is computed again in every step, from the policy itself if there is neither a ref_model nor "

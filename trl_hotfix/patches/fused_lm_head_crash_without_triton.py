@@ -19,7 +19,7 @@ from functools import update_wrapper
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, judge, module_of, shadowed
+from ..authoring import act, argument, judge, module_of, shadowed
 from ..model import Outcome
 from ..testing import tiny_attention_model
 
@@ -39,6 +39,7 @@ def score_in_torch(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, 
     forward = FunctionType(fused.__code__, names, fused.__name__, fused.__defaults__, fused.__closure__)
     forward.__kwdefaults__ = fused.__kwdefaults__
     # generate() reads the signature of the model's own forward, which TRL keeps in __wrapped__.
+    act()
     model.forward = MethodType(update_wrapper(forward, fused.__wrapped__), model)
     return result
 

@@ -19,7 +19,7 @@ from inspect import signature
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, copies_of_the_loss, judge, micro_batches, replaced_argument
+from ..authoring import absent, act, argument, copies_of_the_loss, judge, micro_batches, replaced_argument
 from ..model import Outcome
 from ..testing import default_arguments, stub_trainer, tiny_causal_lm
 
@@ -33,6 +33,7 @@ def note_what_is_generated(
     """Keep the labels for ``compute_loss``. They are global because a static method has no trainer to store them on."""
     ids, mask, labels = wrapped(*args, **kwargs)
     _generated[:] = [labels]
+    act()
     return ids, mask, labels
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, argument
+from ..authoring import absent, act, argument
 from ..model import Options, Outcome, Verdict
 
 
@@ -31,6 +31,7 @@ def choose_the_loss_type(
         if settings.loss_type != loss_type:
             log.info("normalisation=%s: loss_type=%r -> %r", options["normalisation"], settings.loss_type, loss_type)
             settings.loss_type = loss_type
+            act()
     return wrapped(*args, **kwargs)
 
 

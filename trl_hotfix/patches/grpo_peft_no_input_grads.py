@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, judge, shadowed
+from ..authoring import absent, act, judge, shadowed
 from ..model import Outcome
 from ..testing import default_arguments, stub_trainer
 
@@ -30,6 +30,7 @@ def let_the_inputs_need_a_gradient(
         and checkpointing.get("use_reentrant") is not False
         and isinstance(instance.model, PeftModel)
     ):
+        act()
         instance.model.enable_input_require_grads()
 
 

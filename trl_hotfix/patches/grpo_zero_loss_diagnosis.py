@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, judge
+from ..authoring import act, argument, judge
 from ..model import Outcome
 from ..testing import stub_grpo_trainer
 
@@ -259,6 +259,7 @@ def say_why_the_loss_is_zero(
     result = wrapped(*args, **kwargs)
     if message is not None:
         run.reported = True
+        act()
         _log.log(logging.INFO if message.startswith("no bug") else logging.WARNING, "GRPO: %s", message)
     return result
 
@@ -292,6 +293,7 @@ def say_what_became_of_the_adapter(
         prompt = [name for name, config in instance.model.peft_config.items() if config.is_prompt_learning]
         messages.append(_missed(tensors, prompt))
     for message in filter(None, messages):
+        act()
         if instance.accelerator.is_main_process:
             _log.warning("GRPO: %s", message)
         # If the model was given frozen, "no gradient" follows from that and would be reported twice.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, argument, judge
+from ..authoring import absent, act, argument, judge
 from ..model import Outcome
 
 
@@ -33,6 +33,7 @@ def keep_what_is_trained(
     for name, weight in model.named_parameters():
         if name in trainable and not weight.requires_grad:
             weight.requires_grad_(True)
+            act()
     return model
 
 

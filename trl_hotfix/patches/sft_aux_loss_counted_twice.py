@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, judge, replaced_argument
+from ..authoring import act, argument, judge, replaced_argument
 from ..model import Outcome, Verdict
 from ..testing import sft_moe_loss
 
@@ -27,6 +27,7 @@ def count_aux_loss_once(
         return wrapped(*args, **kwargs)
     with_outputs = argument(wrapped, args, kwargs, "return_outputs")
     args, kwargs = replaced_argument(wrapped, args, kwargs, "return_outputs", True)
+    act()
     instance.aux_loss_enabled = False
     try:
         loss, outputs = wrapped(*args, **kwargs)

@@ -9,6 +9,7 @@ texts that do not end with it. With a ``formatting_func`` the bug is another one
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -59,7 +60,7 @@ def _is_text(module: ModuleType, dataset: Any, field: str) -> bool:
 def texts_end(module: ModuleType) -> Outcome:
     """Check that a text in ``content`` gets an end-of-sequence token, as a text in ``text`` does."""
     prepare = getattr(module.SFTTrainer, "_prepare_dataset", None)
-    if prepare is None or "args" not in prepare.__code__.co_varnames:
+    if prepare is None or "args" not in inspect.signature(prepare).parameters:
         return absent("this release adds no end-of-sequence token")
     tokenizer = CharacterTokenizer()
     last_ids = {

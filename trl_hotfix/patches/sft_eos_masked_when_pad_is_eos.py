@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge
+from ..authoring import absent, act, argument, judge
 from ..model import Outcome
 from ..testing import CharacterTokenizer, constructed, default_arguments, single_process, tiny_causal_lm
 
@@ -33,6 +33,7 @@ def learn_the_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
     tokenizer = collator.tokenizer
     if not collator.mlm and tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         # A nested function or another class would fail where worker processes must pickle the collator.
+        act()
         collator.torch_call = functools.partial(_labels_of_all_but_padding, collator)
 
 

@@ -13,6 +13,7 @@ config.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -133,4 +134,4 @@ def function_wins(module: ModuleType) -> Outcome:
 
 def _takes_config(module: ModuleType) -> bool:
     """Return whether ``_prepare_dataset`` is given an ``SFTConfig``, as from 0.15.0 on."""
-    return "args" in module.SFTTrainer._prepare_dataset.__code__.co_varnames
+    return "args" in inspect.signature(module.SFTTrainer._prepare_dataset).parameters

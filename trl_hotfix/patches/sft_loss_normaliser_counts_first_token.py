@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, judge
+from ..authoring import absent, act, judge
 from ..model import Outcome
 from ..testing import constructed, default_arguments, single_process, tiny_attention_model, tiny_tokenizer
 
@@ -31,6 +31,7 @@ def count_what_is_predicted(
     name = "_get_num_items_in_batch" if hasattr(Trainer, "_get_num_items_in_batch") else "get_batch_samples"
     if getattr(type(instance), name) is getattr(Trainer, name) and _first_tokens_are_unpredicted(instance):
         # A nested function could not be pickled with the trainer.
+        act()
         setattr(instance, name, functools.partial(_COUNTS[name], instance))
 
 

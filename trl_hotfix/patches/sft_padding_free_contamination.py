@@ -20,13 +20,14 @@ there.
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, attention_keeps_apart, isolated, judge, padded, replaced_argument
+from ..authoring import absent, act, argument, attention_keeps_apart, isolated, judge, padded, replaced_argument
 from ..model import Outcome
 from ..testing import default_arguments, stub_trainer, tiny_attention_model
 
@@ -39,11 +40,14 @@ def fit_the_collator(wrapped: Callable[..., Any], instance: Any, args: tuple[Any
     collator: Any = instance.data_collator
     if type(collator).__name__ == "DataCollatorWithFlattening" and instance.args.padding_free:
         if getattr(instance, "completion_only_loss", False):
+            act()
             instance.data_collator = _CompletionsOnly(collator)
     elif getattr(collator, "padding_free", False) and instance.args.dataloader_num_workers > 0:
-        # A worker that is not forked unpickles the collator and imports an unpatched class. A patched method that is
-        # bound to the instance is pickled by its name in trl_hotfix, which applies the patch in the worker too.
-        collator.torch_call = collator.torch_call
+        # A worker that is not forked unpickles the collator and imports an unpatched class. A patched function is
+        # pickled under a name of trl_hotfix, which applies the patch in the worker as well. A bound method is pickled
+        # under its own name.
+        collator.torch_call = functools.partial(type(collator).torch_call, collator)
+        act()
     return result
 
 
@@ -82,6 +86,7 @@ def say_where_sequences_begin(
             positions += example.get("position_ids", range(len(example["input_ids"])))
     # Padding to a multiple comes last; each of its tokens becomes a sequence of its own without a label.
     padding_length = batch["input_ids"].shape[1] - len(positions)
+    act()
     batch["position_ids"] = torch.tensor([[*positions, *[0] * padding_length]])
     batch["labels"][batch["position_ids"] == 0] = -100
     batch.pop("attention_mask", None)

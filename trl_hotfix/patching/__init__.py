@@ -2,7 +2,10 @@
 
 ``api`` has the public functions and ``engine`` their work, by a ``configuration``; ``previews`` are reports that change
 nothing, and ``registry`` keeps the module patches of this process. A ``module_patch`` is a patch in one module of TRL,
-which ``application`` puts on: red, install, green. ``sites`` and ``wrappers`` change the attribute, ``guard`` is around
-each wrapper, ``conflicts`` and ``compiled_code`` detect other code that replaces or bypasses it. ``self_test`` and
-``isolation`` run self-tests; ``references`` and ``pickled`` are for patched functions that are pickled.
+which ``application`` puts on: red, install, green. ``sites`` and ``wrappers`` change the attribute, and the ``breaker``
+of a patch switches it off when one of its wrappers fails. ``standing`` says whether a patch still stands: ``conflicts``
+and ``compiled_code`` detect other code that replaces or bypasses it, ``reach`` the trainers that do not call it.
+``self_test`` and ``isolation`` run self-tests; ``exits`` tells their exits from those of others. ``observing`` counts
+where nothing is repaired, and ``given`` keeps what constructors were given. ``references`` and ``pickled`` are for
+patched functions that are pickled, ``libraries`` tells whose code a function is.
 """

@@ -22,6 +22,7 @@ def apply(
     dry_run: bool = False,
     unknown_body: Literal["skip", "try"] | None = None,
     packs: Iterable[str] | str | None = None,
+    observe: bool | None = None,
 ) -> Report:
     """Repair the installed TRL: at once in modules that are imported, and in the others when they are imported.
 
@@ -39,10 +40,15 @@ def apply(
     ``TRL_HOTFIX_UNKNOWN_BODY``, else ``"skip"``) lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with
     a warning.
 
+    With ``observe`` (default: whether ``TRL_HOTFIX=observe``) nothing is repaired and no number changes: the self-tests
+    tell which bugs are here, and the record of a run which of them it hits. A later call without it repairs. Under
+    ``TRL_HOTFIX=observe`` it takes ``observe=False`` to repair, and ``strict`` has no effect while nothing is repaired.
+
     Raises ``CatalogueError``, ``PackError``, ``UnknownPatchError``, ``SettingError``, ``NotAppliedError``; after any of
-    them nothing has changed.
+    them nothing has changed. ``observe=True`` with ``strict=True``, or under ``TRL_HOTFIX=strict``, is a
+    ``SettingError``.
     """
-    return engine.ENGINE.apply(only, skip, options, strict, dry_run, unknown_body, packs)
+    return engine.ENGINE.apply(only, skip, options, strict, dry_run, unknown_body, packs, observe)
 
 
 def revert(*ids: str) -> Report:

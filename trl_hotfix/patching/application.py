@@ -1,20 +1,24 @@
-"""Put a patch on its targets in one module: red, install, green. If a step fails, nothing is changed."""
+"""Put a patch on its targets in one module: red, install, green. If a step fails, nothing is changed.
+
+A patch that is observed stops after red: layers that only count stand on its targets, and nothing is repaired.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import weakref
+from contextlib import ExitStack, suppress
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from ..catalogue import modules
 from ..matching import digests, fingerprints
 from ..matching.versions import in_range, installed
 from ..model import Decision, Evidence, Outcome, Patch, Reason, State, Target, Verdict
+from ..witness import Counts, counts_of
 from .module_patch import ModulePatch
+from .reach import trainers_made_before
 from .self_test import self_test
-
-if TYPE_CHECKING:
-    from .sites import Site, Sites
+from .sites import INHERITED, MissingTargetError, OccupiedError, Site, Sites
+from .wrappers import Layer
 
 
 class _Refused(Exception):
@@ -25,29 +29,53 @@ class _Refused(Exception):
         self.decision = Decision(state, reason, evidence)
 
 
-def try_apply(
-    module_patch: ModulePatch, module: ModuleType, sites: Sites, *, strict: bool, try_unknown_body: bool
-) -> Decision:
-    """Put ``module_patch`` on ``module``, which has been imported. Return ``applied``, or the reason why it is not on.
+def try_apply(module_patch: ModulePatch, module: ModuleType, sites: Sites, *, try_unknown_body: bool) -> Decision:
+    """Put ``module_patch`` on ``module``, which has been imported. Return ``applied``, ``observed`` or a reason.
 
-    ``try_unknown_body`` lets the self-test decide about a body that is on record for no release. Under ``strict`` no
-    guard is around the wrappers, so that an error in a wrapper is raised.
+    ``try_unknown_body`` lets the self-test decide about a body that is on record for no release.
     """
+    _forget_replaced_classes(module_patch, module, sites)
+    with ExitStack() as refused_or_failed:
+        refused_or_failed.callback(_off_replaced_classes, module_patch)
+        decision = _decide(module_patch, module, sites, try_unknown_body=try_unknown_body)
+        if decision.state in (State.APPLIED, State.OBSERVED):
+            refused_or_failed.pop_all()
+    return decision
+
+
+def _decide(module_patch: ModulePatch, module: ModuleType, sites: Sites, *, try_unknown_body: bool) -> Decision:
     try:
         located = _locate(module_patch, module, sites)
         if all(site.has(module_patch.patch.id) for site in located):
             return _on_already(module_patch, located)
         _check_bodies(module_patch, located, try_unknown_body=try_unknown_body)
         red = _reproduce(module_patch, module)
-        return _install_and_retest(module_patch, module, located, red, strict=strict)
+        if module_patch.observe:
+            return _observe(module_patch, located, sites, red)
+        return _install_and_retest(module_patch, module, located, red)
     except _Refused as refused:
         return refused.decision
 
 
+def _forget_replaced_classes(module_patch: ModulePatch, module: ModuleType, sites: Sites) -> None:
+    """Hold the patched classes that a reload has replaced weakly: they live as long as others have them."""
+    for site in list(module_patch.sites):
+        if site.is_of_class_before_reload(module):
+            module_patch.sites.remove(site)
+            module_patch.before_reload.append(weakref.ref(site))
+            sites.forget(site)
+
+
+def _off_replaced_classes(module_patch: ModulePatch) -> None:
+    """Take the patch off the classes before a reload whose new class it is refused on. The state speaks of both."""
+    for site in module_patch.replaced_sites():
+        with suppress(OccupiedError):
+            site.take_off(module_patch.patch.id)
+    module_patch.before_reload.clear()
+
+
 def _locate(module_patch: ModulePatch, module: ModuleType, sites: Sites) -> list[Site]:
     """Return the site of each target. Refuse the patch if a target is missing."""
-    from .sites import MissingTargetError
-
     located = []
     for target in module_patch.targets:
         try:
@@ -63,14 +91,17 @@ def _locate(module_patch: ModulePatch, module: ModuleType, sites: Sites) -> list
 
 
 def _on_already(module_patch: ModulePatch, located: list[Site]) -> Decision:
-    """Return ``applied`` for targets that have the patch already.
+    """Return ``applied``, or ``observed``, for targets that have the patch already.
 
     They were reached under a second name: TRL keeps the old names of modules whose classes have moved.
     """
-    if module_patch.decision.state is State.APPLIED:
+    if module_patch.decision.state in (State.APPLIED, State.OBSERVED):
         return module_patch.decision
     module_patch.sites = located
-    return Decision(State.APPLIED, Reason.PROVEN, {"same_as": "another name of the target"})
+    evidence = {"same_as": "another name of the target"}
+    if module_patch.observe:
+        return Decision(State.OBSERVED, Reason.REPRODUCED, evidence)
+    return Decision(State.APPLIED, Reason.PROVEN, evidence)
 
 
 def _check_bodies(module_patch: ModulePatch, located: list[Site], *, try_unknown_body: bool) -> None:
@@ -86,8 +117,6 @@ def _check_bodies(module_patch: ModulePatch, located: list[Site], *, try_unknown
 
 
 def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: bool) -> None:
-    from .sites import INHERITED
-
     trl = installed("trl") or ""
     if not callable(getattr(site.original, "__func__", site.original)):
         return  # The target has no body. Its wrapper cannot be installed, which reports the reason.
@@ -125,25 +154,34 @@ def _reproduce(module_patch: ModulePatch, module: ModuleType) -> Outcome:
     return red
 
 
-def _install_and_retest(
-    module_patch: ModulePatch, module: ModuleType, located: list[Site], red: Outcome, *, strict: bool
-) -> Decision:
+def _observe(module_patch: ModulePatch, located: list[Site], sites: Sites, red: Outcome) -> Decision:
+    """Put a layer that only counts on each target: the bug is here, and stays."""
+    layers = [(site, _layer(module_patch, target)) for site, target in zip(located, module_patch.targets, strict=True)]
+    # Whether a trainer hits the bug also depends on what its constructor is given.
+    constructors = [site for site in map(sites.constructor_of, located) if site is not None and site not in located]
+    layers += [(site, _layer(module_patch, module_patch.targets[0], Counts())) for site in dict.fromkeys(constructors)]
+    with ExitStack() as roll_back:
+        for site, layer in layers:
+            roll_back.callback(site.take_off, module_patch.patch.id)
+            site.put_on(layer)
+        module_patch.sites += [site for site, _ in layers if site not in module_patch.sites]
+        roll_back.pop_all()
+    return Decision(State.OBSERVED, Reason.REPRODUCED, {"red": red.to_dict()})
+
+
+def _install_and_retest(module_patch: ModulePatch, module: ModuleType, located: list[Site], red: Outcome) -> Decision:
     """Put the wrappers on and test again. Take them off again unless the self-test returns ``fixed``."""
     from .compiled_code import compiled_now
-    from .guard import Guard
-    from .wrappers import Layer
 
     patch = module_patch.patch
-    guards = []
+    layers = []
     with ExitStack() as roll_back:
         for site, target in zip(located, module_patch.targets, strict=True):
-            wrapper = modules.function_of(patch, target.wrapper, module_patch.options)
-            if not target.traced and not strict:
-                guards.append(wrapper := Guard(patch.id, wrapper))
-            options = tuple(sorted(module_patch.options.items()))
+            layer = _layer(module_patch, target)
+            layers.append(layer)
             # The roll-back is registered first, so that a layer is taken off even if putting it on fails half-way.
             roll_back.callback(site.take_off, patch.id)
-            site.put_on(Layer(patch.id, patch.revision, wrapper, target.traced, options))
+            site.put_on(layer)
         green = self_test(patch, module, module_patch.options)
         if isinstance(green, Decision):
             return green
@@ -154,9 +192,20 @@ def _install_and_retest(
         if not getattr(module.__spec__, "_initializing", False):
             traced = any(target.traced for target in module_patch.targets)
             module_patch.compiled = compiled_now(traced=traced)
-        for guard in guards:
-            guard.armed = True
-        module_patch.guards = guards
-        module_patch.sites += [site for site in located if site not in module_patch.sites]
+            module_patch.made_before = trainers_made_before(module_patch, located)
+        for layer in layers:
+            layer.armed = True
+        # In the order of the targets. What other code has occupied in the meantime comes behind.
+        module_patch.sites = [*located, *(site for site in module_patch.sites if site not in located)]
         roll_back.pop_all()
     return Decision(State.APPLIED, Reason.PROVEN, evidence)
+
+
+def _layer(module_patch: ModulePatch, target: Target, counts: Counts | None = None) -> Layer:
+    patch, options = module_patch.patch, tuple(sorted(module_patch.options.items()))
+    wrapper = modules.function_of(patch, target.wrapper, module_patch.options)
+    breaker = module_patch.breaker
+    counts = counts_of(patch.id, target.name) if counts is None else counts
+    return Layer(
+        patch.id, patch.revision, wrapper, target.traced, options, breaker, counts, observe=module_patch.observe
+    )

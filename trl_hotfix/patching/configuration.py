@@ -14,13 +14,15 @@ from ..selection.selection import Selection
 class Configuration(Struct, frozen=True):
     """The selection and its policy. ``decisions`` are those of the gates, by patch.
 
-    Without a ``selection``, ``apply()`` has not been called yet.
+    Without a ``selection``, ``apply()`` has not been called yet. With ``observe`` nothing is repaired: the patches that
+    would go on are observed.
     """
 
     selection: Selection | None = None
     decisions: Mapping[str, Decision] = {}
     strict: bool = False
     try_unknown_body: bool = False
+    observe: bool = False
 
     @property
     def selected(self) -> set[str]:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import gc
 import itertools
 from collections.abc import Collection, Iterable
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from ..catalogue.modules import PATCH_MODULES
+from ..model import Patch
 from .libraries import is_of_trl
+from .reach import instances_of, is_stand_in, is_trainer, subclasses, trainer_classes
 from .sites import MISSING, Site, describe_owner
-from .wrappers import describe
+from .wrappers import describe, reference_of
 
 _LONGEST_CHAIN = 32
 """The number of wrappers on one method that are followed. A longer chain is most likely a circle."""
-
-_STAND_INS = f"{__package__.partition('.')[0]}.testing."
-"""Where the trainers of self-tests are made."""
 
 
 def foreign(site: Site) -> str | None:
@@ -56,46 +53,45 @@ def still_on(site: Site, patched_classes: Collection[Any]) -> str | None:
     return describe(on_top)
 
 
-def overridden(site: Site, objects: Iterable[object]) -> list[str]:
+def overridden(site: Site, objects: Iterable[object], patch: Patch) -> list[str]:
     """Describe the methods that are called instead of this one and never call it.
 
     They are those of classes outside TRL, which are subclasses of the patched one or bases that come before it in such
-    a subclass, and those that are attributes of an instance in ``objects``.
+    a subclass, and those that are attributes of an instance in ``objects``. TRL's own subclasses have methods of their
+    own that may not have the bug: they count if an instance exists, and the bug is said to be one of its name.
     """
     if not isinstance(site.owner, type):
         return []
     descriptions: dict[str, None] = {}
-    for subclass in _subclasses(site.owner):
+    in_use = {type(instance) for instance in objects if is_trainer(instance)}
+    concerned = {f"{trainer}Trainer" for hit in patch.hits for trainer in hit.trainers}
+    for subclass in subclasses(site.owner):
         for base in subclass.__mro__[: subclass.__mro__.index(site.owner)]:
             raw = vars(base).get(site.name, MISSING)
-            exempt = f"{base.__module__}.".startswith("trl.") or _is_stand_in(base)
+            exempt = is_stand_in(base) or (
+                f"{base.__module__}.".startswith("trl.") and not (subclass in in_use and base.__name__ in concerned)
+            )
             if raw is not MISSING and not exempt and not _calls(raw, site, subclass):
                 descriptions[f"{base.__module__}.{base.__qualname__}.{site.name}"] = None
     for instance in objects:
         cls = type(instance)
         raw = vars(instance).get(site.name, MISSING) if issubclass(cls, site.owner) else MISSING
-        if raw is not MISSING and not _is_stand_in(cls) and not _calls(raw, site, cls):
+        if raw is not MISSING and not is_stand_in(cls) and not _calls(raw, site, cls):
             descriptions[f"{site.name} of an instance of {describe_owner(cls)}: {describe(raw)}"] = None
     return list(descriptions)
 
 
+def _is_on(raw: Any, patch: Patch) -> bool:
+    """Return whether the patch has a wrapper of its own here: some have one for a class and one for its subclass."""
+    reference = reference_of(raw)
+    return reference is not None and patch.id in (named[0] for named in reference[2])
+
+
 def objects_of(sites: Iterable[Site]) -> list[object]:
-    """Return all objects of the classes of these sites. The search through the garbage collector takes some 30 ms."""
+    """Return all objects of the classes of these sites, and all trainers."""
     owners = {site.owner for site in sites if isinstance(site.owner, type)}
-    classes = {cls for owner in owners for cls in (owner, *_subclasses(owner))}
-    # type() is used, since the `__class__` of a proxy may be that of another object.
-    referrers = gc.get_referrers(*classes)
-    return [referrer for referrer in referrers if type(referrer) in classes and hasattr(referrer, "__dict__")]
-
-
-def _is_stand_in(cls: type) -> bool:
-    """Return whether ``cls`` is a self-test's stand-in for a trainer. It exists until it is garbage-collected."""
-    return f"{cls.__module__}.".startswith(_STAND_INS) or cls.__module__ in PATCH_MODULES
-
-
-def _subclasses(owner: type) -> list[type]:
-    direct: list[type] = type.__subclasses__(owner)
-    return direct + [subclass for child in direct for subclass in _subclasses(child)]
+    classes = {cls for owner in owners for cls in (owner, *subclasses(owner))}
+    return instances_of(classes | trainer_classes())
 
 
 def _calls(raw: Any, site: Site, inheriting: type | None = None) -> bool:
@@ -145,8 +141,8 @@ def _is_our_wrapper(value: Any, site: Site) -> bool:
         if value is installed or value is function:
             return True
         # A bound wrapper that was kept while the same patches went off and on again is equivalent.
-        reference = getattr(getattr(value, "_self_parent", value), "_self_reference", None)
-        return reference is not None and reference == getattr(installed, "_self_reference", None)
+        reference = reference_of(value)
+        return reference is not None and reference == reference_of(installed)
     return False
 
 

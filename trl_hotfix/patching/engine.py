@@ -12,34 +12,34 @@ import functools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
 from ..catalogue import loading, packs
-from ..errors import NotAppliedError, SettingError, UnknownPatchError, plain
-from ..import_hooks import FINDER
+from ..errors import NotAppliedError, SettingError, UnknownPatchError, plain, quoted
+from ..import_hooks import FINDER, is_complete
 from ..log import ensure_handler, log
-from ..matching import gates
+from ..matching import gates, installation
 from ..matching.versions import installed
 from ..model import Decision, Options, Patch, Reason, State
 from ..reporting.report import Report
 from ..selection.selection import Selection
-from ..settings import STRICT, switch
+from ..settings import OBSERVE, STRICT, switch
 from . import previews
 from .application import try_apply
 from .configuration import Configuration, not_applied
-from .module_patch import ModulePatch, overtaken, status_of
+from .module_patch import ModulePatch
 from .references import Named, Reference
 from .registry import Registry
 from .self_test import failed
-
-if TYPE_CHECKING:
-    from .sites import Sites
+from .sites import MissingTargetError, OccupiedError, Sites
+from .standing import overtaken, status_of
 
 
 class Engine:
@@ -50,8 +50,25 @@ class Engine:
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.RLock()
-        self._registry = Registry()
+        self._registry = Registry(lambda: self._configuration.strict)
         self._configuration = Configuration()
+        _ENGINES.add(self)
+
+    def _after_fork(self) -> None:
+        """Free what threads hold that this process, a child, does not have. Their patches wait again, and are off."""
+        self._one_at_a_time = threading.RLock()
+        abandoned = self._registry.after_fork()
+        # Without sites there are no wrappers, and a thread that is gone may have begun to import their module.
+        if not abandoned or not site_registry.cache_info().currsize:
+            return
+        for module_patch in abandoned:
+            module = sys.modules.get(module_patch.module)
+            if module is None:
+                continue
+            for target in module_patch.targets:
+                # That thread may have put the wrapper on, and has not recorded the site yet.
+                with suppress(MissingTargetError, OccupiedError):
+                    site_registry().at(module, target).take_off(module_patch.patch.id)
 
     # The work of the public functions.
 
@@ -64,28 +81,38 @@ class Engine:
         dry_run: bool = False,
         unknown_body: str | None = None,
         pack_names: Iterable[str] | str | None = None,
+        observe: bool | None = None,
     ) -> Report:
         names = packs.named(pack_names, os.environ)
         patches = loading.known(names)
         selection = Selection.of(only, skip, os.environ, patches, options, names)
         unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
         if unknown_body not in ("skip", "try"):
-            raise SettingError(f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {unknown_body!r}: expected 'skip' or 'try'")
-        if dry_run:
-            return previews.preview(patches, selection)
-        _start_first()
+            raise SettingError(
+                f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {quoted(unknown_body)}: expected 'skip' or 'try'"
+            )
         setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
+        if observe and (strict or (strict is None and setting == STRICT)):
+            raise SettingError(
+                "observe=True repairs nothing, and strict mode asks that everything is repaired: leave one out"
+            )
+        observe = setting == OBSERVE if observe is None else observe
+        if dry_run:
+            return previews.preview(patches, selection, observe=observe)
+        _start_first()
         if setting == "off":
             ensure_handler()
             log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", plain(os.environ["TRL_HOTFIX"]))
             selection = Selection(only=frozenset(), packs=names)
-        strict = setting == STRICT if strict is None else strict
+        strict = not observe and (setting == STRICT if strict is None else strict)
+        if setting != "off" and selection.only != frozenset():
+            _check_installation(patches, strict)
         if selection.frozen is not None:
             previews.check_frozen(selection, strict)
         decisions = gates.decisions(patches, selection)
         if setting == "off":
             decisions = {patch.id: Decision(State.DISABLED, Reason.SWITCHED_OFF) for patch in patches}
-        report = self._configure(Configuration(selection, decisions, strict, unknown_body == "try"))
+        report = self._configure(Configuration(selection, decisions, strict, unknown_body == "try", observe))
         for status in (report[patch_id] for patch_id in selection.options):
             if status.state in (State.DISABLED, State.RETIRED, State.SKIPPED):
                 state, reason = status.state.value, status.reason.value
@@ -103,6 +130,9 @@ class Engine:
             for module_patch in self._registry.all():
                 if module_patch.patch.id in chosen:
                     self._registry.take_off(module_patch)
+            if not ids:
+                # What the record of a run has put on is no patch, and goes too.
+                site_registry().clear()
             return self.status(())
 
     def status(self, objects: Sequence[object] | None = None) -> Report:
@@ -128,7 +158,23 @@ class Engine:
         for patch in self._patches():
             decision, options = decisions.get(patch.id, not_configured), selection.options_of(patch)
             statuses.append(status_of(patch, trl, self._registry.of(patch.id), decision, options, objects))
-        return previews.report(trl, statuses, selection)
+        return previews.report(trl, statuses, selection, observe=self._configuration.observe)
+
+    def module_patches(self) -> list[ModulePatch]:
+        """Return all module patches of this process."""
+        return self._registry.all()
+
+    def overlooked(self) -> list[str]:
+        """Return the modules that are imported, and whose patches wait for that import still: it was not noticed.
+
+        ``status()`` works on them. Nothing is changed here.
+        """
+        pending = {
+            module_patch.module
+            for module_patch in self._registry.all()
+            if module_patch.decision.state is State.PENDING and not self._registry.is_busy(module_patch)
+        }
+        return [module for module in sorted(pending) if is_complete(module)]
 
     def journal(self, patch_id: str) -> list[str]:
         """Return the steps that led to the state of a patch, a line for each step in each of its modules."""
@@ -145,9 +191,11 @@ class Engine:
         _start_first()
         with self._one_at_a_time:
             before = self._configuration
-            live = (State.APPLIED, State.PENDING)
+            live, observe = (State.APPLIED, State.OBSERVED, State.PENDING), _observe_is_set()
             on = frozenset(
-                module_patch.patch.id for module_patch in self._registry.all() if module_patch.decision.state in live
+                module_patch.patch.id
+                for module_patch in self._registry.all()
+                if module_patch.decision.state in live and module_patch.observe == observe
             )
             merged = options
             if before.selection is not None:
@@ -169,6 +217,9 @@ class Engine:
         ensure_handler()
         if switch(os.environ.get("TRL_HOTFIX", "") or "unset") == "off":
             log.warning("TRL_HOTFIX=%s: the patches of a pickled function stay off", os.environ["TRL_HOTFIX"])
+            return
+        if self._configuration.observe or _observe_is_set():
+            log.warning("this process only observes: the patches of a pickled function stay off")
             return
         pack_names = self._packs()
         known = {patch.id: patch.revision for patch in loading.known(pack_names)}
@@ -211,10 +262,10 @@ class Engine:
         return (*patches.values(), *kept.values())
 
     def _objects(self) -> list[object]:
-        """Return the instances of the patched classes. One of them may have a method of its own."""
+        """Return all trainers, and the instances of the patched classes. One may have a method of its own."""
         module_patches = self._registry.all()
         applied = [module_patch for module_patch in module_patches if module_patch.decision.state is State.APPLIED]
-        sites = [site for module_patch in applied for site in module_patch.sites]
+        sites = [site for module_patch in applied for site in module_patch.every_site()]
         if not sites:
             return []
         from .conflicts import objects_of
@@ -240,7 +291,8 @@ class Engine:
                 module_patch
                 for module_patch in self._registry.all()
                 if module_patch.patch.id in selected
-                and module_patch.options != selection.options_of(module_patch.patch)
+                and (module_patch.options, module_patch.observe)
+                != (selection.options_of(module_patch.patch), configuration.observe)
             ]
             self._registry.drop(changed)
             entering = self._entering()
@@ -277,7 +329,9 @@ class Engine:
             module_patch
             for patch in loading.known(self._packs())
             if patch.id in selected
-            for module_patch in self._registry.waiting(patch, trl or "", selection.options_of(patch))
+            for module_patch in self._registry.waiting(
+                patch, trl or "", selection.options_of(patch), observe=self._configuration.observe
+            )
         ]
 
     # After an import.
@@ -295,7 +349,6 @@ class Engine:
                         module_patch,
                         module,
                         site_registry(),
-                        strict=configuration.strict,
                         try_unknown_body=configuration.try_unknown_body,
                     )
                 # An error in a patch must not end the user's import.
@@ -318,6 +371,20 @@ class Engine:
             raise not_applied(module_patch.journal[-1] for module_patch in problems)
 
 
+def _check_installation(patches: Iterable[Patch], strict: bool) -> None:
+    """Warn if the installed TRL is none that patches can be chosen for. Raises ``NotAppliedError`` under strict."""
+    problems = installation.problems(patches)
+    if problems and strict:
+        raise not_applied(problems)
+    ensure_handler()
+    for problem in problems:
+        log.warning("%s", problem)
+
+
+def _observe_is_set() -> bool:
+    return switch(os.environ.get("TRL_HOTFIX", "")) == OBSERVE
+
+
 def _start_first() -> None:
     """Do the work of ``TRL_HOTFIX=1`` now, if TRL has not been imported yet.
 
@@ -326,20 +393,29 @@ def _start_first() -> None:
     FINDER.run_before_import("trl")
 
 
-def restore(reference: Reference, instance: Any) -> Any:
+def restore(reference: Reference) -> Any:
     """Unpickle a patched function: put its patches on in this process too, then look the function up."""
     module, attribute, patches = reference
     ENGINE.ensure(patches)
     owner = functools.reduce(getattr, attribute.split(".")[:-1], import_module(module))
-    return getattr(owner if instance is None else instance, attribute.split(".")[-1])
+    return getattr(owner, attribute.split(".")[-1])
 
 
 @functools.cache
 def site_registry() -> Sites:
-    # This is imported here, since it imports wrapt, which takes 50 ms and is not needed by `--list`.
-    from .sites import Sites
+    return Sites()
 
-    return Sites(restore)
 
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    FINDER.forget_other_threads()
+    for engine in list(_ENGINES):
+        engine._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 ENGINE = Engine()

@@ -1,4 +1,7 @@
-"""Run a self-test inside the user's imports: without a trace in the process, and within a time limit."""
+"""Run a self-test inside the user's imports: without a trace in the process, and within a time limit.
+
+Other threads of the program run meanwhile. What they change stays.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,24 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
+from typing import Any, NamedTuple
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Run a self-test without a trace in the process, and without the process in the self-test.
 
-    Random states, default dtype and device, grad mode, autocast, warning filters and the environment are the same
-    afterwards; inside, tensors are float32 on the CPU, gradients are on, warnings are quiet, and there is no ZeRO-3,
-    under which models are made in pieces and trainers load their references from the hub.
+    Random states, default dtype and device, grad mode, autocast, warning filters and the variables of the environment
+    that this thread sets are the same afterwards; inside, tensors are float32 on the CPU, gradients are on, warnings
+    are quiet, and there is no ZeRO-3, under which models are made in pieces and trainers load their references from the
+    hub.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None
-    environment = dict(os.environ)
     with ExitStack() as stack:
+        stack.enter_context(_own_variables_restored())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         deepspeed, config_name = sys.modules.get("transformers.integrations.deepspeed"), "_hf_deepspeed_config_weak_ref"
@@ -47,11 +52,93 @@ def undisturbed() -> Iterator[None]:
             yield
         finally:
             random.setstate(python_state)
-            if os.environ != environment:
-                os.environ.clear()
-                os.environ.update(environment)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
+
+
+class _Change(NamedTuple):
+    """A variable before a thread in a self-test changed it first, and after it changed it last. None: it is not set."""
+
+    before: str | None
+    after: str | None
+
+
+_changes: dict[int, dict[str, _Change]] = {}
+"""The variables that threads in self-tests have changed, by thread."""
+
+_changes_lock = threading.Lock()
+
+
+class _Environment(os._Environ[str]):
+    """The class of ``os.environ`` while a self-test runs. It notes what the thread of the self-test changes."""
+
+    def __setitem__(self, name: str, value: str) -> None:
+        before = self.get(name)
+        super().__setitem__(name, value)
+        _note(name, before, value)
+
+    def __delitem__(self, name: str) -> None:
+        before = self.get(name)
+        super().__delitem__(name)
+        _note(name, before, None)
+
+
+def _note(name: str, before: str | None, after: str | None) -> None:
+    own = _changes.get(threading.get_ident())
+    if own is not None:
+        own[name] = _Change(own[name].before if name in own else before, after)
+
+
+@contextmanager
+def _own_variables_restored() -> Iterator[None]:
+    """Put the variables back that this thread changes in the block, and no others.
+
+    A variable that another thread changes meanwhile is left as it is. So is every one of a program that has put another
+    object in the place of ``os.environ``.
+    """
+    thread, environment = threading.get_ident(), os.environ
+    with _changes_lock:
+        outer = _changes.get(thread)
+        _changes[thread] = {}
+        if type(environment) is os._Environ:
+            environment.__class__ = _Environment
+    try:
+        yield
+    finally:
+        with _changes_lock:
+            _put_back(_changes.pop(thread))
+            if outer is not None:
+                _changes[thread] = outer
+            _plain_class_if_idle()
+
+
+def _put_back(changes: dict[str, _Change]) -> None:
+    for name, change in changes.items():
+        if os.environ.get(name) != change.after:
+            continue
+        if change.before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = change.before
+
+
+def _plain_class_if_idle() -> None:
+    plain: Any = os._Environ
+    if not _changes and type(os.environ) is _Environment:
+        os.environ.__class__ = plain
+
+
+def _after_fork_in_child() -> None:
+    """Undo what the self-tests of other threads have changed. A child process does not have these threads."""
+    global _changes_lock
+    _changes_lock = threading.Lock()
+    for thread in [thread for thread in _changes if thread != threading.get_ident()]:
+        _put_back(_changes.pop(thread))
+    _plain_class_if_idle()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class TimeLimitExceeded(BaseException):

@@ -1,128 +1,56 @@
-"""A patch in one module of TRL, and the state of a patch as a whole, which follows from its module patches."""
+"""A patch in one module of TRL."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from ..matching import gates
 from ..model import Decision, Options, Patch, Reason, State, Target
-from ..reporting.report import PatchStatus, TargetStatus
 from ..reporting.sentences import in_one_line
+from .breaker import Breaker
 
 if TYPE_CHECKING:
     from .compiled_code import Compiled
-    from .guard import Guard
     from .sites import Site
 
 
 class ModulePatch(Struct, eq=False):
-    """A patch in one module: its targets, the current decision, and all earlier ones in ``journal``."""
+    """A patch in one module: its targets, the current decision, and all earlier ones in ``journal``.
+
+    ``made_before`` are the trainers that existed when it went on, where it is too late for them. ``before_reload`` are
+    the sites of classes that a reload has replaced, and that may still have trainers. With ``observe`` its
+    layers only count.
+    """
 
     patch: Patch
     module: str
     targets: tuple[Target, ...]
+    breaker: Breaker
     options: Options = {}
+    observe: bool = False
     decision: Decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
     sites: list[Site] = []
-    guards: list[Guard] = []
     cancel_requested: bool = False
     compiled: Compiled = ()
+    made_before: list[weakref.ref[Any]] = []
+    before_reload: list[weakref.ref[Site]] = []
     journal: list[str] = []
 
     @property
     def key(self) -> tuple[str, str]:
         return self.patch.id, self.module
 
+    def replaced_sites(self) -> list[Site]:
+        """Return the sites of the classes before a reload that still exist."""
+        self.before_reload = [reference for reference in self.before_reload if reference() is not None]
+        return [site for reference in self.before_reload if (site := reference()) is not None]
+
+    def every_site(self) -> list[Site]:
+        return [*self.sites, *self.replaced_sites()]
+
     def note(self) -> None:
         """Add the current decision to the journal."""
         state = f"{self.decision.state.value} ({self.decision.reason.value})"
         self.journal.append(f"{self.patch.id}: {self.module}: {state}{in_one_line(self.decision)}")
-
-
-_WORST_FIRST = (
-    State.FAILED,
-    State.CONFLICTED,
-    State.DISPLACED,
-    State.UNREACHED,
-    State.SKIPPED,
-    State.APPLIED,
-    State.PENDING,
-    State.REVERTED,
-)
-
-
-def status_of(
-    patch: Patch,
-    trl: str | None,
-    module_patches: Sequence[ModulePatch],
-    decision: Decision,
-    options: Options,
-    objects: Sequence[object] = (),
-) -> PatchStatus:
-    """Return the status of ``patch``: the worst decision of its module patches, or else ``decision`` of the gates.
-
-    ``objects`` are the instances of the patched classes.
-    """
-    fitting = gates.targets_for(patch, trl) if trl is not None else ()
-    by_module = {module_patch.module: _current_decision(module_patch, objects) for module_patch in module_patches}
-    if by_module:
-        decision = min(by_module.values(), key=lambda current: _WORST_FIRST.index(current.state))
-    by_evidence = {module: dict(current.evidence) for module, current in by_module.items() if current.evidence}
-    evidence = by_evidence or decision.evidence
-
-    def state_of(target: Target) -> State:
-        if target.module in by_module:
-            return by_module[target.module].state
-        if decision.state is State.PENDING and target not in fitting:
-            return State.SKIPPED
-        return decision.state
-
-    targets = tuple(TargetStatus(target, patch.range_of(target), state_of(target)) for target in patch.targets)
-    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options)
-
-
-def overtaken(module_patch: ModulePatch) -> bool:
-    """Return whether a reload whose end was missed has replaced the patched class or function by a new one of TRL."""
-    module = sys.modules.get(module_patch.module)
-    if module_patch.decision.state is not State.APPLIED or module is None:
-        return False
-    patched = [site.owner for site in module_patch.sites]
-    owners = [getattr(module, target.attribute.split(".")[0], None) for target in module_patch.targets]
-    for owner in owners:
-        if isinstance(owner, type) and owner.__module__ == module_patch.module and owner not in patched:
-            return True
-    return any(site.reloaded() for site in module_patch.sites)
-
-
-def _current_decision(module_patch: ModulePatch, objects: Sequence[object]) -> Decision:
-    """Return the decision of a module patch, after a check that its wrappers are still on their targets."""
-    if module_patch.decision.state is not State.APPLIED:
-        return module_patch.decision
-    from .compiled_code import still_compiled
-    from .conflicts import overridden, still_on
-    from .sites import OccupiedError
-
-    evidence = dict(module_patch.decision.evidence)
-    for guard in module_patch.guards:
-        if guard.broken is not None:
-            error = f"{type(guard.broken).__name__}: {guard.broken}"
-            return Decision(State.FAILED, Reason.WRAPPER_ERROR, {**evidence, "error": error})
-    patched = [site.owner for site in module_patch.sites]
-    for site in module_patch.sites:
-        try:
-            on_top = still_on(site, patched)
-        except OccupiedError as error:
-            return Decision(State.DISPLACED, error.reason, {**evidence, "by": error.by})
-        if on_top is not None:
-            evidence["beneath"] = on_top
-    overriding = [name for site in module_patch.sites for name in overridden(site, objects)]
-    if overriding:
-        return Decision(State.UNREACHED, Reason.OVERRIDDEN, {**evidence, "by": "; ".join(overriding)})
-    compiled = still_compiled(module_patch.compiled)
-    if compiled:
-        return Decision(State.UNREACHED, Reason.COMPILED, {**evidence, "by": compiled})
-    return Decision(State.APPLIED, Reason.PROVEN, evidence)

@@ -12,6 +12,6 @@ def __getattr__(name: str) -> Any:
     reference = references.parsed(name)
     if reference is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    restored = restore(reference, None)
+    restored = restore(reference)
     # A class method is restored bound to its class, but the name stands for the function.
     return getattr(restored, "__func__", restored)

@@ -14,20 +14,22 @@ from ..model import Patch, State
 from ..reporting.report import PatchStatus, Report
 from ..selection.selection import Selection
 from .configuration import not_applied
-from .module_patch import status_of
+from .standing import status_of
 
 
-def preview(patches: Sequence[Patch], selection: Selection, version_of: VersionOf = installed) -> Report:
+def preview(
+    patches: Sequence[Patch], selection: Selection, version_of: VersionOf = installed, *, observe: bool = False
+) -> Report:
     """Return the report that the gates alone give for these patches with these versions. Nothing is changed."""
     decisions = gates.decisions(patches, selection, version_of)
     trl = version_of("trl")
     statuses = [status_of(patch, trl, (), decisions[patch.id], selection.options_of(patch)) for patch in patches]
-    return report(trl, statuses, selection)
+    return report(trl, statuses, selection, observe=observe)
 
 
-def report(trl: str | None, statuses: Iterable[PatchStatus], selection: Selection) -> Report:
+def report(trl: str | None, statuses: Iterable[PatchStatus], selection: Selection, *, observe: bool = False) -> Report:
     releases = {name: packs.find(name).release for name in selection.packs}
-    return Report(__version__, trl, platform.python_version(), tuple(statuses), releases)
+    return Report(__version__, trl, platform.python_version(), tuple(statuses), releases, observe)
 
 
 def check_frozen(selection: Selection, strict: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
 from ..import_hooks import FINDER
@@ -12,20 +12,26 @@ from ..matching import gates
 from ..matching.versions import installed
 from ..model import Decision, Options, Patch, Reason, State, Target
 from ..reporting.sentences import in_one_line
+from .breaker import Breaker
 from .module_patch import ModulePatch
+
+LONGEST_JOURNAL = 100
+"""So many steps of a module patch are kept."""
 
 
 class Registry:
     """The module patches of an engine. Several threads may import modules, and so work on them, at once.
 
     ``_lock`` guards the records and is held for a few instructions only, never while something is imported, called or
-    tested, since this runs inside import locks. ``_busy`` has the keys of the module patches that a thread works on.
+    tested, since this runs inside import locks. ``_busy`` has the keys of the module patches that are worked on, and
+    the thread that does it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, strict: Callable[[], bool] = bool) -> None:
+        self._strict = strict
         self._lock = threading.RLock()
         self._module_patches: dict[tuple[str, str], ModulePatch] = {}
-        self._busy: set[tuple[str, str]] = set()
+        self._busy: dict[tuple[str, str], int] = {}
 
     def all(self) -> list[ModulePatch]:
         # This makes a list under the lock: another thread's import may add to the records at any time.
@@ -35,7 +41,30 @@ class Registry:
     def of(self, patch_id: str) -> list[ModulePatch]:
         return [module_patch for module_patch in self.all() if module_patch.patch.id == patch_id]
 
-    def waiting(self, patch: Patch, trl: str, options: Options) -> Iterator[ModulePatch]:
+    def is_busy(self, module_patch: ModulePatch) -> bool:
+        """Return whether a thread works on it now."""
+        return module_patch.key in self._busy
+
+    def after_fork(self) -> list[ModulePatch]:
+        """Free the lock, and what other threads worked on, in a child process, which does not have these threads.
+
+        Return the module patches that wait again. Their layers, if any, are still on.
+        """
+        self._lock = threading.RLock()
+        abandoned = [key for key, thread in self._busy.items() if thread != threading.get_ident()]
+        waiting = []
+        for key in abandoned:
+            del self._busy[key]
+            module_patch = self._module_patches.get(key)
+            if module_patch is not None:
+                module_patch.sites = []
+                if not module_patch.cancel_requested:
+                    module_patch.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
+                module_patch.cancel_requested = False
+                waiting.append(module_patch)
+        return waiting
+
+    def waiting(self, patch: Patch, trl: str, options: Options, *, observe: bool = False) -> Iterator[ModulePatch]:
         """Yield the module patches of ``patch`` that wait for their module. New and reverted ones begin to wait."""
         by_module: dict[str, list[Target]] = {}
         for target in gates.targets_for(patch, trl) or patch.targets:
@@ -45,22 +74,35 @@ class Registry:
                 module_patch = self._module_patches.get((patch.id, module))
                 if module_patch is None or module_patch.decision.state is State.REVERTED:
                     journal = module_patch.journal if module_patch is not None else []
-                    module_patch = ModulePatch(patch, module, tuple(targets), options, journal=journal)
+                    breaker = self._breaker_of(patch)
+                    module_patch = ModulePatch(
+                        patch, module, tuple(targets), breaker, options, observe=observe, journal=journal
+                    )
                     self._module_patches[module_patch.key] = module_patch
             if module_patch.decision.state is State.PENDING:
                 yield module_patch
 
+    def _breaker_of(self, patch: Patch) -> Breaker:
+        """Return the breaker that the modules of a patch share. What was reverted and goes on again gets a new one."""
+        others = self._module_patches.values()
+        shared = (
+            other.breaker
+            for other in others
+            if other.patch.id == patch.id and other.decision.state is not State.REVERTED
+        )
+        return next(shared, None) or Breaker(patch.id, self._strict)
+
     def claim(self, module_patch: ModulePatch, undo: ExitStack) -> bool:
         """Take a module patch to work on, unless another thread has it, and return whether this thread has it now.
 
-        An applied one is taken too, since its module may be a new one. ``undo`` gets the undoing of an interruption.
+        One that is on is taken too, since its module may be a new one. ``undo`` gets the undoing of an interruption.
         """
         with self._lock:
             free = module_patch.key not in self._busy
-            if not free or module_patch.decision.state not in (State.PENDING, State.APPLIED):
+            if not free or module_patch.decision.state not in (State.PENDING, State.APPLIED, State.OBSERVED):
                 return False
             undo.callback(self._interrupted, module_patch)
-            self._busy.add(module_patch.key)
+            self._busy[module_patch.key] = threading.get_ident()
             return True
 
     def _interrupted(self, module_patch: ModulePatch) -> None:
@@ -69,7 +111,7 @@ class Registry:
         with self._lock:
             if module_patch.decision.state is State.REVERTED and not module_patch.cancel_requested:
                 module_patch.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
-            self._busy.discard(module_patch.key)
+            self._busy.pop(module_patch.key, None)
 
     def record_decision(self, module_patch: ModulePatch, decision: Decision) -> bool:
         """Record the result of the work. Return False if another thread has cancelled it, so that it is undone."""
@@ -77,14 +119,14 @@ class Registry:
             is_news = module_patch.decision is not decision
             if not module_patch.cancel_requested:
                 module_patch.decision = decision
-                self._busy.discard(module_patch.key)
+                self._busy.pop(module_patch.key, None)
         if module_patch.cancel_requested:
             self._off_its_sites(module_patch)
             with self._lock:
-                self._busy.discard(module_patch.key)
+                self._busy.pop(module_patch.key, None)
             return False
         if is_news:
-            module_patch.note()
+            _note(module_patch)
             _log_decision(module_patch)
         return True
 
@@ -96,7 +138,7 @@ class Registry:
             if module_patch.cancel_requested:
                 module_patch.decision = Decision(State.REVERTED, Reason.BY_REQUEST)
         if module_patch.cancel_requested:
-            module_patch.note()
+            _note(module_patch)
         else:
             self._off_its_sites(module_patch)
         module = module_patch.module
@@ -114,35 +156,46 @@ class Registry:
         from .sites import OccupiedError
 
         occupied = []
-        for site in module_patch.sites:
+        for site in module_patch.every_site():
             try:
                 site.take_off(module_patch.patch.id)
             except OccupiedError as error:
                 occupied.append((site, error))
         with self._lock:
             module_patch.sites = [site for site, _ in occupied]
+            module_patch.before_reload = []
             module_patch.decision = Decision(State.REVERTED, Reason.BY_REQUEST)
             if occupied:
                 first = occupied[0][1]
                 module_patch.decision = Decision(State.DISPLACED, first.reason, {"by": first.by})
-        module_patch.note()
+        _note(module_patch)
         if occupied:
             patch_id, by = module_patch.patch.id, occupied[0][1].by
             log.warning("%s cannot be taken off: %s stands in its place", patch_id, by)
 
 
+def _note(module_patch: ModulePatch) -> None:
+    """Add the decision to the journal, which keeps the newest steps: a program may apply and revert in a loop."""
+    module_patch.note()
+    del module_patch.journal[:-LONGEST_JOURNAL]
+
+
 def _log_decision(module_patch: ModulePatch) -> None:
-    """Log one line if the patch went on, and a WARNING if it should be on and is not."""
+    """Log one line if the patch went on, or is observed, and a WARNING if it should be on and is not."""
     decision, evidence = module_patch.decision, in_one_line(module_patch.decision)
     name = f"{module_patch.patch.id} (r{module_patch.patch.revision})"
     if decision.state is State.APPLIED:
         targets = ", ".join(target.attribute for target in module_patch.targets)
         choices = "".join(f", {option}={choice}" for option, choice in module_patch.options.items())
         log.info("applied %s to TRL %s, %s%s%s", name, installed("trl"), targets, choices, evidence)
+    elif decision.state is State.OBSERVED:
+        targets = ", ".join(target.attribute for target in module_patch.targets)
+        log.info("TRL %s has %s, %s; it is not repaired%s", installed("trl"), name, targets, evidence)
     elif decision.degraded:
         log.warning(
-            "%s is NOT on: %s (%s)%s. `python -m trl_hotfix --list` says more",
+            "%s is NOT %s: %s (%s)%s. `python -m trl_hotfix --list` says more",
             name,
+            "observed" if module_patch.observe else "on",
             decision.state.value,
             decision.reason.value,
             evidence,

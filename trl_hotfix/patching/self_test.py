@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 import traceback
+from contextvars import copy_context
 from types import ModuleType
 
-from ..catalogue.modules import function_of
+from .. import witness
+from ..catalogue import modules
 from ..model import Decision, Options, Outcome, Patch, Reason, State
+from . import exits
 from .isolation import TimeLimitExceeded, time_limit, undisturbed
 
 SELF_TEST_SECONDS = 60.0
@@ -14,15 +18,26 @@ SELF_TEST_SECONDS = 60.0
 
 
 def self_test(patch: Patch, module: ModuleType, options: Options) -> Outcome | Decision:
-    """Return the outcome of the self-test of ``patch`` on ``module``, or ``failed`` with the traceback if it raises."""
+    """Return the outcome of the self-test of ``patch`` on ``module``, or ``failed`` with the traceback if it raises.
+
+    A ``KeyboardInterrupt``, and a ``SystemExit`` that is not of the self-test, are raised.
+    """
+    function = modules.function_of(patch, patch.self_test, options)
     try:
-        with time_limit(SELF_TEST_SECONDS), undisturbed():
-            outcome = function_of(patch, patch.self_test, options)(module)
+        with time_limit(SELF_TEST_SECONDS), undisturbed(), witness.apart():
+            # Context variables that it sets, such as those of numpy and decimal, stay in this copy.
+            outcome = copy_context().run(function, module)
     # A self-test that raises gives no verdict, and must not end the user's import.
-    except (Exception, SystemExit, TimeLimitExceeded) as error:
+    except (Exception, TimeLimitExceeded) as error:
+        return failed(Reason.SELF_TEST_ERROR, error)
+    except SystemExit as error:
+        if not exits.is_of_self_test(error, function):
+            raise
         return failed(Reason.SELF_TEST_ERROR, error)
     if not isinstance(outcome, Outcome):
-        return Decision(State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {outcome!r}"})
+        return Decision(
+            State.FAILED, Reason.SELF_TEST_ERROR, {"error": f"the self-test returned {reprlib.repr(outcome)}"}
+        )
     return outcome
 
 

@@ -7,7 +7,9 @@ one for each patch. When the layers change, the installed wrapper is built anew 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+import weakref
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
@@ -25,6 +27,10 @@ MISSING = object()
 """The result of a failed look-up."""
 
 
+_SITE = "_trl_hotfix_site"
+"""The attribute of an installed function that has its site."""
+
+
 class MissingTargetError(LookupError):
     """The target is not in this release."""
 
@@ -37,7 +43,7 @@ class OccupiedError(RuntimeError):
         super().__init__(by)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Site:
     """One attribute of one class or module, and the patches on it."""
 
@@ -45,7 +51,6 @@ class Site:
     name: str
     raw: Any
     inherited: Any
-    restore: Callable[..., Any]
     layers: tuple[Layer, ...] = ()
     installed: Any = NOT_INSTALLED
     names: set[tuple[str, str]] = field(default_factory=set)
@@ -63,6 +68,10 @@ class Site:
     def take_off(self, patch_id: str) -> None:
         """Remove a patch's layer. Without layers ``vars(owner)`` is as it was before. Raises ``OccupiedError``."""
         self._set(self._without(patch_id))
+
+    def clear(self) -> None:
+        """Remove all layers. Raises ``OccupiedError``."""
+        self._set(())
 
     def _without(self, patch_id: str) -> tuple[Layer, ...]:
         return tuple(layer for layer in self.layers if layer.patch_id != patch_id)
@@ -100,6 +109,17 @@ class Site:
         source = current.__module__, current.__qualname__, current.__code__.co_filename
         return source == (original.__module__, original.__qualname__, original.__code__.co_filename)
 
+    def is_of_class_before_reload(self, module: ModuleType) -> bool:
+        """Return whether a reload of ``module`` has defined the class anew."""
+        if not isinstance(self.owner, type) or self.owner.__module__ != module.__name__:
+            return False
+        current = getattr(module, self.owner.__qualname__.split(".")[0], None)
+        return (
+            isinstance(current, type)
+            and current is not self.owner
+            and (current.__module__, current.__qualname__) == (self.owner.__module__, self.owner.__qualname__)
+        )
+
     def start_over(self) -> None:
         """Take the reloaded function as the original, also in modules that hold the old one by value."""
         old, self.installed, self.layers = self.installed, NOT_INSTALLED, ()
@@ -122,7 +142,9 @@ class Site:
         before, after = (self.installed if self.layers else self.original), self.original
         if layers:
             path = _path(self.owner, self.name)
-            after = wrapped_descriptor(self.original, layers, self.owner, path, self.restore)
+            after = wrapped_descriptor(self.original, layers, self.owner, path)
+            # A class that a reload has replaced keeps its sites alive itself, and nothing else does.
+            vars(getattr(after, "__func__", after))[_SITE] = self
             setattr(self.owner, self.name, after)
         elif self.layers and self.raw is INHERITED:
             delattr(self.owner, self.name)
@@ -144,11 +166,14 @@ class Site:
 
 
 class Sites:
-    """The sites of this process. A class that is reached under two names has one site for each attribute."""
+    """The sites of this process. A class that is reached under two names has one site for each attribute.
 
-    def __init__(self, restore: Callable[..., Any]) -> None:
-        self._restore = restore
-        self._sites: dict[tuple[Any, str], Site] = {}
+    A site without layers is forgotten, so that its class can be collected after a reload. One with layers is kept by
+    the installed function.
+    """
+
+    def __init__(self) -> None:
+        self._sites: weakref.WeakValueDictionary[tuple[Any, str], Site] = weakref.WeakValueDictionary()
 
     def at(self, module: ModuleType, target: Target) -> Site:
         """Return the site of ``target``. Raises ``MissingTargetError``."""
@@ -160,7 +185,7 @@ class Sites:
             raise MissingTargetError(f"{target.module} has no {target.attribute}")
         site = self._sites.get((owner, name))
         if site is None:
-            site = self._sites[owner, name] = Site(owner, name, INHERITED, MISSING, self._restore)
+            site = self._sites[owner, name] = Site(owner, name, INHERITED, MISSING)
         site.names.add((module.__name__, ".".join(owners)))
         if site.reloaded():
             site.start_over()
@@ -170,6 +195,28 @@ class Sites:
             site.raw = vars(owner).get(name, INHERITED)
             site.inherited = next((vars(base)[name] for base in bases if name in vars(base)), MISSING)
         return site
+
+    def clear(self) -> None:
+        """Take all layers off that can be taken off."""
+        for site in [site for site in self._sites.values() if site.layers]:
+            with suppress(OccupiedError):
+                site.clear()
+
+    def forget(self, site: Site) -> None:
+        """Forget a site of a class that a reload has replaced, so that the class can be collected."""
+        self._sites.pop((site.owner, site.name), None)
+
+    def constructor_of(self, site: Site) -> Site | None:
+        """Return the site of the constructor that the trainer class of ``site`` has in its module, or None."""
+        owner = site.owner
+        if not isinstance(owner, type) or not owner.__name__.endswith("Trainer"):
+            return None
+        cls = next(cls for cls in owner.__mro__ if "__init__" in vars(cls))
+        module = sys.modules.get(owner.__module__)
+        if module is None or getattr(module, cls.__name__, None) is not cls or cls.__module__ != owner.__module__:
+            return None
+        found = self.at(module, Target(module.__name__, f"{cls.__name__}.__init__", ""))
+        return found if isinstance(found.original, FunctionType) else None
 
 
 def describe_owner(owner: Any) -> str:

@@ -1,19 +1,20 @@
-"""Build the object that replaces a target: a wrapt wrapper, or a plain function if ``torch.compile`` must see one."""
+"""Build the plain function that replaces a target and calls the wrappers of its patches."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import FunctionType
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-import wrapt
-
 from ..model import Wrapper
+from ..witness import LAYER_CODES, NOT_TRACED, Call, Counts
 from . import references
+from .breaker import Breaker
+from .observing import is_compiling, observing
 from .references import Reference
 
 
@@ -21,117 +22,206 @@ class UnsupportedTargetError(TypeError):
     """The target is not a function, so there is nothing to wrap."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Layer:
-    """One patch's wrapper on a site."""
+    """One patch's wrapper on a site. It is ``armed`` once it is proven; before that an error in it is raised.
+
+    With ``observe`` the wrapper is not called: the layer counts the calls of TRL's method and changes nothing.
+    """
 
     patch_id: str
     revision: int
     wrapper: Wrapper
     traced: bool
     options: tuple[tuple[str, str], ...] = ()
+    breaker: Breaker = field(default_factory=lambda: Breaker("a wrapper", lambda: True))
+    counts: Counts = field(default_factory=Counts)
+    armed: bool = False
+    observe: bool = False
 
 
-class _BoundHotfixWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
-    # Without this mark Dynamo looks through a wrapt wrapper and traces the original. With it, it breaks the graph.
-    _torchdynamo_disable = True
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        parent = self._self_parent
-        return parent._self_restore, (parent._self_reference, self._self_instance)
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        if self._self_instance is None:
-            return self
-        instance = copy.deepcopy(self._self_instance, memo)
-        return self._self_parent.__get__(instance, type(instance))
-
-
-_bind = wrapt.FunctionWrapper.__get__  # ``super()`` would cost 0.1 us a call.
-
-
-class HotfixWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
-    """A wrapt wrapper that can be pickled, and that ``torch.compile`` does not look through.
-
-    Its pickle has the patches' ids, revisions and options. ``datasets`` hashes pickles, so data prepared by the
-    unpatched function is not reused for the patched one.
-    """
-
-    _torchdynamo_disable = True
-    __bound_function_wrapper__ = _BoundHotfixWrapper
-
-    def __init__(
-        self, wrapped: Any, wrapper: Wrapper, restore: Callable[..., Any], reference: Reference, owner: Any
-    ) -> None:
-        super().__init__(wrapped, wrapper)
-        self._self_restore = restore
-        self._self_reference = reference
-        # It must always be the same object, as with a function. Otherwise cloudpickle pickles the original's code.
-        self._self_unbound: Any = _bind(self, None, owner) if isinstance(owner, type) else None
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        if instance is None and self._self_unbound is not None:
-            return self._self_unbound
-        return _bind(self, instance, owner)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return self._self_restore, (self._self_reference, None)
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-
-def wrapped_descriptor(
-    raw: Any, layers: tuple[Layer, ...], owner: Any, path: tuple[str, str], restore: Callable[..., Any]
-) -> Any:
+def wrapped_descriptor(raw: Any, layers: tuple[Layer, ...], owner: Any, path: tuple[str, str]) -> Any:
     """Return the replacement of the descriptor ``raw``, with the last layer outermost.
 
     ``path`` is its module and attribute. Raises ``UnsupportedTargetError``.
     """
-    bound = isinstance(owner, type) and not isinstance(raw, staticmethod)
     function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
     if not isinstance(function, FunctionType):
         raise UnsupportedTargetError(f"{'.'.join(path)} is {describe(raw)}, not a function")
-    reference = (*path, tuple((layer.patch_id, layer.revision, layer.options) for layer in layers))
-    *inner, outer = layers
-    for layer in inner:
-        function = _plain_function(function, layer.wrapper, bound=bound)
-    if isinstance(raw, FunctionType) and not any(layer.traced for layer in layers):
-        return HotfixWrapper(function, outer.wrapper, restore, reference, owner)
-    # Static and class methods are plain functions too: Dynamo looks through their wrapt wrappers despite the mark.
-    plain = _plain_function(function, outer.wrapper, bound=bound)
-    plain.__module__, plain.__qualname__ = references.MODULE, references.name_of(reference)
-    return plain if isinstance(raw, FunctionType) else type(raw)(plain)
+    traced = any(layer.traced for layer in layers)
+    bound = isinstance(owner, type) and not isinstance(raw, staticmethod)
+    # A trainer is counted by itself. Of a data collator or a callback there may be many, and they come and go.
+    of_trainer = any(cls.__name__ == "Trainer" for cls in getattr(owner, "__mro__", ()))
+    in_process = isinstance(raw, classmethod) or not of_trainer
+    for layer in layers:
+        function = _layered(function, layer, bound=bound, traced=traced, in_process=in_process)
+    repairing = tuple((layer.patch_id, layer.revision, layer.options) for layer in layers if not layer.observe)
+    _CODES.add(function.__code__)
+    # Under TRL's own name its pickles, and so the hashes of `datasets`, would be those of the unpatched function.
+    if repairing:
+        function.__module__, function.__qualname__ = references.MODULE, references.name_of((*path, repairing))
+    return function if isinstance(raw, FunctionType) else type(raw)(function)
 
 
-def _plain_function(raw: Any, wrapper: Wrapper, *, bound: bool) -> FunctionType:
-    """Return a plain function, which Dynamo traces, that calls ``wrapper`` around ``raw``."""
+_CODES: set[CodeType] = set()
+"""The code of the functions that stand on targets."""
 
-    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # `raw.__get__` is an internal error in Dynamo on torch 2.6, and is refused under fullgraph on 2.9.
-        return wrapper(functools.partial(raw, self), self, args, kwargs)
 
-    async def async_method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return await wrapper(functools.partial(raw, self), self, args, kwargs)
+def reference_of(function: Any) -> Reference | None:
+    """Return the patches that stand on this function, bound or not, or None if it is not ours."""
+    function = getattr(function, "__func__", function)
+    # ``functools.wraps`` copies the names of a function, and not its code.
+    if (
+        type(function) is not FunctionType
+        or function.__code__ not in _CODES
+        or function.__module__ != references.MODULE
+    ):
+        return None
+    return references.parsed(function.__qualname__)
 
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(raw, None, args, kwargs)
 
-    async def async_function(*args: Any, **kwargs: Any) -> Any:
-        return await wrapper(raw, None, args, kwargs)
-
-    coroutine = (async_method if bound else async_function) if inspect.iscoroutinefunction(raw) else None
-    plain = coroutine or (method if bound else function)
+def _layered(raw: FunctionType, layer: Layer, *, bound: bool, traced: bool, in_process: bool) -> FunctionType:
+    """Return a plain function that calls the wrapper of ``layer`` around ``raw``, and counts the calls."""
+    if layer.observe:
+        # TRL's own name stays, so that pickles, and the hashes of `datasets`, are those of the unpatched function.
+        plain = _plain(observing(raw, layer.counts, layer.breaker, bound=bound, in_process=in_process))
+        functools.update_wrapper(plain, raw, updated=())
+        return plain
+    if inspect.iscoroutinefunction(raw):
+        plain = _coroutine(raw, layer, bound=bound, in_process=in_process)
+    else:
+        plain = _method(raw, layer, in_process=in_process) if bound else _function(raw, layer)
+    LAYER_CODES.add(plain.__code__)
+    if traced and not inspect.iscoroutinefunction(raw):
+        plain = _traced(raw, layer, plain, bound=bound)
+    else:
+        for function in (plain, *NOT_TRACED):
+            _keep_from_dynamo(function)
     # __dict__ is not updated, since it would copy `_torchdynamo_orig_callable` (pytorch issue 172732).
     functools.update_wrapper(plain, raw, updated=())
-    assert isinstance(plain, FunctionType)
     return plain
+
+
+def _keep_from_dynamo(function: Any) -> None:
+    """Have Dynamo neither trace nor compile this function, but still what it calls.
+
+    It would compile the counting anew for each trainer. This is what ``torch.compiler.disable(recursive=False)`` does,
+    which imports Dynamo: that takes a second.
+    """
+    # The mark is for a caller that is being compiled: the graph breaks.
+    function._torchdynamo_disable = True
+    # The code is for the call itself, which is beneath compiled code then. The names have changed with torch 2.7.
+    dynamo: Any = getattr(sys.modules.get("torch._C"), "_dynamo", None)
+    functions: Any = getattr(dynamo, "eval_frame", None)
+    if hasattr(functions, "skip_code"):
+        functions.skip_code(function.__code__)
+    elif hasattr(functions, "set_code_exec_strategy"):
+        strategy = functions._FrameExecStrategy(functions._FrameAction.SKIP, functions._FrameAction.DEFAULT)
+        functions.set_code_exec_strategy(function.__code__, strategy)
+
+
+_NOT_GIVEN = object()
+
+
+def _method(raw: FunctionType, layer: Layer, *, in_process: bool) -> FunctionType:
+    wrapper, breaker, counts = layer.wrapper, layer.breaker, layer.counts
+
+    def method(self: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
+        if self is _NOT_GIVEN:
+            self = _given_by_name(raw, kwargs)
+        if breaker.broken:
+            return raw(self, *args, **kwargs)
+        last = counts.last
+        count = last[1] if last[0] == id(self) else counts.process if in_process else counts.of(self)
+        count.called += 1
+        call = Call(MethodType(raw, self) if self is not None else functools.partial(raw, None))
+        try:
+            # A copy, since a wrapper may change it, and what the wrapper was given is compared with what it hands on.
+            result = wrapper(call, self, args, kwargs.copy())
+        # The run can go on without the wrapper, so an error in it must not end the run.
+        except Exception as error:
+            if not layer.armed or not breaker.opens(error, call, args, kwargs):
+                raise
+        else:
+            call.end(count, args, kwargs, result)
+            return result
+        return call.result if call.calls else raw(self, *args, **kwargs)
+
+    return _plain(method)
+
+
+def _given_by_name(raw: FunctionType, kwargs: dict[str, Any]) -> Any:
+    """Return the instance of a call such as ``DPOTrainer.loss(self=trainer)``, and take it out of ``kwargs``."""
+    first = next(iter(inspect.signature(raw).parameters), "self")
+    if first not in kwargs:
+        raise TypeError(f"{raw.__qualname__}() missing 1 required positional argument: {first!r}")
+    return kwargs.pop(first)
+
+
+def _function(raw: FunctionType, layer: Layer) -> FunctionType:
+    wrapper, breaker, count = layer.wrapper, layer.breaker, layer.counts.process
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if breaker.broken:
+            return raw(*args, **kwargs)
+        count.called += 1
+        call = Call(raw)
+        try:
+            result = wrapper(call, None, args, kwargs.copy())
+        # As in a method.
+        except Exception as error:
+            if not layer.armed or not breaker.opens(error, call, args, kwargs):
+                raise
+        else:
+            call.end(count, args, kwargs, result)
+            return result
+        return call.result if call.calls else raw(*args, **kwargs)
+
+    return _plain(function)
+
+
+def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool) -> FunctionType:
+    """As the others, for an ``async`` function, but its errors are raised, and that it acts is not seen."""
+    wrapper, breaker, counts = layer.wrapper, layer.breaker, layer.counts
+
+    async def method(self: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
+        if self is _NOT_GIVEN:
+            self = _given_by_name(raw, kwargs)
+        if breaker.broken:
+            return await raw(self, *args, **kwargs)
+        (counts.process if in_process else counts.of(self)).called += 1
+        return await wrapper(functools.partial(raw, self), self, args, kwargs)
+
+    async def function(*args: Any, **kwargs: Any) -> Any:
+        if breaker.broken:
+            return await raw(*args, **kwargs)
+        counts.process.called += 1
+        return await wrapper(raw, None, args, kwargs)
+
+    return _plain(method if bound else function)
+
+
+def _traced(raw: FunctionType, layer: Layer, counted: FunctionType, *, bound: bool) -> FunctionType:
+    """Return a function in whose place Dynamo sees the wrapper. Compiled calls are not counted."""
+    wrapper, breaker, compiling = layer.wrapper, layer.breaker, is_compiling()
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if compiling() and args and not breaker.broken:
+            # `raw.__get__` is an internal error in Dynamo on torch 2.6, and is refused under fullgraph on 2.9.
+            return wrapper(functools.partial(raw, args[0]), args[0], args[1:], kwargs)
+        return counted(*args, **kwargs)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if compiling() and not breaker.broken:
+            return wrapper(raw, None, args, kwargs)
+        return counted(*args, **kwargs)
+
+    return _plain(method if bound else function)
+
+
+def _plain(function: Callable[..., Any]) -> FunctionType:
+    assert isinstance(function, FunctionType)
+    return function
 
 
 def describe(raw: Any) -> str:

@@ -1,4 +1,6 @@
 """The record of a run: the ``callback`` that writes it, and its comparison between ``ranks``.
 
-``trackers`` and ``model_cards`` write it into trackers and model cards. ``failures`` keeps a run going if that fails.
+``run`` says what each patch was to the run, and ``observation`` which of the observed bugs it hits, by the
+``trainer_arguments``. ``trackers`` and ``model_cards`` write the record into trackers and model cards, ``files`` into
+files. ``trainers`` finds the trainer of an event. ``failures`` keeps a run going if the record fails.
 """

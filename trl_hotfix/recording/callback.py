@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
@@ -21,36 +20,48 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import NotAppliedError
 from ..log import ensure_handler, log
-from ..patching import engine
-from ..reporting.report import Report
+from ..model import State
+from ..patching import engine, reach
+from ..reporting.report import PatchStatus, Report
 from ..selection import freeze_files
 from ..settings import STRICT, switch
-from . import ranks
+from . import observation, ranks, run
 from .failures import training_goes_on
+from .files import write_atomically
 from .model_cards import write_into_model_cards
 from .trackers import FILE, KEY, tracker_writer
+from .trainers import calling_trainer
 
 
 class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     """Write the report into the run's records, and check that all ranks have the same repairs.
 
-    When training begins, the patches that are on go into the log and, once, into the next entry of
-    ``state.log_history``. A patch that should be on and is not is a WARNING, as are ranks that differ from rank 0 and a
-    checkpoint that was trained with other patches. Under ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise
-    ``NotAppliedError``, on every rank, before the first step. The record is also written to ``trl_hotfix.json`` beside
-    every checkpoint, to the config of wandb, trackio, mlflow and TensorBoard if they are active, and to a section of
-    the model card. An evaluation without training has the log, the history and the trackers.
+    When training begins, the patches of this trainer go into the log and, once, into the next entry of
+    ``state.log_history``. A patch that should be on and is not, or does not reach this trainer, is a WARNING, as are
+    ranks that differ from rank 0 and a checkpoint that was trained with other patches. Under ``TRL_HOTFIX=strict`` or
+    ``strict=True`` the first two raise ``NotAppliedError``, on every rank, before the first step. After it follows the
+    look whether each method that a step calls was called, which raises before the second step.
+
+    The record has what each patch was to this run, with counts. It is brought up to date at every save and at the end:
+    in the history, in ``trl_hotfix.json`` beside every checkpoint, in the config of wandb, trackio, mlflow and
+    TensorBoard if they are active. A section of the model card has it too. At the end there is a line for each patch
+    of this trainer. An evaluation without training has the log, the history and the trackers.
     """
 
     def __init__(self, strict: bool | None = None) -> None:
         self._strict = switch(os.environ.get("TRL_HOTFIX", "")) == STRICT if strict is None else strict
         self._problems: list[str] = []
-        self._waiting_trackers: list[tuple[str, Callable[[], bool]]] = []
-        self._record: dict[str, Any] | None = None
+        self._waiting_trackers: list[tuple[str, Callable[[Mapping[str, Any]], bool]]] = []
+        self._trackers: list[tuple[str, Callable[[Mapping[str, Any]], bool]]] = []
+        self._is_due = False
+        self._begun: dict[str, Any] = {}
+        self._written: dict[str, Any] | None = None
+        self._first_step: int | None = None
         self._trainer_of_state: tuple[weakref.ref[Any], weakref.ref[Any] | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_trainer_of_state": None}  # Weak references cannot be pickled.
+        # Weak references and the objects of trackers cannot be pickled.
+        return {**vars(self), "_trainer_of_state": None, "_waiting_trackers": [], "_trackers": []}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with training_goes_on("on_train_begin failed"):
@@ -74,18 +85,25 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         # PPO's own loop has no step begin, and the run of mlflow in a second `train()` starts with its first log.
         with training_goes_on("on_log failed"):
             if self._is_active(args, state):
+                self._look_after_first_step(state)
                 self._into_trackers(state)
                 self._into_history(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # A checkpoint from before the first log entry needs the record too, for the run that resumes from it.
         with training_goes_on("on_step_end failed"):
             trainer = self._trainer(state)
-            if self._is_active(args, state) and self._record is not None and trainer is not None:
-                next_actions = trainer.control
-                if next_actions.should_save and not (next_actions.should_log or next_actions.should_evaluate):
-                    state.log_history.append({"step": state.global_step})
-                    self._into_history(state)
+            if not self._is_active(args, state) or trainer is None:
+                return
+            self._look_after_first_step(state)
+            next_actions = trainer.control
+            if not next_actions.should_save:
+                return
+            # trainer_state.json is written before `on_save`.
+            self._refresh_history(state, self._current_record(state))
+            # A checkpoint from before the first log entry needs the record too, for the run that resumes from it.
+            if self._is_due and not (next_actions.should_log or next_actions.should_evaluate):
+                state.log_history.append({"step": state.global_step})
+                self._into_history(state)
 
     on_epoch_end = on_step_end
 
@@ -104,12 +122,22 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         with training_goes_on("on_save failed"):
             if self._is_active(args, state) and state.is_world_process_zero:
                 checkpoint = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-                self._write(checkpoint if checkpoint.is_dir() else Path(args.output_dir), state)
+                record = self._current_record(state)
+                _write(checkpoint if checkpoint.is_dir() else Path(args.output_dir), record)
+                self._refresh_trackers(record)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with training_goes_on("on_train_end failed"):
-            if self._is_active(args, state) and state.is_world_process_zero and Path(args.output_dir).is_dir():
-                self._write(Path(args.output_dir), state)
+            if not self._is_active(args, state):
+                return
+            if state.is_world_process_zero:
+                self._log_the_end(state)
+                record = self._current_record(state)
+                self._refresh_history(state, record)
+                self._refresh_trackers(record)
+                if Path(args.output_dir).is_dir():
+                    _write(Path(args.output_dir), record)
+            run.run_ends()
 
     # The trainer of an event, and the active callback.
 
@@ -125,16 +153,12 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     def _active_callback(self, state: Any) -> HotfixCallback:
         """Return the first callback of the run. There are two if a script and ``TRL_HOTFIX=1`` both add one."""
-        active: HotfixCallback = vars(state).setdefault("_trl_hotfix", self)
-        return active
+        return next(iter(_callbacks(self._trainer(state))), self)
 
     def _trainer(self, state: Any) -> Trainer | None:
-        """Return the trainer of this state. It is looked up once, at its first event.
-
-        Reading a frame's local variables keeps their values, such as a batch, alive until that function returns.
-        """
+        """Return the trainer of this state. It is looked up once, at its first event."""
         if self._trainer_of_state is None or self._trainer_of_state[0]() is not state:
-            trainer = _calling_trainer()
+            trainer = calling_trainer()
             self._trainer_of_state = weakref.ref(state), weakref.ref(trainer) if trainer is not None else None
         reference = self._trainer_of_state[1]
         return reference() if reference is not None else None
@@ -142,41 +166,92 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     # Writing the record.
 
     def _begin_training(self, state: Any) -> None:
-        write_into_model_cards(self._trainer(state))
+        trainer = self._trainer(state)
+        ensure_handler()
+        for module in engine.ENGINE.overlooked():
+            log.warning("the import of %s was not noticed; its patches go on now, after the trainer was made", module)
+        write_into_model_cards(trainer)
+        self._first_step = None
+        if trainer is not None:
+            reach.training_begins(trainer, engine.ENGINE.module_patches())
+            self._first_step = state.global_step
         report = self._begin("training", state)
-        self._problems = [f"{status.id}: {status.state.value} ({status.reason.value})" for status in report.degraded]
-        self._problems += ranks.compare(report.freeze())
+        self._problems = [*_unrepaired(report), *ranks.compare(report.freeze())]
         for problem in self._problems:
             log.warning("%s", problem)
         self._into_trackers(state)
+
+    def _look_after_first_step(self, state: Any) -> None:
+        """After the first step, warn about each patch whose method this trainer should have called, and has not."""
+        if self._first_step is None or state.global_step <= self._first_step:
+            return
+        self._first_step = None
+        trainer = self._trainer(state)
+        reach.step_taken(trainer)
+        problems = [problem for problem in _unrepaired(_report(trainer)) if problem not in self._problems]
+        for problem in problems:
+            log.warning("%s", problem)
+        if problems and any(callback._strict for callback in _callbacks(trainer)):
+            lines = "".join(f"\n  {problem}" for problem in problems)
+            raise NotAppliedError(f"strict mode: training ends after its first step:{lines}")
 
     def _begin(self, activity: str, state: Any) -> Report:
         """Log the report, and prepare its record for the history and the trackers."""
         ensure_handler()
         trainer = self._trainer(state)
         report = _report(trainer)
-        record = report.freeze()
-        on = ", ".join(f"{patch['id']} (r{patch['revision']})" for patch in record["patches"]) or "nothing"
+        observed = observation.findings(trainer, report)
+        record = run.record(trainer, report, observed)
         if state.is_world_process_zero:
-            log.info("%s with TRL %s, digest %s: %s", activity, report.trl, report.digest, on)
+            repairs = run.summary(run.repairs(trainer, report))
+            log.info("%s with TRL %s, digest %s: %s", activity, report.trl, report.digest, repairs)
+            observation.log_lines(observation.lines_at_begin(observed))
         earlier = _records(state)
         if earlier:
             _compare_with_checkpoint(earlier[-1], record)
-        self._record = None if earlier and earlier[-1] == record else record
+        elif activity == "training" and state.global_step and record["patches"]:
+            log.warning("this run goes on from a checkpoint without a record: its steps may not have been repaired")
+        self._is_due, self._begun = True, record
         callbacks = trainer.callback_handler.callbacks if trainer is not None else []
         writers = [(callback, tracker_writer(callback)) for callback in callbacks]
         self._waiting_trackers = [
-            (type(callback).__name__, functools.partial(write, callback, record))
-            for callback, write in writers
-            if write is not None
+            (type(callback).__name__, functools.partial(write, callback)) for callback, write in writers if write
         ]
+        self._trackers = []
         return report
+
+    def _log_the_end(self, state: Any) -> None:
+        trainer = self._trainer(state)
+        report = _report(trainer)
+        for repair in run.repairs(trainer, report):
+            if repair.word is not run.Word.SELECTED:
+                log.info("%s", repair.line())
+        observation.log_lines(observation.lines_at_end(observation.findings(trainer, report)))
+
+    def _refresh_history(self, state: Any, record: dict[str, Any]) -> None:
+        """Bring the newest record in the history up to date, if it is one of this run."""
+        for entry in reversed(state.log_history):
+            if isinstance(entry, dict) and entry.get(KEY) is not None and entry[KEY] is self._written:
+                entry[KEY] = self._written = record
+                return
+
+    def _refresh_trackers(self, record: Mapping[str, Any]) -> None:
+        """Write the present record into the trackers that have had one."""
+        for name, write in self._trackers:
+            with training_goes_on(f"{name} does not have its end"):
+                write(record)
+
+    def _current_record(self, state: Any) -> dict[str, Any]:
+        trainer = self._trainer(state)
+        report = _report(trainer)
+        return run.record(trainer, report, observation.findings(trainer, report))
 
     def _into_history(self, state: Any) -> None:
         # The record goes into the newest entry. A separate entry would break `log_history[0]["loss"]` in a script.
-        if self._record is not None and state.log_history:
-            state.log_history[-1][KEY] = self._record
-            self._record = None
+        if self._is_due and state.log_history:
+            # A step has been taken since the beginning, and a checkpoint of this step has this entry.
+            state.log_history[-1][KEY] = self._written = self._current_record(state)
+            self._is_due = False
 
     def _into_trackers(self, state: Any) -> None:
         """Write the record into each tracker that has started its run and does not have the record yet."""
@@ -185,12 +260,12 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         waiting, self._waiting_trackers = self._waiting_trackers, []
         for name, write in waiting:
             with training_goes_on(f"{name} does not have it"):
-                if not write():
-                    self._waiting_trackers.append((name, write))
+                # A tracker may never start its run, and what the run has called is not looked up at every step.
+                (self._trackers if write(self._begun) else self._waiting_trackers).append((name, write))
 
-    def _write(self, folder: Path, state: Any) -> None:
-        text = json.dumps(_report(self._trainer(state)).freeze(), indent=1) + "\n"
-        (folder / FILE).write_text(text, encoding="utf-8")
+
+def _write(folder: Path, record: Mapping[str, Any]) -> None:
+    write_atomically(folder / FILE, json.dumps(record, indent=1) + "\n")
 
 
 def add_to_every_trainer(module: ModuleType) -> None:
@@ -199,15 +274,9 @@ def add_to_every_trainer(module: ModuleType) -> None:
         module.DEFAULT_CALLBACKS.append(HotfixCallback)
 
 
-def _calling_trainer() -> Trainer | None:
-    """Return the trainer whose event is being called. transformers does not pass it to a callback."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, Trainer):
-            return caller
-        frame = frame.f_back
-    return None
+def _callbacks(trainer: Trainer | None) -> list[HotfixCallback]:
+    callbacks = trainer.callback_handler.callbacks if trainer is not None else []
+    return [callback for callback in callbacks if isinstance(callback, HotfixCallback)]
 
 
 def _records(state: Any) -> list[Any]:
@@ -223,6 +292,19 @@ def _compare_with_checkpoint(in_checkpoint: Any, record: dict[str, Any]) -> None
         return
     for difference in ranks.differences(before, record, "in the checkpoint", "now"):
         log.warning("this run goes on from a checkpoint of other repairs: %s", difference)
+
+
+def _unrepaired(report: Report) -> list[str]:
+    """Return the patches that should be on and are not, or do not reach the trainer, each in a line."""
+    return [f"{status.id}: {status.state.value} ({status.reason.value}){_by(status)}" for status in report.degraded]
+
+
+def _by(status: PatchStatus) -> str:
+    """Return what keeps an unreached patch from the trainer."""
+    if status.state is not State.UNREACHED:
+        return ""
+    parts = [part for part in status.evidence.values() if isinstance(part, Mapping)]
+    return "".join(f": {by}" for by in dict.fromkeys(part["by"] for part in parts if "by" in part))
 
 
 def _report(trainer: Trainer | None) -> Report:

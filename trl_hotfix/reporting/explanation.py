@@ -24,7 +24,8 @@ def explanation(status: PatchStatus, journal: Sequence[str]) -> str:
     lines.append(f"evidence   {evidence.in_words(patch)}")
     lines += [f"upstream   {link}" for link in links(patch.upstream)]
     for target in status.targets:
-        lines.append(f"target     {target.target.module}: {target.target.attribute} ({target.state.value})")
+        called = f", called: {target.target.called.value}" if target.target.called is not None else ""
+        lines.append(f"target     {target.target.module}: {target.target.attribute} ({target.state.value}{called})")
     lines += _options(status)
     lines.append(f"here       {status.state.value} ({status.reason.value}): {because(status.reason, status.evidence)}")
     lines += [f"why        {patch.why}", f"how        {patch.how}"]

@@ -12,8 +12,12 @@ from msgspec import Struct
 from ..model import DEGRADED, Evidence, Options, Patch, Reason, State, Target
 from .sentences import because
 
-_STYLES = {State.APPLIED: "color: #2e8b57; font-weight: bold", State.PENDING: "color: #2e8b57"}
-"""The HTML style of a patch that is on or goes on later. Others are red if they should be on, else gray."""
+_STYLES = {
+    State.APPLIED: "color: #2e8b57; font-weight: bold",
+    State.PENDING: "color: #2e8b57",
+    State.OBSERVED: "color: #b8860b; font-weight: bold",
+}
+"""The HTML style of a patch that is on, goes on later or is observed. Others are red if they should be on, or gray."""
 
 
 class TargetStatus(Struct, frozen=True):
@@ -31,6 +35,10 @@ class PatchStatus(Struct, frozen=True):
     evidence: Evidence
     targets: tuple[TargetStatus, ...]
     options: Options = {}
+    called: int = 0
+    """The calls of its targets in this process by objects that still exist, and by functions."""
+    acted: int = 0
+    """The calls among them in which its wrappers acted."""
 
     @property
     def id(self) -> str:
@@ -40,6 +48,10 @@ class PatchStatus(Struct, frozen=True):
     def degraded(self) -> bool:
         """The patch should be on in this process and is not."""
         return (self.state, self.reason) in DEGRADED
+
+    def frozen(self) -> dict[str, Any]:
+        """Return what a freeze file says of the patch."""
+        return {"id": self.id, "revision": self.patch.revision, "options": dict(self.options)}
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -55,11 +67,14 @@ class PatchStatus(Struct, frozen=True):
             "reason": self.reason.value,
             "options": dict(self.options),
             "evidence": dict(self.evidence),
+            "called": self.called,
+            "acted": self.acted,
             "targets": [
                 {
                     "module": status.target.module,
                     "attribute": status.target.attribute,
                     "trl": status.trl,
+                    "called": status.target.called.value if status.target.called is not None else None,
                     "state": status.state.value,
                 }
                 for status in self.targets
@@ -76,6 +91,8 @@ class Report(Struct, frozen=True):
     patches: tuple[PatchStatus, ...]
     packs: Mapping[str, str] = {}
     """The packs of third parties that were named, with their distribution and version."""
+    observe: bool = False
+    """Whether nothing is repaired in this process: patches are observed, and those that are pending will be."""
 
     def __iter__(self) -> Iterator[PatchStatus]:
         return iter(self.patches)
@@ -115,7 +132,8 @@ class Report(Struct, frozen=True):
         return f"<p>{escape(self._head())}</p><table><thead>{names}</thead><tbody>{''.join(rows)}</tbody></table>"
 
     def _head(self) -> str:
-        return f"trl_hotfix {self.trl_hotfix}, TRL {self.trl or 'not found'}, digest {self.digest}"
+        observes = "; observed, nothing is repaired" if self.observe else ""
+        return f"trl_hotfix {self.trl_hotfix}, TRL {self.trl or 'not found'}, digest {self.digest}{observes}"
 
     @property
     def degraded(self) -> tuple[PatchStatus, ...]:
@@ -126,6 +144,11 @@ class Report(Struct, frozen=True):
     def ok(self) -> bool:
         return not self.degraded
 
+    def on(self) -> Iterator[PatchStatus]:
+        """Yield the patches that are on or go on at import: none in a process that observes."""
+        live = (State.APPLIED,) if self.observe else (State.APPLIED, State.PENDING)
+        return (status for status in self.patches if status.state in live)
+
     @property
     def digest(self) -> str:
         """The digest of the set of repairs. It is equal in two processes if and only if the sets are equal.
@@ -135,8 +158,7 @@ class Report(Struct, frozen=True):
         """
         on = sorted(
             (status.id, status.patch.revision, *([dict(status.options)] if status.options else []))
-            for status in self.patches
-            if status.state in (State.APPLIED, State.PENDING)
+            for status in self.on()
         )
         text = json.dumps({"trl": self.trl, "on": on}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -146,11 +168,7 @@ class Report(Struct, frozen=True):
 
         As a file it can be given to ``TRL_HOTFIX_ONLY=@file``.
         """
-        on: list[dict[str, Any]] = [
-            {"id": status.id, "revision": status.patch.revision, "options": dict(status.options)}
-            for status in self.patches
-            if status.state in (State.APPLIED, State.PENDING)
-        ]
+        on = [status.frozen() for status in self.on()]
         record = {"trl_hotfix": self.trl_hotfix, "trl": self.trl, "digest": self.digest, "patches": on}
         pack_names = {entry["id"].partition("/")[0] for entry in on}
         used = {name: release for name, release in self.packs.items() if name in pack_names}
@@ -162,6 +180,7 @@ class Report(Struct, frozen=True):
             "trl": self.trl,
             "python": self.python,
             **({"packs": dict(self.packs)} if self.packs else {}),
+            **({"observe": True} if self.observe else {}),
             "digest": self.digest,
             "patches": [status.to_dict() for status in self.patches],
         }

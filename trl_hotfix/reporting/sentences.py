@@ -22,6 +22,7 @@ def because(reason: Reason, evidence: Evidence) -> str:
         Reason.APPLIES: "TRL {installed} has this bug",
         Reason.BODY_DECIDES: "TRL {installed} is no release: the body of the method decides, when it is imported",
         Reason.NOT_IMPORTED: "goes on when its module is imported",
+        Reason.REPRODUCED: "the bug is here; nothing is changed",
         Reason.PROVEN: "reproduced before, fixed after, in this process",
         Reason.BY_REQUEST: "taken off on request",
     }

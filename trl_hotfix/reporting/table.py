@@ -17,6 +17,7 @@ from .sentences import because
 _COLOURS = {
     State.APPLIED: "green",
     State.PENDING: "green",
+    State.OBSERVED: "yellow",
     State.FAILED: "bold red",
     State.CONFLICTED: "bold red",
     State.DISPLACED: "bold red",
@@ -36,7 +37,9 @@ def table(report: Report, *, not_repaired: bool = False) -> Table:
     view.add_column(f"here: TRL {report.trl or 'none'}", overflow="fold")
     for status in report:
         patch, state = status.patch, status.state
-        applies = {State.PENDING: "applies", State.APPLIED: "applied"}.get(state, "does not apply")
+        applies = {State.PENDING: "applies", State.APPLIED: "applied", State.OBSERVED: "observed"}.get(
+            state, "does not apply"
+        )
         answer = Text(f"{applies}: {because(status.reason, status.evidence)}", style=_COLOURS.get(state, "dim"))
         # A cell may start with a bracket, which rich would read as markup in a plain string.
         title = Text.assemble((patch.id, "bold"), f"\n{patch.severity.value}: {patch.title}")

@@ -7,18 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..catalogue.conditions import Argument, Kind, Lookup
+from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from .bindings import ScriptBindings
 from .config_arguments import ConfigArguments, LocatedArgument, makes_config
 from .names import classes, follow
 from .scopes import FUNCTIONS, Scope, ScopedExpression, source_text
 from .values import UNSET, keyword_arguments, value_of
-
-TRAINER_ONLY_ARGUMENTS = frozenset(
-    {"model", "ref_model", "teacher_model", "peft_config", "quantization_config", "tokenizer", "processing_class"}
-    | {"train_dataset", "eval_dataset", "formatting_func", "data_collator", "callbacks", "reward_funcs"}
-    | {"compute_loss_func", "compute_metrics", "optimizers"}
-)
-"""Arguments of trainers that no config has: they are known even if the config is unknown."""
 
 POSITIONAL_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("BCO", "DPO", "KTO"), ("model", "ref_model")),

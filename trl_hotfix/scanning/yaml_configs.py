@@ -9,7 +9,8 @@ import yaml
 
 from ..catalogue.conditions import Argument, Kind
 from ..errors import ScriptError, plain
-from .trainer_calls import TRAINER_ONLY_ARGUMENTS, TrainerCall
+from ..matching.hits import TRAINER_ONLY_ARGUMENTS
+from .trainer_calls import TrainerCall
 from .values import UNSET
 
 DISTINCTIVE_KEYS: Mapping[str, tuple[str, ...]] = {

@@ -6,6 +6,8 @@ It is data: ids, revisions and options, which are looked up in the catalogue. No
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,21 +16,41 @@ from typing import Any
 import msgspec
 
 from ..catalogue.packs import pack_of
-from ..errors import SettingError, plain, suggestion
+from ..errors import SettingError, listed, plain, quoted, suggestion
 from ..model import Patch
 
 LARGEST = 1 << 16
 """The largest size of a freeze file in bytes. A record of a hundred patches takes a tenth of it."""
 
 
+SCHEMA = 2
+"""The version of what a record holds. Records of the first have no ``schema``, no words and no counts."""
+
+
+LONGEST_PATH = 1000
+"""So much of a path is in a message: it has to be found."""
+
+
 class FrozenPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A patch in a freeze file. In the record of a run it has a word and its counts, or the reason why it is apart."""
+
     id: str
     revision: int
     options: dict[str, str] = {}
+    word: str | None = None
+    called: int | None = None
+    acted: int | None = None
+    reason: str | None = None
 
 
 class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A freeze file. Only ``patches`` are applied."""
+
     patches: list[FrozenPatch]
+    schema: int = 1
+    unreached: list[FrozenPatch] = []
+    reverted: list[FrozenPatch] = []
+    observed: list[dict[str, Any]] = []
     trl: str | None = None
     trl_hotfix: str | None = None
     digest: str | None = None
@@ -41,35 +63,47 @@ def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None 
     ``named`` are the packs that the user has named, with their releases. A pack that only the file names is a mistake.
     """
     try:
-        frozen = msgspec.convert(json.loads(_content(path), object_pairs_hook=_without_duplicates), Frozen)
+        content = json.loads(_content(path), object_pairs_hook=_without_duplicates)
+        _check_schema(content)
+        frozen = msgspec.convert(content, Frozen)
     # Up to 0.20, msgspec's errors are not ValueErrors.
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        reason = plain(str(error)) or type(error).__name__
-        raise SettingError(f"the freeze file {path!r} cannot be used: {reason}") from None
+        # The text of an OSError repeats the path, which may be long.
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        reason = plain(text or "") or type(error).__name__
+        raise SettingError(f"the freeze file {quoted(path, LONGEST_PATH)} cannot be used: {reason}") from None
     named = named or {}
     required_packs = {pack_of(entry.id) for entry in frozen.patches} - {""} | frozen.packs.keys()
     mistakes = [
-        f"it is of the pack {name!r}, which you have not named: packs=[...] or TRL_HOTFIX_PACKS"
+        f"it is of the pack {quoted(name)}, which you have not named: packs=[...] or TRL_HOTFIX_PACKS"
         for name in sorted(required_packs - named.keys())
     ]
     for name in sorted(frozen.packs.keys() & named.keys()):
         in_file, installed = (release.partition("==")[0] for release in (frozen.packs[name], named[name]))
         if in_file != installed:
-            mistakes.append(f"the pack {name!r} is of {in_file!r} there, of {installed!r} here")
+            mistakes.append(f"the pack {quoted(name)} is of {quoted(in_file)} there, of {installed!r} here")
     for entry in frozen.patches:
         patch = known.get(entry.id)
         if patch is None and pack_of(entry.id) not in {"", *named}:
             continue
         if patch is None:
-            mistakes.append(f"unknown patch {entry.id!r}{suggestion(entry.id, known)}")
+            mistakes.append(f"unknown patch {quoted(entry.id)}{suggestion(entry.id, known)}")
         else:
             mistakes += _differences(entry, patch)
     counts = Counter(entry.id for entry in frozen.patches)
-    mistakes += [f"{patch_id!r} is there twice" for patch_id in sorted(counts) if counts[patch_id] > 1]
+    mistakes += [f"{quoted(patch_id)} is there twice" for patch_id in sorted(counts) if counts[patch_id] > 1]
     if mistakes:
-        lines = "".join(f"\n  {mistake}" for mistake in mistakes)
-        raise SettingError(f"the freeze file {path!r} cannot be applied as it is:{lines}")
+        raise SettingError(
+            f"the freeze file {quoted(path, LONGEST_PATH)} cannot be applied as it is:{listed(mistakes)}"
+        )
     return frozen
+
+
+def _check_schema(content: Any) -> None:
+    """Raise ``ValueError`` for a file of a newer trl_hotfix, whose fields cannot be known here."""
+    schema = content.get("schema", 1) if isinstance(content, dict) else 1
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ValueError(f"its schema is {schema}, and this trl_hotfix reads up to {SCHEMA}; install a newer one")
 
 
 def _differences(entry: FrozenPatch, patch: Patch) -> list[str]:
@@ -82,7 +116,7 @@ def _differences(entry: FrozenPatch, patch: Patch) -> list[str]:
         )
         return [f"{entry.id} has the options {in_file} there, {in_catalogue} in this trl_hotfix"]
     return [
-        f"{entry.id}.{name} is {choice!r}, expected {', '.join(patch.options[name].choices)}"
+        f"{entry.id}.{name} is {quoted(choice)}, expected {', '.join(patch.options[name].choices)}"
         for name, choice in entry.options.items()
         if choice not in patch.options[name].choices
     ]
@@ -98,15 +132,29 @@ def record(data: Any) -> dict[str, Any] | None:
 
 
 def _content(path: str) -> bytes:
-    if not Path(path).is_file():
-        # A pipe or a device may never end, and reading it would block the import of TRL.
-        Path(path).stat()
-        raise ValueError("it is no regular file")
-    with Path(path).open("rb") as file:
+    """Return the bytes of a regular file. Anything else may never end, and would block the import of TRL."""
+    # To open a device can have an effect, so it is looked at first. It is looked at again, since it may be another now.
+    _check_regular(Path(path).stat())
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        _check_regular(os.fstat(file.fileno()))
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"it has more than {LARGEST} bytes")
     return content
+
+
+def _check_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if found.st_size > LARGEST:
+        raise ValueError(f"it has more than {LARGEST} bytes")
+    # The files of /proc, some of which wait for something to be written, are regular and have no size.
+    if not found.st_size:
+        raise ValueError("it is empty")
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,5 +162,5 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         duplicate = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the field {duplicate!r} is there twice in one object")
+        raise ValueError(f"the field {quoted(duplicate)} is there twice in one object")
     return fields

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import Struct
 
 from ..catalogue.packs import find
-from ..errors import SettingError, UnknownPatchError, suggestion
+from ..errors import SettingError, UnknownPatchError, quoted, suggestion
 from ..model import Options, Patch
 from . import freeze_files
 from .freeze_files import Frozen
@@ -44,7 +44,9 @@ class Selection(Struct, frozen=True):
         file = environment.get("TRL_HOTFIX_ONLY", "").strip() if only is None else only
         if isinstance(file, str) and file.startswith("@"):
             if skip is not None or options is not None:
-                raise SettingError(f"only={file!r} applies exactly what the file names: leave skip= and options= out")
+                raise SettingError(
+                    f"only={quoted(file)} applies exactly what the file names: leave skip= and options= out"
+                )
             frozen = freeze_files.read(file[1:], known, {name: find(name).release for name in packs})
             return cls(
                 only=frozenset(entry.id for entry in frozen.patches),
@@ -92,7 +94,7 @@ def _options(
             name, equals, choice = text.partition("=")
             patch_id, dot, option = name.strip().partition(".")
             if not (equals and dot):
-                raise SettingError(f"{source}: expected id.option=choice, found {text!r}")
+                raise SettingError(f"{source}: expected id.option=choice, found {quoted(text)}")
             parsed.setdefault(patch_id, {})[option] = choice.strip()
         options = parsed
     unknown = [patch_id for patch_id in options if patch_id not in known]
@@ -104,9 +106,11 @@ def _options(
             if option not in declared:
                 names = f"; it has {', '.join(declared)}" if declared else "; it has none"
                 hint = suggestion(option, declared) or names
-                raise SettingError(f"{source}: {patch_id} has no option {option!r}{hint}")
+                raise SettingError(f"{source}: {patch_id} has no option {quoted(option)}{hint}")
             if choice not in declared[option].choices:
                 hint = suggestion(str(choice), declared[option].choices)
                 expected = ", ".join(declared[option].choices)
-                raise SettingError(f"{source}: {patch_id}.{option} is {choice!r}, expected one of {expected}{hint}")
+                raise SettingError(
+                    f"{source}: {patch_id}.{option} is {quoted(choice)}, expected one of {expected}{hint}"
+                )
     return {patch_id: dict(choices) for patch_id, choices in options.items()}

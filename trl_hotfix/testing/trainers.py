@@ -133,5 +133,6 @@ def begin_trainer(
 
 def absent_if_reexported(module: ModuleType, method: Any) -> Outcome | None:
     """Return ``absent`` if ``module`` only re-exports this method, since a class that has moved keeps its old name."""
-    home = method.__module__
+    # A method that another patch is on has a module of ours.
+    home = inspect.unwrap(method).__module__
     return None if home == module.__name__ else absent(f"{module.__name__} hands the method on from {home}")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -113,6 +115,57 @@ def test_a_mask_separates_sequences_only_without_a_cache() -> None:
     assert (why_sequences_mix(model, no_cache=True) is None) == separates
 
 
+class ModelOfLayers:
+    """A model that counts how often its submodules are walked through."""
+
+    def __init__(self, *layers: object) -> None:
+        self.config = SimpleNamespace(_attn_implementation="sdpa")
+        self.layers, self.walks = layers, 0
+
+    def modules(self) -> tuple[object, ...]:
+        self.walks += 1
+        return self.layers
+
+
+def test_the_submodules_of_a_model_are_walked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flattened_batches, "_mask_separates", lambda: True)
+    model, other = ModelOfLayers(), ModelOfLayers()
+    reasons = {why_sequences_mix(model, no_cache=True) for _ in range(3)}
+    assert reasons == {"the model builds its attention mask itself"}
+    assert model.walks == 1
+    why_sequences_mix(other, no_cache=True)
+    assert (model.walks, other.walks) == (1, 1)
+    # What can change without another model is looked at in each call.
+    model.config._attn_implementation = "flash_attention_2"
+    assert why_sequences_mix(model, no_cache=True) not in reasons
+    assert model.walks == 1
+
+
+def test_a_model_is_not_kept_alive_by_what_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flattened_batches, "_mask_separates", lambda: True)
+    model = ModelOfLayers()
+    why_sequences_mix(model, no_cache=True)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_model_that_peft_has_wrapped_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr(flattened_batches, "_mask_separates", lambda: True)
+    walks: list[object] = []
+    model = tiny_attention_model()
+    reason = why_sequences_mix(model, no_cache=True)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=1, target_modules=["q_proj"]))
+    modules = type(wrapped).modules
+    monkeypatch.setattr(type(wrapped), "modules", lambda self: walks.append(self) or modules(self))
+    assert [why_sequences_mix(wrapped, no_cache=True) for _ in range(2)] == [reason] * 2
+    assert len(walks) == 1
+    monkeypatch.setattr(peft.LoraConfig, "is_prompt_learning", True)
+    assert "prompt tuning" in str(why_sequences_mix(wrapped, no_cache=True))
+
+
 WITH_POSITIONS = """
 def forward(self, position_ids):
     return create_causal_mask(config=self.config, position_ids=position_ids)
@@ -156,8 +209,7 @@ def test_a_mask_separates_sequences_only_where_it_is_made_with_their_positions(
     vars(module)["create_causal_mask"] = print
     monkeypatch.setitem(sys.modules, "modeling_made_up", module)
     monkeypatch.setattr(flattened_batches, "_mask_separates", lambda: True)
-    layer = type("Layer", (), {"__module__": "modeling_made_up"})()
-    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"), modules=lambda: [layer])
+    model = ModelOfLayers(type("Layer", (), {"__module__": "modeling_made_up"})())
     reason = why_sequences_mix(model, no_cache=True)
     assert (reason is None) == is_given
     assert is_given or "without the position_ids" in str(reason)

@@ -21,6 +21,7 @@ from trl_hotfix.errors import CatalogueError, DamagedError, PackError, SettingEr
 from trl_hotfix.matching import digests, fingerprints
 from trl_hotfix.model import State
 from trl_hotfix.patching import engine
+from trl_hotfix.patching.wrappers import reference_of
 
 ID = "acme/marks-loss"
 Install = Callable[..., Path]
@@ -116,7 +117,7 @@ def test_an_argument_overrides_the_packs_variable(install: Install, monkeypatch:
     monkeypatch.setenv("TRL_HOTFIX_PACKS", " acme ,")
     assert trl_hotfix.apply(only=[ID])[ID].state is State.APPLIED
     assert not [status for status in trl_hotfix.apply(packs=()) if status.id == ID]
-    assert "HotfixWrapper" not in type(vars(DPOTrainer)["dpo_loss"]).__name__
+    assert reference_of(vars(DPOTrainer)["dpo_loss"]) is None
 
 
 def test_a_displaced_pack_is_still_reported_when_dropped(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +289,7 @@ def test_unpickling_does_not_load_an_unnamed_pack(
 ) -> None:
     install(files={"__init__.py": "raise RuntimeError('imported')"})
     reference = ("trl.trainer.dpo_trainer", "DPOTrainer.dpo_loss", ((ID, 3, ()),))
-    assert engine.restore(reference, None) is leaf.DPOTrainer.dpo_loss
+    assert engine.restore(reference) is leaf.DPOTrainer.dpo_loss
     assert f"a pickle asks for {ID}, revision 3; here it is not known" in caplog.text
     assert "TRL_HOTFIX_PACKS" in caplog.text
     assert "acme_fixes" not in sys.modules

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from trl_hotfix.catalogue import parsing
 from trl_hotfix.errors import CatalogueError, Mistake
-from trl_hotfix.model import Hit, Patch, Severity, Target
+from trl_hotfix.model import Called, Hit, Patch, Severity, Target
 
 
 def test_a_valid_entry_is_a_patch() -> None:
@@ -148,6 +148,23 @@ def test_an_invalid_severity_is_named_with_the_choices() -> None:
     assert line == 4
     assert message.startswith("severity: ")
     assert all(choice.value in message for choice in Severity)
+
+
+WRAPPER_LINE = f"      wrapper: {EXAMPLE.targets[0].wrapper}\n"
+
+
+def test_a_target_declares_when_it_is_called_or_does_not() -> None:
+    (patch,) = parsing.parse(with_lines({12: f"{WRAPPER_LINE}      called: some steps"}), "patches.yaml")
+    assert patch.targets[0].called is Called.SOME_STEPS
+    (patch,) = parsing.parse(ENTRY, "patches.yaml")
+    assert patch.targets[0].called is None
+
+
+def test_an_unknown_moment_is_named_with_the_choices() -> None:
+    line, message = the_mistake(with_lines({12: f"{WRAPPER_LINE}      called: every step"}))
+    assert line == 13
+    assert message.startswith("called: ")
+    assert f"(one of {', '.join(choice.value for choice in Called)})" in message
 
 
 @pytest.mark.parametrize("revision", ["'1'", "1.5", "true", "null", "[1]", "one"])

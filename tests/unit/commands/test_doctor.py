@@ -104,7 +104,7 @@ def test_only_the_home_folder_is_shortened(text: str, shown: str, monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("TRL_HOTFIX", "maybe", "expected 1, strict or 0"),
+        ("TRL_HOTFIX", "maybe", "expected 1, strict, observe or 0"),
         ("TRL_HOTFIX_SKP", "x", "did you mean 'TRL_HOTFIX_SKIP'?"),
         ("TRL_HOTFIX_SKIP", ID[:-1], f"did you mean '{ID}'?"),
         ("TRL_HOTFIX_ONLY", "@/no/such/file", "No such file"),
@@ -128,6 +128,17 @@ def test_doctor_marks_an_invalid_variable(name: str, value: str, expected: str) 
 def test_doctor_accepts_a_valid_variable(value: str) -> None:
     code, answer = diagnosis(TRL_HOTFIX=value, TRL_HOTFIX_SKIP=ID, TRL_HOTFIX_CALLBACK="0", TRL_HOTFIX_PATIENCE="5")
     assert (code, [variable["problem"] for variable in answer["variables"]]) == (0, [None] * 4)
+
+
+@pytest.mark.parametrize(("flag", "works"), [("-S", False), ("-I", True), ("-E", True)])
+def test_doctor_does_not_contradict_itself_about_the_hook(flag: str, works: bool) -> None:
+    start = f"import sys; sys.path[:0] = {[str(CHECKOUT), *sys.path]!r}\n"
+    start += "from trl_hotfix.commands.main import main; main(['doctor', '--json'])"
+    command = [sys.executable, flag, "-c", start]
+    answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    assert answer["hook"]["effective"] is works
+    assert (answer["hook"]["problem"] is None) is works
+    assert ("TRL_HOTFIX=1 does nothing here: Python runs with -S" in problems(answer)) is not works
 
 
 def test_doctor_reports_that_0_turns_everything_off() -> None:
@@ -158,6 +169,17 @@ def test_doctor_detects_two_installations_of_trl(tmp_path: Path) -> None:
     code, answer = diagnosis(PYTHONPATH=os.pathsep.join([without_trl(tmp_path, "0.12.0"), str(CHECKOUT)]))
     assert code == 1
     assert "but the version 0.12.0 is that of" in problems(answer)
+    assert answer["trl"]["others"] == [doctor._without_home(str(tmp_path / "trl"))]
+
+
+def test_doctor_names_a_second_trl_that_is_behind_the_first(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    (old / "trl").mkdir(parents=True)
+    (old / "trl" / "__init__.py").write_text("")
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.path.append({str(old)!r})\n")
+    code, answer = diagnosis(PYTHONPATH=os.pathsep.join([str(tmp_path), str(CHECKOUT)]))
+    assert (code, answer["problems"]) == (0, [])
+    assert answer["trl"]["others"] == [doctor._without_home(str(old / "trl"))]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +229,8 @@ def test_doctor_names_foreign_finders(tmp_path: Path) -> None:
 def test_doctor_detects_an_ineffective_hook(tmp_path: Path) -> None:
     # sitecustomize runs after every .pth file.
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'trl_hotfix' not in type(f).__module__]\n"
+        "import sys; hooks = sys.modules.get('trl_hotfix.import_hooks')\n"
+        "if hooks is not None: hooks.FINDER._before.clear()\n"
     )
     code, answer = diagnosis(PYTHONPATH=os.pathsep.join([str(tmp_path), str(CHECKOUT)]))
     assert answer["hook"]["problem"] is None

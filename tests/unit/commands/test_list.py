@@ -37,10 +37,11 @@ def test_the_json_list_has_the_shape_of_a_report() -> None:
         (patch,) = (row for row in report["patches"] if row["id"] == ID)
         assert list(patch) == [
             *("id", "revision", "title", "severity", "trl", "upstream", "review_by", "not_repaired", "state"),
-            *("reason", "options", "evidence", "targets"),
+            *("reason", "options", "evidence", "called", "acted", "targets"),
         ]
         assert (patch["state"], patch["reason"]) == ("pending", "applies")
-        assert list(patch["targets"][0]) == ["module", "attribute", "trl", "state"]
+        assert list(patch["targets"][0]) == ["module", "attribute", "trl", "called", "state"]
+        assert patch["targets"][0]["called"] == "step"
 
 
 def test_a_fixed_release_is_retired_with_exit_0(tmp_path: Path) -> None:

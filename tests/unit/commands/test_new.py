@@ -65,6 +65,7 @@ def test_new_writes_an_entry_a_module_and_a_proof(checkout: Path) -> None:
     assert (listed["id"], listed["title"], listed["severity"]) == (NEW, 'The "loss": wrong by 2', "wrong-loss")
     assert (listed["trl"], listed["review_by"], listed["upstream"]["fix"]) == ("==0.11.4", None, 1234)
     assert (listed["state"], listed["revision"]) == ("pending", 1)
+    assert [target["called"] for target in listed["targets"]] == ["some steps"]
     script = checkout / "train.py"
     script.write_text("from trl import DPOTrainer\nDPOTrainer(model)\n")
     scanned = run("scan", str(script), PYTHONPATH=str(checkout))
@@ -84,6 +85,11 @@ def test_new_writes_an_entry_a_module_and_a_proof(checkout: Path) -> None:
     ):
         assert f"  {order}. " in process.stdout
         assert next_step in process.stdout
+
+
+def test_a_new_patch_of_a_constructor_is_called_in_constructions(checkout: Path) -> None:
+    new(checkout, NEW, target="trl.trainer.dpo_trainer:DPOTrainer.__init__")
+    assert [target["called"] for target in as_listed(checkout, NEW)["targets"]] == ["construction"]
 
 
 def test_the_proof_of_a_new_patch_is_not_implemented(checkout: Path) -> None:

@@ -28,11 +28,15 @@ def test_run_passes_its_options_to_all_child_processes() -> None:
     [
         ([], {}, "1"),
         (["--strict"], {}, "strict"),
+        (["--observe"], {}, "observe"),
+        ([], {"TRL_HOTFIX": "observe"}, "observe"),
+        (["--strict"], {"TRL_HOTFIX": "observe"}, "strict"),
+        (["--observe"], {"TRL_HOTFIX": "strict"}, "observe"),
         ([], {"TRL_HOTFIX": "strict"}, "strict"),
         ([], {"TRL_HOTFIX": "0"}, "1"),
     ],
 )
-def test_run_is_on_or_strict(arguments: list[str], before: dict[str, str], value: str) -> None:
+def test_run_is_on_strict_or_observes(arguments: list[str], before: dict[str, str], value: str) -> None:
     process = run("run", *arguments, sys.executable, "-c", HOOKED, **before)
     assert json.loads(process.stdout) == {"TRL_HOTFIX": value}
 
@@ -47,6 +51,7 @@ def test_the_command_waits_for_the_import_of_trl() -> None:
     [
         (["--only", ID[:-1]], f"did you mean '{ID}'?"),
         (["--only", ""], "--only names no patch"),
+        (["--observe", "--strict"], "leave one out"),
         (["--only", "@/no/such.json"], "No such file"),
         (["--only", "@x.json", "--skip", ID], "leave --skip and --options out"),
         (["--skip", "x"], "unknown patch"),
@@ -98,14 +103,14 @@ def test_options_after_the_command_belong_to_it() -> None:
     assert run("run", "echo", "--list", "--verify", "--strict", "--", "-h").stdout == "--list --verify --strict -- -h\n"
 
 
-def test_run_refuses_an_isolated_python() -> None:
+def test_run_refuses_a_python_that_skips_the_hook() -> None:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
-    start = f"import sys; sys.path[:0] = {[str(CHECKOUT)]!r}\n"
+    start = f"import sys; sys.path[:0] = {[str(CHECKOUT), *sys.path]!r}\n"
     start += "from trl_hotfix.commands.main import main; main(sys.argv[1:])"
-    command = [sys.executable, "-I", "-c", start, "run", "--", "echo", "started"]
+    command = [sys.executable, "-S", "-c", start, "run", "--", "echo", "started"]
     process = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout) == (1, "")
-    assert "Python runs with -I" in process.stderr
+    assert "Python runs with -S" in process.stderr
     assert "The job was not started." in process.stderr
 
 

@@ -27,8 +27,9 @@ def no_module_stays() -> Iterator[None]:
 def finder() -> Iterator[Finder]:
     fresh = Finder()
     yield fresh
-    if fresh in sys.meta_path:
-        sys.meta_path.remove(fresh)
+    fresh._before.clear()
+    fresh._imports.clear()
+    fresh._leave_if_idle()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 import wrapt
-from helpers.callbacks import Calls, patch_value
+from helpers.callbacks import Calls, Failing, patch_value
 
 from trl_hotfix.import_hooks import Finder
 
@@ -134,6 +134,31 @@ def test_a_shared_loader_calls_back_for_the_right_module(
     assert [module.__name__ for module in calls] == ["hook_leaf"]
 
 
+def test_two_modules_of_a_shared_loader_are_looked_up_any_number_of_times(
+    finder: Finder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "modules.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("hook_leaf.py", "value = 'raw'")
+        packed.writestr("hook_other.py", "value = 'raw'")
+    monkeypatch.syspath_prepend(str(archive))
+    another = Finder()
+    for waiting in (finder, another):
+        waiting.when_imported("hook_leaf", patch_value)
+        waiting.when_imported("hook_other", patch_value)
+    try:
+        for _ in range(sys.getrecursionlimit()):
+            importlib.util.find_spec("hook_leaf")
+            importlib.util.find_spec("hook_other")
+        leaf, other = importlib.import_module("hook_leaf"), importlib.import_module("hook_other")
+    finally:
+        another.forget("hook_leaf")
+        another.forget("hook_other")
+    assert leaf.value == other.value == "patched"
+    assert leaf.__loader__ is other.__loader__
+    assert not hasattr(leaf.__loader__, "__dict__") or "exec_module" not in vars(leaf.__loader__)
+
+
 class AsksAgain(importlib.abc.MetaPathFinder):
     """A finder that asks all of ``sys.meta_path`` again, as those of wrapt and of profilers do."""
 
@@ -225,3 +250,105 @@ def test_a_finder_that_leaves_does_not_hide_the_next(
     monkeypatch.setattr(sys, "meta_path", [Editable(), *sys.meta_path])
     finder.before_import("hook_leaf", lambda: None)
     assert importlib.import_module("hook_leaf").value == "made up"
+
+
+# In front of ours
+
+
+class InFront(importlib.abc.MetaPathFinder):
+    """A finder that answers for every module, as jaxtyping, typeguard and pytest do for theirs."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        return importlib.machinery.PathFinder.find_spec(name, path, target)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_finder_in_front_hides_no_module(
+    finder: Finder, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    write(hook_leaf="value = 'raw'")
+    events: list[str] = []
+    finder.before_import("hook_leaf", lambda: events.append("before"))
+    finder.when_imported("hook_leaf", patch_value)
+    monkeypatch.setattr(sys, "meta_path", [InFront(), *sys.meta_path])
+    if again:
+        monkeypatch.setattr(sys, "meta_path", [found for found in sys.meta_path if found is not finder])
+    module = importlib.import_module("hook_leaf")
+    assert (events, module.value) == (["before"], "patched")
+    module.value = "raw"
+    assert importlib.reload(module).value == "patched"
+
+
+def test_a_strict_callback_is_raised_behind_a_finder_in_front(
+    finder: Finder, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(hook_leaf="", hook_user="import hook_leaf")
+    strict = Failing()
+    finder.before_import("hook_leaf", strict)
+    monkeypatch.setattr(sys, "meta_path", [InFront(), *sys.meta_path])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="strict"):
+            importlib.import_module("hook_user")
+    assert "hook_leaf" not in sys.modules
+    strict.well = True
+    importlib.import_module("hook_user")
+    assert strict.calls == 3
+
+
+def load_by_hand(name: str, path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def test_a_package_that_was_executed_by_hand_is_noticed_at_the_import_of_a_module_of_it(
+    finder: Finder, write: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "hook_leaf").mkdir()
+    write(**{"hook_leaf/__init__": "", "hook_leaf/part": "", "hook_other": ""})
+    strict = Failing()
+    finder.before_import("hook_leaf", strict)
+    load_by_hand("hook_leaf", tmp_path / "hook_leaf" / "__init__.py")
+    # Other imports may be part of an import that is under way, in which a callback could not import anything.
+    importlib.import_module("hook_other")
+    assert strict.calls == 0
+    with pytest.raises(RuntimeError, match="strict"):
+        importlib.import_module("hook_leaf.part")
+    strict.well = True
+    importlib.import_module("hook_leaf.part")
+    assert not finder.waits_for("hook_leaf")
+
+
+def test_the_import_system_is_as_before_when_nothing_is_waited_for(finder: Finder, write: Callable[..., None]) -> None:
+    system: Any = importlib.machinery.ModuleSpec.__init__.__globals__
+    before = system["_find_spec"]
+    write(hook_leaf="")
+    finder.when_imported("hook_leaf", Calls())
+    assert finder.waits_for("hook_leaf")
+    assert system["_find_spec"] is not before
+    finder.forget("hook_leaf")
+    assert system["_find_spec"] is before
+    assert not finder.waits_for("hook_leaf")
+
+
+def test_other_code_that_observes_the_import_system_too_goes_on_working(
+    finder: Finder, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(hook_leaf="value = 'raw'", hook_other="value = 'raw'")
+    system: Any = importlib.machinery.ModuleSpec.__init__.__globals__
+    finder.when_imported("hook_leaf", patch_value)
+    ours, asked = system["_find_spec"], []
+
+    def on_top(name: str, *arguments: Any) -> Any:
+        asked.append(name)
+        return ours(name, *arguments)
+
+    monkeypatch.setitem(system, "_find_spec", on_top)
+    finder.forget("hook_leaf")
+    assert system["_find_spec"] is on_top
+    assert importlib.import_module("hook_leaf").value == "raw"
+    finder.when_imported("hook_other", patch_value)
+    assert importlib.import_module("hook_other").value == "patched"
+    assert asked[:2] == ["hook_leaf", "hook_other"]

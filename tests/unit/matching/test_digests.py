@@ -79,6 +79,59 @@ def test_equal_code_in_two_files_has_its_own_body(tmp_path: Path) -> None:
     assert [digests.loaded(function).from_file for function in (first, second, first)] == [True, False, True]
 
 
+BODIES = {
+    "a constant": "def f():\n    return 1\n",
+    "another constant": "def f():\n    return 2\n",
+    "a constant of another type": "def f():\n    return 1.0\n",
+    "a name": "def f():\n    return x\n",
+    "another name": "def f():\n    return y\n",
+    "two statements": "def f():\n    x\n    return 1\n",
+    "in the other order": "def f():\n    return 1\n    x\n",
+    "an argument": "def f(x):\n    return 1\n",
+    "a default": "def f(x=1):\n    return 1\n",
+    "a keyword": "def f(*, x=1):\n    return 1\n",
+    "an operator": "def f():\n    return 1 + 1\n",
+    "another operator": "def f():\n    return 1 - 1\n",
+    "a comparison": "def f():\n    return 1 < 1\n",
+    "another comparison": "def f():\n    return 1 <= 1\n",
+}
+
+
+def digest_of(text: str, file: Path) -> str:
+    file.write_text(text)
+    os.utime(file, ns=(0, len(text)))
+    names: dict[str, Any] = {}
+    exec(compile(text, str(file), "exec"), names)
+    body = digests.loaded(names["f"])
+    assert body.digest is not None
+    assert body.from_file
+    return body.digest
+
+
+def test_different_bodies_have_different_digests(tmp_path: Path) -> None:
+    by_digest: dict[str, str] = {}
+    for number, (name, text) in enumerate(BODIES.items()):
+        digest = digest_of(text, tmp_path / f"body_{number}.py")
+        assert digest not in by_digest, (name, by_digest[digest])
+        by_digest[digest] = name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n    return 1  # a comment\n",
+        "def f():\n\n\n    return (1)\n",
+        'def f():\n    "A docstring."\n    return 1\n',
+    ],
+    ids=["a comment", "the layout", "a docstring"],
+)
+def test_the_digest_is_that_of_the_code_alone(text: str, tmp_path: Path) -> None:
+    plain = digest_of(BODIES["a constant"], tmp_path / "plain.py")
+    assert digest_of(text, tmp_path / "other.py") == plain
+    # It is the same on every Python, since it is on record.
+    assert plain == "c1:22bed2a645fc19f8"
+
+
 ENDS = {
     "the next definition": "def f():\n    return 1\ndef g():\n    return 2\n",
     "the end of the file": "def f():\n    return 1",

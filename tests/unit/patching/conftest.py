@@ -5,15 +5,15 @@ from types import ModuleType
 
 import pytest
 from helpers import sample_trainers
-from helpers.sample_trainers import RAW, RESTORED, Trainer
+from helpers.sample_trainers import RAW, Trainer, asked_for
 
 
 @pytest.fixture
 def sample_trainers_restored() -> Iterator[None]:
     """Put the attributes of the sample trainer back after a test."""
-    RESTORED.clear()
+    asked_for.clear()
     yield
-    RESTORED.clear()
+    asked_for.clear()
     for name in set(vars(Trainer)) - set(RAW):
         delattr(Trainer, name)
     for name in ("method", "static", "klass", "coroutine", "prop", "number"):

@@ -19,14 +19,14 @@ import trl_hotfix
 from trl_hotfix.matching import digests
 from trl_hotfix.model import Outcome, State, Verdict
 from trl_hotfix.patching import conflicts
-from trl_hotfix.patching.wrappers import HotfixWrapper
+from trl_hotfix.patching.wrappers import reference_of
 
 METHODS = ("dpo_loss", "compute_loss", "training_step")
 """The class defines the first two, and inherits the third."""
 
 
 def is_wrapped(module: ModuleType) -> Outcome:
-    on = all(isinstance(vars(DPOTrainer).get(name), HotfixWrapper) for name in METHODS)
+    on = all(reference_of(vars(DPOTrainer).get(name)) is not None for name in METHODS)
     return Outcome(Verdict.FIXED if on else Verdict.REPRODUCED)
 
 

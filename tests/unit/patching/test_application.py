@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
+import trl.trainer.dpo_trainer as leaf
 from helpers.made_up_patches import identity, is_marked, mark, pass_through, raises
+from helpers.trl_like import NAME, double, doubles
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
+from trl_hotfix.matching import digests, fingerprints
 from trl_hotfix.model import Outcome, Reason, State, Verdict
+from trl_hotfix.patching import engine
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 
@@ -50,6 +57,38 @@ def test_a_refused_patch_is_rolled_back(
     assert dict(vars(DPOTrainer)) == before
 
 
+@pytest.mark.parametrize("unknown_body", ["skip", "try"])
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        ("buggy", {"skip": (State.APPLIED, Reason.PROVEN), "try": (State.APPLIED, Reason.PROVEN)}),
+        ("fixed", dict.fromkeys(["skip", "try"], (State.SKIPPED, Reason.ALREADY_FIXED))),
+        (None, {"skip": (State.SKIPPED, Reason.UNKNOWN_BODY), "try": (State.APPLIED, Reason.PROVEN)}),
+    ],
+)
+def test_the_record_of_a_body_decides_before_the_self_test(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, verdict: str | None, expected: Any, unknown_body: Any
+) -> None:
+    tested = []
+
+    def noted(module: Any) -> Outcome:
+        tested.append(module)
+        return is_marked(module)
+
+    declare(noted, mark)
+    asked: list[tuple[Any, ...]] = []
+    bodies = SimpleNamespace(verdict=lambda *of: asked.append(of) or verdict, at=lambda *of: None)
+    monkeypatch.setattr(fingerprints, "bodies", lambda: bodies)
+    report = trl_hotfix.apply(unknown_body=unknown_body)
+    assert identity(report) == expected[unknown_body]
+    applied = report["made-up"].state is State.APPLIED
+    assert len(tested) == (2 if applied else 0)
+    assert (is_marked(leaf).verdict is Verdict.FIXED) == applied
+    digest = digests.loaded(DPOTrainer.dpo_loss).digest
+    assert asked == [("made-up", "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss", digest)]
+    trl_hotfix.revert()
+
+
 @pytest.mark.parametrize("step", range(6))
 def test_a_failed_installation_changes_nothing(declare: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Three targets need three look-ups of a site and three assignments; each of the six fails once."""
@@ -73,3 +112,120 @@ def test_a_failed_installation_changes_nothing(declare: Any, monkeypatch: pytest
     after = dict(vars(DPOTrainer))
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
+
+
+# Reloads
+
+
+OWN_LOSS = "MadeUpTrainer.own_loss"
+
+
+@pytest.fixture
+def reloadable(declare: Any, trl_like: Any) -> Any:
+    """Return the made-up module, with a patch that is on."""
+    declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME)
+    assert identity(trl_hotfix.apply()) == (State.APPLIED, Reason.PROVEN)
+    return trl_like
+
+
+def loss_of(cls: type) -> Any:
+    return object.__new__(cls).own_loss(1)  # type: ignore[attr-defined]
+
+
+def made_up_classes() -> list[type]:
+    gc.collect()
+    return [cls for cls in transformers.Trainer.__subclasses__() if cls.__module__ == NAME]
+
+
+@pytest.mark.parametrize("observe", [False, True])
+def test_many_reloads_leave_one_class_alive(reloadable: Any, observe: bool) -> None:
+    trl_hotfix.apply(observe=observe)
+    for _ in range(50):
+        reloadable.reload()
+    assert made_up_classes() == [reloadable.module.MadeUpTrainer]
+    assert identity(trl_hotfix.status())[0] is (State.OBSERVED if observe else State.APPLIED)
+    assert loss_of(reloadable.module.MadeUpTrainer) == (1 if observe else 2)
+    (module_patch,) = engine.ENGINE.module_patches()
+    assert len(module_patch.every_site()) == len(module_patch.sites)
+    assert len([site for site in engine.site_registry()._sites if site[0].__module__ == NAME]) <= 2
+
+
+def test_a_revert_between_reloads_keeps_no_class_alive(reloadable: Any) -> None:
+    for _ in range(5):
+        trl_hotfix.revert()
+        reloadable.reload()
+        trl_hotfix.apply()
+    assert made_up_classes() == [reloadable.module.MadeUpTrainer]
+    assert loss_of(reloadable.module.MadeUpTrainer) == 2
+
+
+def test_a_class_that_somebody_has_stays_patched_after_a_reload(reloadable: Any) -> None:
+    old = reloadable.module.MadeUpTrainer
+    trainer = object.__new__(old)
+    reloadable.reload(body="return loss + 0")
+    new = reloadable.module.MadeUpTrainer
+    assert new is not old
+    assert identity(trl_hotfix.status()) == (State.APPLIED, Reason.PROVEN)
+    assert (trainer.own_loss(1), loss_of(new)) == (2, 2)
+    assert trl_hotfix.revert()["made-up"].state is State.REVERTED
+    assert (trainer.own_loss(1), loss_of(new)) == (1, 1)
+    assert not any(hasattr(cls.own_loss, "_trl_hotfix_site") for cls in (old, new))
+
+
+def test_every_class_that_somebody_has_comes_off_again(reloadable: Any) -> None:
+    classes = [reloadable.module.MadeUpTrainer]
+    for _ in range(3):
+        reloadable.reload()
+        classes.append(reloadable.module.MadeUpTrainer)
+    assert [loss_of(cls) for cls in classes] == [2] * 4
+    trl_hotfix.revert("made-up")
+    assert [loss_of(cls) for cls in classes] == [1] * 4
+
+
+def test_a_refused_new_body_takes_the_patch_off_the_old_class(reloadable: Any) -> None:
+    """The state speaks of both: a patch that is skipped is on no class."""
+    old = reloadable.module.MadeUpTrainer
+    reloadable.reload(body="return loss * 2")
+    assert identity(trl_hotfix.status()) == (State.SKIPPED, Reason.NOT_REPRODUCED)
+    assert loss_of(old) == 1
+    assert loss_of(reloadable.module.MadeUpTrainer) == 2
+    (module_patch,) = engine.ENGINE.module_patches()
+    assert module_patch.every_site() == []
+    del old
+    assert len(made_up_classes()) == 1
+
+
+def test_an_error_in_a_reloaded_class_takes_the_patch_off_the_old_one(
+    reloadable: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrapper that cannot be put on is an error of the installation, and no decision of the self-test."""
+    from trl_hotfix.patching import sites
+
+    old = reloadable.module.MadeUpTrainer
+
+    def no_memory(site: Any, layer: Any) -> None:
+        raise MemoryError("in the middle")
+
+    monkeypatch.setattr(sites.Site, "put_on", no_memory)
+    reloadable.reload()
+    assert identity(trl_hotfix.status()) == (State.FAILED, Reason.INSTALL_ERROR)
+    assert loss_of(old) == loss_of(reloadable.module.MadeUpTrainer) == 1
+
+
+def test_foreign_code_on_the_old_class_does_not_stop_a_reload(reloadable: Any) -> None:
+    old = reloadable.module.MadeUpTrainer
+    old.own_loss = lambda self, loss: 7
+    reloadable.reload(body="return loss * 2")
+    assert identity(trl_hotfix.status()) == (State.SKIPPED, Reason.NOT_REPRODUCED)
+    assert loss_of(old) == 7
+
+
+def test_a_deleted_class_keeps_the_patch_where_it_is(reloadable: Any) -> None:
+    """It is no reload: there is no new class."""
+    old = reloadable.module.MadeUpTrainer
+    del reloadable.module.MadeUpTrainer
+    (module_patch,) = engine.ENGINE.module_patches()
+    assert not module_patch.sites[0].is_of_class_before_reload(reloadable.module)
+    reloadable.module.MadeUpTrainer = old
+    trl_hotfix.revert()
+    assert loss_of(old) == 1

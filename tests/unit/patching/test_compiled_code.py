@@ -18,9 +18,11 @@ from trl import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
+from trl_hotfix.authoring import act
 from trl_hotfix.model import Outcome, Reason, State, Target, Verdict
+from trl_hotfix.patching.compiled_code import compiled_now
 from trl_hotfix.patching.sites import Sites
-from trl_hotfix.patching.wrappers import HotfixWrapper, Layer
+from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +39,6 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch, inductor: Path) -> Iterato
     torch._dynamo.reset()
 
 
-PLAIN = ("Trainer.static", "Trainer.klass")
 SOURCE = """
 import torch
 
@@ -91,7 +92,7 @@ def add(number: int) -> Any:
 
 
 def put_on(module: ModuleType, attribute: str, layers: int, traced: bool) -> Any:
-    site = Sites(lambda *reference: None).at(module, Target(module.__name__, attribute, "wrapper", traced=traced))
+    site = Sites().at(module, Target(module.__name__, attribute, "wrapper", traced=traced))
     for number in range(layers):
         site.put_on(Layer(f"patch-{number}", 1, add(100 * 10**number), traced))
     return vars(site.owner)[site.name]
@@ -153,9 +154,9 @@ def test_compiled_code_gives_the_patched_eager_result(
     assert unpatched == value(step) == 3.0
     torch._dynamo.reset()
     installed = put_on(module, attribute, layers, traced)
-    plain = type(getattr(installed, "__func__", installed)) is FunctionType
-    assert plain == (traced or attribute in PLAIN)
-    assert plain or type(installed) is HotfixWrapper
+    function = getattr(installed, "__func__", installed)
+    assert type(function) is FunctionType
+    assert hasattr(function, "_torchdynamo_disable") != traced
     eager = value(step)
     assert eager == 3.0 + (100.0 if layers == 1 else 1100.0)
     assert value(torch.compile(step, backend=backend)) == eager
@@ -168,7 +169,7 @@ def test_fullgraph_gives_the_eager_result_or_an_error(
     put_on(module, attribute, layers, traced)
     step = step_of(module, attribute)
     compiled = torch.compile(step, backend=backend, fullgraph=True)
-    if traced or attribute in PLAIN:
+    if traced:
         assert value(compiled) == value(step) == 3.0 + (100.0 if layers == 1 else 1100.0)
     else:
         with pytest.raises(torch._dynamo.exc.TorchDynamoException):
@@ -248,7 +249,9 @@ def test_code_compiled_before_apply_is_unreached_until_reset(
     assert float(compiled(*LOGPS)) == pytest.approx(unpatched)
     assert state_of(trl_hotfix.status()) == LATE
     assert __file__ in trl_hotfix.status()["made-up"].evidence["trl.trainer.dpo_trainer"]["by"]
-    assert warnings_at_train_begin(tmp_path, caplog) == ["made-up: unreached (compiled)"]
+    (warning,) = warnings_at_train_begin(tmp_path, caplog)
+    assert warning.startswith("made-up: unreached (compiled): compiled before the patch went on: ")
+    assert __file__ in warning
     with pytest.raises(trl_hotfix.NotAppliedError, match="compiled"):
         trl_hotfix.apply(strict=True)
 
@@ -287,3 +290,39 @@ def test_code_compiled_before_the_import_is_no_warning() -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
     assert process.stdout.split()[-1:] == ["applied"], process.stderr
+
+
+OURS = str(Path(trl_hotfix.__file__).parent)
+
+
+def test_calls_of_compiled_code_are_counted_for_each_trainer(
+    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Dynamo compiles neither the counting nor what it reads, of which it would have a version for each trainer."""
+
+    class Trainer:
+        def method(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    def acts_on_four(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if args[0].numel() == 4:
+            act()
+        return wrapped(*args, **kwargs)
+
+    layers = tuple(Layer(f"patch-{number}", 1, acts_on_four, traced=False, armed=True) for number in range(2))
+    path = (__name__, "Trainer.method")
+    Trainer.method = wrapped_descriptor(Trainer.method, layers, Trainer, path)  # type: ignore[method-assign]
+    trainers = [Trainer() for _ in range(12)]
+    for _ in range(2):
+        compiled = torch.compile(lambda trainer, x: trainer.method(x) + 1, backend="eager")
+        for trainer in trainers:
+            for size in (3, 4):
+                assert compiled(trainer, torch.ones(size)).tolist() == [3.0] * size
+        names = {code.co_filename for ref in compiled_now(traced=True) if (code := ref()) is not None}
+        assert not [name for name in names if name.startswith(OURS)]
+        torch._dynamo.reset()
+    for layer in layers:
+        counts = [layer.counts.known(trainer) for trainer in trainers]
+        assert [(count.called, count.acted) for count in counts if count is not None] == [(4, 2)] * 12
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [warning for warning in recwarn if "_getframe" in str(warning.message)]

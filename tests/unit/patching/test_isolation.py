@@ -5,6 +5,7 @@ import ctypes
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 import warnings
@@ -150,3 +151,71 @@ def test_global_state_is_restored_after_an_error() -> None:
         os.environ["NEW"] = "1"
         raise ZeroDivisionError
     assert (dict(os.environ), random.getstate()) == (environment, state)
+
+
+def test_a_variable_that_another_thread_sets_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OF_TEST", "OF_BOTH", "OF_OTHER", "DELETED_BY_OTHER"):
+        monkeypatch.setenv(name, "before")
+    kind = type(os.environ)
+
+    def other() -> None:
+        os.environ.update(OF_OTHER="other", OF_BOTH="other", NEW_OF_OTHER="other")
+        del os.environ["DELETED_BY_OTHER"]
+
+    with undisturbed():
+        os.environ.update(OF_TEST="test", OF_BOTH="test", NEW_OF_TEST="test")
+        assert in_a_thread(other) == []
+        del os.environ["OF_TEST"]
+        assert os.environ["NEW_OF_OTHER"] == os.getenv("OF_BOTH") == "other"
+        with undisturbed():
+            os.environ["NEW_OF_TEST"] = "inner"
+        assert os.environ["NEW_OF_TEST"] == "test"
+    names = ("OF_TEST", "OF_BOTH", "OF_OTHER", "DELETED_BY_OTHER", "NEW_OF_TEST", "NEW_OF_OTHER")
+    assert [os.environ.get(name) for name in names] == ["before", "other", "other", None, None, "other"]
+    assert type(os.environ) is kind
+    monkeypatch.delenv("NEW_OF_OTHER")
+    # The process has it too, and not the object alone.
+    assert subprocess.check_output(["printenv", "OF_TEST"], text=True) == "before\n"
+
+
+def test_two_threads_in_self_tests_put_their_own_variables_back() -> None:
+    before, barrier = dict(os.environ), threading.Barrier(2)
+
+    def one(name: str) -> Callable[[], None]:
+        def run() -> None:
+            with undisturbed():
+                os.environ[name] = "1"
+                barrier.wait(60)
+                assert os.environ["FIRST"] == os.environ["SECOND"] == "1"
+                barrier.wait(60)
+
+        return run
+
+    second = threading.Thread(target=one("SECOND"))
+    second.start()
+    assert in_a_thread(one("FIRST")) == []
+    second.join(60)
+    assert dict(os.environ) == before
+    assert type(os.environ) is os._Environ
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_has_the_variables_from_before_a_self_test_of_another_thread() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def test() -> None:
+        with undisturbed():
+            os.environ["NEW"] = "1"
+            inside.set()
+            assert go_on.wait(60)
+
+    thread = threading.Thread(target=test)
+    thread.start()
+    assert inside.wait(60)
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if "NEW" not in os.environ and type(os.environ) is os._Environ else 1)
+    go_on.set()
+    thread.join(60)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert "NEW" not in os.environ

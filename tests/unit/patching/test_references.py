@@ -13,5 +13,5 @@ def test_a_reference_of_a_function_keeps_the_pack(monkeypatch: pytest.MonkeyPatc
     reference = ("trl.trainer.utils", "pad", ((ID, 3, (("over", "all"),)), ("some-patch", 1, ())))
     name = references.name_of(reference)
     assert "." not in name
-    monkeypatch.setattr(pickled, "restore", lambda restored, instance: restored)
+    monkeypatch.setattr(pickled, "restore", lambda restored: restored)
     assert getattr(pickled, name) == reference

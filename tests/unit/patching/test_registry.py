@@ -14,7 +14,7 @@ from helpers.sample_trainers import RAW, Trainer, layer, site_of
 from trl_hotfix.import_hooks import FINDER
 from trl_hotfix.model import Decision, Patch, Reason, State, Target
 from trl_hotfix.patching.module_patch import ModulePatch
-from trl_hotfix.patching.registry import Registry
+from trl_hotfix.patching.registry import LONGEST_JOURNAL, Registry
 
 pytestmark = pytest.mark.usefixtures("sample_trainers_restored")
 
@@ -181,3 +181,11 @@ def test_a_new_decision_is_logged_once(
     assert [record.levelno for record in caplog.records] == ([level] if level else [])
     assert all(record.getMessage().startswith(str(expected)) for record in caplog.records)
     assert len(module_patch.journal) == 1
+
+
+def test_the_journal_keeps_the_newest_steps_of_a_loop(registry: Registry) -> None:
+    for _ in range(2 * LONGEST_JOURNAL):
+        module_patch = put_on(registry)
+        registry.take_off(module_patch)
+    assert len(module_patch.journal) == LONGEST_JOURNAL
+    assert [line.split()[2] for line in module_patch.journal[-2:]] == ["applied", "reverted"]

@@ -20,7 +20,6 @@ from helpers.sample_trainers import (
     add,
     layer,
     new_module,
-    restore,
     site_of,
     target,
     times,
@@ -28,7 +27,7 @@ from helpers.sample_trainers import (
 
 from trl_hotfix.model import Reason
 from trl_hotfix.patching.sites import MissingTargetError, OccupiedError, Sites
-from trl_hotfix.patching.wrappers import HotfixWrapper
+from trl_hotfix.patching.wrappers import reference_of
 
 pytestmark = pytest.mark.usefixtures("sample_trainers_restored")
 
@@ -90,7 +89,7 @@ def test_an_inherited_method_is_wrapped_in_the_subclass_only() -> None:
 
 
 def test_the_current_inherited_method_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    sites = Sites(restore)
+    sites = Sites()
     site = sites.at(MODULE, target("Trainer.inherited"))
     site.put_on(layer())
     site.take_off("a-patch")
@@ -130,7 +129,7 @@ def test_a_traced_method_is_a_plain_function() -> None:
 
 def test_a_traced_function_takes_an_argument_named_self(monkeypatch: pytest.MonkeyPatch) -> None:
     module = new_module(monkeypatch, "trl.hook_self", "def f(*args, **kwargs):\n    return kwargs['self']\n")
-    Sites(restore).at(module, target("f")).put_on(layer(traced=True))
+    Sites().at(module, target("f")).put_on(layer(traced=True))
     assert module.f(self=1) == 101
 
 
@@ -149,7 +148,7 @@ def test_the_same_descriptor_is_back_at_its_place(name: str, traced: bool) -> No
 
 def test_the_same_function_is_back_at_its_place(utils: ModuleType) -> None:
     before = list(vars(utils).items())
-    site = Sites(restore).at(utils, target("pad"))
+    site = Sites().at(utils, target("pad"))
     site.put_on(layer())
     site.take_off("a-patch")
     after = list(vars(utils).items())
@@ -231,11 +230,11 @@ def test_the_inner_layer_sees_the_original_signature() -> None:
 def test_one_traced_layer_makes_the_site_traced() -> None:
     site = site_of("method")
     site.put_on(layer("first"))
-    assert isinstance(vars(Trainer)["method"], HotfixWrapper)
+    assert reference_of(vars(Trainer)["method"]) is not None
     site.put_on(layer("second", traced=True))
     assert type(vars(Trainer)["method"]) is FunctionType
     site.take_off("second")
-    assert isinstance(vars(Trainer)["method"], HotfixWrapper)
+    assert reference_of(vars(Trainer)["method"]) is not None
 
 
 def wrapped_by_somebody(raw: Any) -> Any:
@@ -306,7 +305,7 @@ def test_a_foreign_definition_of_an_inherited_method_stays() -> None:
 
 
 def test_a_site_without_layers_wraps_the_current_method() -> None:
-    sites = Sites(restore)
+    sites = Sites()
     sites.at(MODULE, target("Trainer.method"))
     Trainer.method = lambda self, x: x  # type: ignore[method-assign,assignment]
     site = sites.at(MODULE, target("Trainer.method"))
@@ -319,13 +318,13 @@ def test_a_site_without_layers_wraps_the_current_method() -> None:
 )
 def test_an_absent_target_is_missing(attribute: str) -> None:
     with pytest.raises(MissingTargetError, match=f"trl.somewhere has no {attribute}"):
-        Sites(restore).at(MODULE, target(attribute))
+        Sites().at(MODULE, target(attribute))
 
 
 def test_a_class_reached_under_two_names_is_one_site(monkeypatch: pytest.MonkeyPatch) -> None:
     alias = new_module(monkeypatch, "trl.hook_alias", "")
     alias.Trainer = Trainer
-    sites = Sites(restore)
+    sites = Sites()
     site = sites.at(MODULE, target("Trainer.method"))
     assert sites.at(alias, target("Trainer.method")) is site
 
@@ -340,7 +339,7 @@ def test_a_function_is_rebound_where_trl_imported_it(utils: ModuleType, monkeypa
     stranger = new_module(monkeypatch, "hook_stranger", "from trl.hook_utils import pad")
     lookalike = new_module(monkeypatch, "trlx_hook", "from trl.hook_utils import pad")
     raw = utils.pad
-    site = Sites(restore).at(utils, target("pad"))
+    site = Sites().at(utils, target("pad"))
     site.put_on(layer())
     assert (utils.pad(1), utils.caller(1), user.pad(1), user.p(1)) == (101, 101, 101, 101)
     assert stranger.pad is raw
@@ -353,7 +352,7 @@ def test_a_module_that_imported_the_wrapper_gets_the_original(
     utils: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = utils.pad
-    site = Sites(restore).at(utils, target("pad"))
+    site = Sites().at(utils, target("pad"))
     site.put_on(layer("first", add(10)))
     late = new_module(monkeypatch, "trl.hook_late", "from trl.hook_utils import pad")
     site.put_on(layer("second", times(2)))
@@ -365,7 +364,7 @@ def test_a_module_that_imported_the_wrapper_gets_the_original(
 
 
 def test_a_reloaded_function_is_wrapped_in_every_module(utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    sites, user = Sites(restore), new_module(monkeypatch, "trl.hook_user", "from trl.hook_utils import pad")
+    sites, user = Sites(), new_module(monkeypatch, "trl.hook_user", "from trl.hook_utils import pad")
     sites.at(utils, target("pad")).put_on(layer())
     exec(UTILS, vars(utils))  # as a reload does
     new, site = utils.pad, sites.at(utils, target("pad"))
@@ -377,7 +376,7 @@ def test_a_reloaded_function_is_wrapped_in_every_module(utils: ModuleType, monke
 
 
 def test_a_foreign_function_is_not_taken_for_a_reload(utils: ModuleType) -> None:
-    site = Sites(restore).at(utils, target("pad"))
+    site = Sites().at(utils, target("pad"))
     raw = utils.pad
     site.put_on(layer())
     installed = utils.pad
@@ -388,10 +387,62 @@ def test_a_foreign_function_is_not_taken_for_a_reload(utils: ModuleType) -> None
     site.take_off("a-patch")
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_old"),
+    [
+        ({}, False),
+        ({"Trainer": None}, False),
+        ({"Trainer": Subclass}, False),
+        ({"Trainer": type("Trainer", (), {"__module__": "compiled_cache"})}, False),
+        ({"Trainer": type("Trainer", (), {"__module__": MODULE.__name__, "__qualname__": "Other"})}, False),
+        ({"Trainer": type("Trainer", (), {"__module__": MODULE.__name__})}, True),
+    ],
+    ids=["the same", "deleted", "another name", "another module", "another qualified name", "defined anew"],
+)
+def test_a_class_is_replaced_by_one_of_its_name_and_module(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_old: bool
+) -> None:
+    site = site_of("method")
+    for name, value in changes.items():
+        monkeypatch.setattr(MODULE, name, value)
+    assert site.is_of_class_before_reload(MODULE) is is_old
+    # A module that has the class under this name too did not define it.
+    assert not site.is_of_class_before_reload(new_module(monkeypatch, "trl.hook_user", "class Trainer: pass"))
+
+
+def test_a_function_is_of_no_class(utils: ModuleType) -> None:
+    site = Sites().at(utils, target("pad"))
+    exec(UTILS, vars(utils))
+    assert not site.is_of_class_before_reload(utils)
+
+
+def test_a_forgotten_site_is_not_found_again() -> None:
+    sites = Sites()
+    site, other = sites.at(MODULE, target("Trainer.method")), sites.at(MODULE, target("Trainer.static"))
+    sites.forget(site)
+    sites.forget(site)
+    assert sites.at(MODULE, target("Trainer.method")) is not site
+    assert sites.at(MODULE, target("Trainer.static")) is other
+
+
+def test_all_layers_come_off_but_those_beneath_other_code() -> None:
+    sites = Sites()
+    for name in ("method", "static", "klass"):
+        site = sites.at(MODULE, target(f"Trainer.{name}"))
+        site.put_on(layer("first"))
+        site.put_on(layer("second"))
+    foreign = staticmethod(lambda x: x)
+    Trainer.static = foreign  # type: ignore[method-assign,assignment]
+    sites.clear()
+    assert vars(Trainer)["method"] is RAW["method"]
+    assert vars(Trainer)["static"] is foreign
+    assert vars(Trainer)["klass"] is RAW["klass"]
+
+
 def test_a_reexport_is_wrapped_in_that_module_only(utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     user = new_module(monkeypatch, "trl.hook_user", "from trl.hook_utils import pad")
     raw = utils.pad
-    site = Sites(restore).at(user, target("pad"))
+    site = Sites().at(user, target("pad"))
     site.put_on(layer())
     assert user.pad(1) == 101
     assert utils.pad is raw
@@ -402,7 +453,7 @@ def test_a_reexport_is_wrapped_in_that_module_only(utils: ModuleType, monkeypatc
 def test_a_module_blocked_in_sys_modules_is_skipped(utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     # `sys.modules["trl.x"] = None` forbids an import.
     monkeypatch.setitem(sys.modules, "trl.hook_blocked", None)
-    site = Sites(restore).at(utils, target("pad"))
+    site = Sites().at(utils, target("pad"))
     site.put_on(layer())
     assert utils.pad(1) == 101
     site.take_off("a-patch")
@@ -411,7 +462,7 @@ def test_a_module_blocked_in_sys_modules_is_skipped(utils: ModuleType, monkeypat
 
 def test_a_refused_function_is_not_rebound(utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     user = new_module(monkeypatch, "trl.hook_user", "from trl.hook_utils import pad")
-    site = Sites(restore).at(utils, target("pad"))
+    site = Sites().at(utils, target("pad"))
     raw = utils.pad
     utils.pad = lambda x: x
     with pytest.raises(OccupiedError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 import trl_hotfix
 from trl_hotfix.import_hooks import FINDER
 from trl_hotfix.model import Outcome, State, Verdict
+from trl_hotfix.patching import engine
 
 RUNS = 200
 
@@ -148,6 +151,67 @@ def test_a_patch_reverted_during_an_import_is_off(declare: Any, target: None, mo
         )
         trl_hotfix.revert()
         assert object.__new__(DPOTrainer).dpo_loss("x")[0] == "old"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("step", ["red", "green"])
+def test_a_child_of_a_process_in_which_a_thread_applies_can_apply_too(declare: Any, target: None, step: str) -> None:
+    at_work, go_on, parent = threading.Event(), threading.Event(), os.getpid()
+
+    def waits(module: ModuleType) -> Outcome:
+        outcome = is_on(module)
+        if os.getpid() == parent and outcome.verdict is (Verdict.FIXED if step == "green" else Verdict.REPRODUCED):
+            at_work.set()
+            assert go_on.wait(120)
+        return outcome
+
+    def child() -> int:
+        off = object.__new__(DPOTrainer).dpo_loss("x") == ("old", "x")
+        applied = trl_hotfix.apply()["made-up"].state is State.APPLIED
+        on = object.__new__(DPOTrainer).dpo_loss("x")[0] == "new"
+        reverted = trl_hotfix.revert()["made-up"].state is State.REVERTED
+        return 0 if off and applied and on and reverted else 1
+
+    declare(waits, outer)
+    applying = threading.Thread(target=trl_hotfix.apply, daemon=True)
+    applying.start()
+    try:
+        assert at_work.wait(60)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(60)  # It ends a child that hangs.
+            code = 2
+            try:
+                code = child()
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        go_on.set()
+        applying.join(60)
+    assert trl_hotfix.status()["made-up"].state is State.APPLIED
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_keeps_what_its_own_thread_was_working_on(declare: Any, target: None) -> None:
+    codes = []
+
+    def forks(module: ModuleType) -> Outcome:
+        busy, waits, pid = [False], False, os.fork()
+        if pid:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return is_on(module)
+        signal.alarm(60)
+        try:
+            registry = engine.ENGINE._registry
+            busy = [registry.is_busy(module_patch) for module_patch in registry.all()]
+            waits = trl_hotfix.status()["made-up"].state is State.PENDING
+        finally:
+            os._exit(0 if busy == [True] and waits else 1)
+
+    declare(forks, outer)
+    assert trl_hotfix.apply()["made-up"].state is State.APPLIED
+    assert codes == [0, 0]
 
 
 def test_imports_in_threads_call_every_callback(tmp_path: Any) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -11,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from datasets.fingerprint import Hasher
-from helpers.sample_trainers import UTILS, Subclass, Trainer, add, layer, new_module, restore, site_of, target
+from helpers.sample_trainers import UTILS, Subclass, Trainer, add, layer, new_module, site_of, target
 
+from trl_hotfix.authoring import module_of
 from trl_hotfix.patching.sites import Sites
-from trl_hotfix.patching.wrappers import UnsupportedTargetError
+from trl_hotfix.patching.wrappers import UnsupportedTargetError, reference_of, wrapped_descriptor
+from trl_hotfix.testing import absent_if_reexported
 
 pytestmark = pytest.mark.usefixtures("sample_trainers_restored")
 
@@ -29,11 +34,6 @@ def test_a_target_that_is_no_function_is_refused(name: str, traced: bool) -> Non
     assert dict(vars(Trainer)) == before
     assert site.layers == ()
     assert site.occupied() is None
-
-
-def test_a_layer_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        layer().revision = 2  # type: ignore[misc]
 
 
 # Signature, name, docstring and source
@@ -54,7 +54,7 @@ def test_a_wrapped_method_looks_like_the_original(name: str, traced: bool) -> No
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_wrapped_function_looks_like_the_original(utils: ModuleType, traced: bool) -> None:
     raw = utils.pad
-    Sites(restore).at(utils, target("pad")).put_on(layer(traced=traced))
+    Sites().at(utils, target("pad")).put_on(layer(traced=traced))
     assert inspect.signature(utils.pad) == inspect.signature(raw)
     assert (utils.pad.__name__, utils.pad.__doc__) == ("pad", "Pad.")
     assert inspect.isfunction(utils.pad)
@@ -77,7 +77,7 @@ def test_a_bound_method_knows_its_instance() -> None:
     site_of("method").put_on(layer())
     trainer = Trainer()
     assert trainer.method.__self__ is trainer
-    assert trainer.method.__func__ is not None
+    assert trainer.method.__func__ is vars(Trainer)["method"]
 
 
 def test_a_class_returns_the_same_wrapper_every_time() -> None:
@@ -85,6 +85,113 @@ def test_a_class_returns_the_same_wrapper_every_time() -> None:
     assert Trainer.method is Trainer.method
     assert Subclass.method is Trainer.method
     assert (Subclass.method(Trainer(), 1), Trainer.method(Subclass(), 1)) == (102, 107)
+
+
+# Ways of calling
+
+WAYS_TO_CALL: dict[str, Callable[[Trainer, Any], Any]] = {
+    "bound": lambda trainer, x: trainer.method(x),
+    "of the class": lambda trainer, x: Trainer.method(trainer, x),
+    "the descriptor": lambda trainer, x: vars(Trainer)["method"](trainer, x),
+    "the function of the bound method": lambda trainer, x: trainer.method.__func__(trainer, x),
+    "a weak method": lambda trainer, x: weakref.WeakMethod(trainer.method)()(x),  # type: ignore[misc]
+    "self by its name": lambda trainer, x: Trainer.method(self=trainer, x=x),
+    "self by its name, as a descriptor": lambda trainer, x: vars(Trainer)["method"](self=trainer, x=x),
+    "super": lambda trainer, x: super(Subclass, Subclass()).method(x) * trainer.scale // Subclass.scale,
+    "a partial": lambda trainer, x: functools.partial(Trainer.method, trainer)(x),
+    "a partialmethod": lambda trainer, x: functools.partialmethod(vars(Trainer)["method"], x).__get__(trainer)(),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("way", WAYS_TO_CALL)
+def test_every_way_of_calling_a_method_reaches_its_wrappers(way: str, layers: int, traced: bool) -> None:
+    instances = []
+
+    def multiplies(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        instances.append(instance)
+        return wrapped(*args, **kwargs) * 10
+
+    trainer, site = Trainer(), site_of("method")
+    before = WAYS_TO_CALL[way](trainer, 7)
+    for number in range(layers):
+        site.put_on(layer(f"patch-{number}", multiplies, traced=traced))
+    assert WAYS_TO_CALL[way](trainer, 7) == before * 10**layers
+    assert len(instances) == layers
+    assert way == "super" or all(instance is trainer for instance in instances)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_original_that_was_kept_can_be_called_and_set_back(traced: bool) -> None:
+    """Code that replaces a method keeps what ``vars`` has, calls it with the instance, and sets it back."""
+    site_of("method").put_on(layer(traced=traced))
+    original = vars(Trainer)["method"]
+    Trainer.method = lambda self, x: original(self, x) + 1  # type: ignore[method-assign, assignment]
+    assert Trainer().method(1) == 103
+    Trainer.method = original  # type: ignore[method-assign]
+    assert Trainer().method(1) == 102
+
+
+NAMES = ("self", "wrapped", "instance", "args", "kwargs", "call", "count", "result")
+
+
+def keywords(**given: Any) -> dict[str, Any]:
+    return given
+
+
+class Keywords:
+    def method(this, /, **given: Any) -> dict[str, Any]:
+        return given
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_argument_may_have_any_name(monkeypatch: pytest.MonkeyPatch, traced: bool) -> None:
+    given = {name: number for number, name in enumerate(NAMES)}
+
+    def passes_on(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs)
+
+    put_on = [layer(f"patch-{number}", passes_on, traced=traced) for number in range(2)]
+    for one in put_on:
+        one.armed = True
+    function = wrapped_descriptor(keywords, tuple(put_on), None, ("trl.made_up", "keywords"))
+    method = wrapped_descriptor(Keywords.method, tuple(put_on), Keywords, ("trl.made_up", "Keywords.method"))
+    monkeypatch.setattr(Keywords, "method", method)
+    assert function(**given) == given
+    assert Keywords().method(**given) == given
+    assert not any(one.breaker.broken for one in put_on)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("arguments", [{}, {"x": 1}, {"self": 3, "y": 1}, {"self": 3}])
+def test_a_call_without_its_arguments_raises_as_before(arguments: dict[str, Any], traced: bool) -> None:
+    site_of("method").put_on(
+        layer(traced=traced, wrapper=lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs))
+    )
+    with pytest.raises(TypeError, match="argument"):
+        Trainer.method(**arguments)
+
+
+def test_a_wrapper_finds_the_module_of_trl_behind_other_patches() -> None:
+    modules = []
+
+    def asks(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        modules.append(module_of(wrapped))
+        return wrapped(*args, **kwargs)
+
+    for number in range(2):
+        site_of("method").put_on(layer(f"patch-{number}", asks))
+    # The method that the subclass inherits is the patched one.
+    method = wrapped_descriptor(vars(Trainer)["method"], (layer("inheriting", asks),), Subclass, ("trl.made_up", "m"))
+    assert method(Subclass(), 1) == 7
+    assert modules == [sys.modules[Trainer.__module__]] * 3
+
+
+def test_a_self_test_takes_a_patched_method_for_that_of_its_module() -> None:
+    site_of("method").put_on(layer())
+    assert absent_if_reexported(sys.modules[Trainer.__module__], Trainer.method) is None
+    assert absent_if_reexported(ModuleType("trl.old_place"), Trainer.method) is not None
 
 
 # The cache of datasets
@@ -113,7 +220,7 @@ def test_a_method_hash_depends_on_the_patch() -> None:
 
 def test_a_function_hash_depends_on_the_patch(utils: ModuleType) -> None:
     before = Hasher.hash(utils.pad)
-    Sites(restore).at(utils, target("pad")).put_on(layer())
+    Sites().at(utils, target("pad")).put_on(layer())
     assert Hasher.hash(utils.pad) != before
 
 
@@ -137,7 +244,7 @@ def test_a_traced_method_hash_depends_on_the_revision(name: str) -> None:
 
 def test_a_traced_function_hash_depends_on_the_patch(utils: ModuleType) -> None:
     before = Hasher.hash(utils.pad)
-    Sites(restore).at(utils, target("pad")).put_on(layer(traced=True))
+    Sites().at(utils, target("pad")).put_on(layer(traced=True))
     assert Hasher.hash(utils.pad) != before
 
 
@@ -215,7 +322,7 @@ def test_a_compiled_caller_runs_the_wrapper_of_a_function(
 ) -> None:
     # Each compiled module has a name of its own: Dynamo caches modules by name.
     utils = new_module(monkeypatch, "trl.hook_compiled", UTILS)
-    Sites(restore).at(utils, target("pad")).put_on(layer())
+    Sites().at(utils, target("pad")).put_on(layer())
 
     def step(x: torch.Tensor) -> torch.Tensor:
         return utils.caller(x) + 1
@@ -265,7 +372,7 @@ def test_a_traced_function_is_compiled_in_one_graph(
     monkeypatch: pytest.MonkeyPatch, compiled: Callable[..., Any]
 ) -> None:
     utils = new_module(monkeypatch, "trl.hook_traced", UTILS)
-    Sites(restore).at(utils, target("pad")).put_on(layer(traced=True))
+    Sites().at(utils, target("pad")).put_on(layer(traced=True))
 
     def step(x: torch.Tensor) -> torch.Tensor:
         return utils.caller(x) + 1
@@ -280,3 +387,9 @@ def test_an_untraced_method_with_fullgraph_is_an_error(compiled: Callable[..., A
     trainer = Trainer()
     with pytest.raises(torch._dynamo.exc.TorchDynamoException):
         compiled(lambda x: trainer.method(x), fullgraph=True)(torch.ones(2))
+
+
+def test_a_look_alike_is_not_ours() -> None:
+    site_of("method").put_on(layer())
+    assert reference_of(Trainer.method) is not None
+    assert reference_of(functools.wraps(Trainer.method)(lambda *args: None)) is None

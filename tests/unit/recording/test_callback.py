@@ -1,21 +1,29 @@
-"""The record of a checkpoint is data that may be damaged."""
+"""The record of a run, from its beginning to its end. That of a checkpoint is data that may be damaged."""
 
 from __future__ import annotations
 
+import copy
+import json
+import logging
+import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.made_up_patches import WORDS, is_marked, mark, pass_through, returns_the_option, use_the_option
 from helpers.records import RIGHT, like_a_function, records, warning_messages
+from helpers.trl_like import NAME, double, doubles
 from hypothesis import given
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import DPOConfig
 
 from trl_hotfix.errors import NotAppliedError
-from trl_hotfix.patching import api, engine
-from trl_hotfix.recording import ranks
+from trl_hotfix.model import Called, Hit, Outcome, Verdict
+from trl_hotfix.patching import api, engine, reach
+from trl_hotfix.recording import ranks, run
 from trl_hotfix.recording.callback import HotfixCallback
-from trl_hotfix.recording.trackers import KEY
+from trl_hotfix.recording.trackers import FILE, KEY
 
 
 def begin(folder: Path, record: Any, *, strict: bool = False) -> Any:
@@ -35,9 +43,24 @@ def test_a_run_continues_with_any_record_in_its_checkpoint(
 ) -> None:
     caplog.clear()
     state = begin(tmp_path, record)
-    assert state.log_history[-1] == {"loss": 2.0, "step": 2, KEY: api.status().freeze()}
+    assert state.log_history[-1] == {"loss": 2.0, "step": 2, KEY: run.record(None, api.status())}
     assert all(message.isprintable() for message in warning_messages(caplog))
     assert not any("not complete" in message for message in warning_messages(caplog))
+
+
+def test_the_record_lists_what_is_on_and_nothing_else(declare: Any, tmp_path: Path) -> None:
+    declare(returns_the_option, use_the_option, options=WORDS)
+    verdicts = iter([Verdict.REPRODUCED, Verdict.REPRODUCED])
+    declare(lambda module: Outcome(next(verdicts)), pass_through, id="failing", attribute="DPOTrainer.compute_loss")
+    declare(is_marked, mark, id="left-out", attribute="DPOTrainer.get_batch_samples")
+    api.apply(options={"made-up": {"word": "no"}}, skip=["left-out"])
+    state = begin(tmp_path, None)
+    recorded = state.log_history[-1][KEY]["patches"]
+    assert [(entry["id"], entry["revision"], entry["options"]) for entry in recorded] == [
+        ("made-up", 1, {"word": "no"})
+    ]
+    api.revert()
+    assert begin(tmp_path, None).log_history[-1][KEY]["patches"] == []
 
 
 @pytest.mark.parametrize("record", [None, [], "x", {"patches": 3}, {**RIGHT, "run": "rm"}, {"patches": [{"id": "x"}]}])
@@ -54,3 +77,363 @@ def test_a_damaged_record_does_not_switch_strict_off(
     monkeypatch.setattr(ranks, "compare", lambda record: ["rank 1: no trl_hotfix is on there"])
     with pytest.raises(NotAppliedError, match="rank 1"):
         begin(tmp_path, {"patches": 3}, strict=True)
+
+
+# A run of a real trainer
+
+
+OWN_LOSS = "MadeUpTrainer.own_loss"
+
+
+class Events(TrainerCallback):  # type: ignore[misc]
+    """Calls a function at one event of a run."""
+
+    def __init__(self, event: str, function: Any) -> None:
+        def call(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            function(state)
+
+        setattr(self, event, call)
+
+
+class Board:
+    """The writer of TensorBoard. It cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+        self.lock = threading.Lock()
+        self.flush = lambda: None
+
+    def add_text(self, key: str, text: str) -> None:
+        self.records.append(json.loads(text.removeprefix("```json\n").removesuffix("\n```")))
+
+
+class TensorBoardCallback(TrainerCallback):  # type: ignore[misc]
+    """A tracker. Its run starts when training begins, if it starts at all."""
+
+    __module__ = "transformers.integrations.made_up"
+
+    def __init__(self, *, starts: bool = True) -> None:
+        self.tb_writer: Any = None
+        self.board, self.starts = Board(), starts
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.tb_writer = self.board if self.starts else None
+
+
+@pytest.fixture
+def applied(declare: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="trl_hotfix")
+    declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, called=[Called.STEP])
+    declare(is_marked, mark, id="of-others")
+    api.apply()
+
+
+@pytest.fixture
+def never_called(declare: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A patch of a method that a step should call and does not."""
+    caplog.set_level(logging.INFO, logger="trl_hotfix")
+    attribute = "MadeUpTrainer.evaluated"
+    declare(doubles(attribute), double, attribute=attribute, module=NAME, called=[Called.STEP])
+    api.apply()
+
+
+def said(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "trl_hotfix" and record.levelno == level]
+
+
+def entry(record: Any, patch_id: str = "made-up") -> tuple[str, int, int]:
+    (found,) = (one for one in record["patches"] if one["id"] == patch_id)
+    return found["word"], found["called"], found["acted"]
+
+
+def history(state: Any) -> list[Any]:
+    return [one[KEY] for one in state["log_history"] if KEY in one]
+
+
+@pytest.mark.usefixtures("applied")
+def test_the_record_grows_with_the_run(trl_like: Any, tmp_path: Path) -> None:
+    board, out = TensorBoardCallback(), tmp_path / "out"
+    callbacks = [HotfixCallback(), board]
+    trainer = trl_like.trainer(out, callbacks=callbacks, max_steps=3, save_strategy="steps", save_steps=1)
+    trainer.train()
+    final = history(vars(trainer.state))
+    assert [entry(record) for record in final] == [("repaired", 3, 3)]
+    assert [entry(record, "of-others") for record in final] == [("selected", 0, 0)]
+    for step in (1, 2, 3):
+        checkpoint = out / f"checkpoint-{step}"
+        assert entry(json.loads((checkpoint / FILE).read_text())) == ("repaired", step, step)
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        assert [entry(record) for record in history(state)] == [("repaired", step, step)]
+    assert [json.loads((out / FILE).read_text())] == final
+    # At the first step, at each save, at the end.
+    assert [entry(record)[1] for record in board.board.records] == [0, 1, 2, 3, 3]
+    assert board.board.records[-1] == final[0]
+    assert not list(out.rglob("*.tmp"))
+
+
+@pytest.mark.usefixtures("applied")
+def test_only_the_record_of_this_run_is_refreshed(trl_like: Any, tmp_path: Path) -> None:
+    """Those of the runs before a checkpoint stay, even if they are equal."""
+    earlier = run.record(None, api.status())
+    before = copy.deepcopy(earlier)
+    resumed = Events("on_train_begin", lambda state: state.log_history.append({"loss": 1.0, KEY: earlier}))
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[resumed, HotfixCallback()])
+    trainer.train()
+    first, second = history(vars(trainer.state))
+    assert first == before
+    assert entry(second) == ("repaired", 2, 2)
+
+
+@pytest.mark.usefixtures("applied")
+def test_a_second_training_has_a_record_of_its_own(
+    trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()])
+    for _ in range(2):
+        trainer.train()
+        assert len(history(vars(trainer.state))) == 1
+    assert len([line for line in said(caplog) if line.startswith("training with TRL")]) == 2
+
+
+def test_the_calls_of_a_function_are_counted_for_one_run(declare: Any, trl_like: Any, tmp_path: Path) -> None:
+    hits = (Hit(("*",), "a symptom"),)
+    declare(doubles("scaled"), double, attribute="scaled", module=NAME, called=[Called.STEP], hits=hits)
+    api.apply()
+    calling = Events("on_step_begin", lambda state: trl_like.module.scaled(1))
+    for _ in range(2):
+        trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(), calling])
+        trainer.train()
+        (record,) = history(vars(trainer.state))
+        assert entry(record) == ("repaired", 2, 2)
+
+
+@pytest.mark.usefixtures("applied")
+def test_each_patch_of_this_trainer_has_a_line_at_the_end(
+    declare: Any, trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    attribute = "MadeUpTrainer.evaluated"
+    declare(doubles(attribute), double, id="other", attribute=attribute, module=NAME, called=[Called.EVALUATION])
+    declare(doubles("MadeUpTrainer.gone"), double, id="gone", attribute="MadeUpTrainer.gone", module=NAME)
+    api.apply(skip=["gone"])
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()])
+    caplog.clear()
+    trainer.train()
+    (begin_line, *end) = said(caplog)
+    assert begin_line.endswith(": standing by: made-up (r1), other (r1); 1 more for other trainers")
+    assert end == ["made-up (r1) acted in 2 of 2 calls", "other (r1) was not called: evaluation never ran"]
+    assert warning_messages(caplog) == []
+
+
+# After the first step
+
+
+@pytest.mark.usefixtures("never_called")
+@pytest.mark.parametrize("settings", [{}, {"logging_steps": 100}, {"logging_strategy": "no"}], ids=str)
+def test_the_first_step_is_looked_at_once_and_before_the_second(
+    trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    steps: list[Any] = []
+    step_taken = reach.step_taken
+    monkeypatch.setattr(reach, "step_taken", lambda trainer: steps.append("look") or step_taken(trainer))
+    begins = Events(
+        "on_step_begin", lambda state: steps.append((state.global_step, len(said(caplog, logging.WARNING))))
+    )
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[begins, HotfixCallback()], max_steps=3, **settings)
+    caplog.clear()
+    trainer.train()
+    assert steps == [(0, 0), "look", (1, 1), (2, 1)]
+    (warning,) = said(caplog, logging.WARNING)
+    by = f"{NAME}.MadeUpTrainer took a step without a call of MadeUpTrainer.evaluated"
+    assert warning == f"made-up: unreached (not-called): {by}"
+    (record,) = history(vars(trainer.state))
+    assert record["patches"] == []
+    assert [one["reason"] for one in record["unreached"]] == ["not-called"]
+    # A second training begins anew.
+    trainer.train()
+    assert steps[4:] == [(0, 1), "look", (1, 2), (2, 2)]
+
+
+@pytest.mark.usefixtures("applied")
+@pytest.mark.parametrize("settings", [{"gradient_accumulation_steps": 2}, {"eval_on_start": True}], ids=str)
+def test_neither_a_micro_batch_nor_an_evaluation_is_a_step(
+    trl_like: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(reach, "step_taken", lambda trainer: steps.append(trainer.state.global_step))
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()], **settings)
+    trainer.train()
+    assert steps == [1]
+
+
+@pytest.mark.usefixtures("never_called")
+@pytest.mark.parametrize("strict", [(True,), (True, False), (False, True)], ids=str)
+def test_strict_ends_the_run_after_its_first_step(
+    trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, strict: tuple[bool, ...]
+) -> None:
+    """Of two callbacks the first is active. The strictness of the other counts too."""
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(one) for one in strict], max_steps=3)
+    with pytest.raises(
+        NotAppliedError, match=r"training ends after its first step:\n  made-up: unreached \(not-called\)"
+    ):
+        trainer.train()
+    assert trainer.state.global_step == 1
+    assert len(said(caplog, logging.WARNING)) == 1
+
+
+@pytest.mark.parametrize("strict", [(True,), (False, True)], ids=str)
+def test_strict_begins_no_run_of_a_trainer_made_before(
+    declare: Any, trl_like: Any, tmp_path: Path, strict: tuple[bool, ...]
+) -> None:
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(one) for one in strict])
+    attribute = "MadeUpTrainer.prepare"
+    declare(doubles(attribute), double, attribute=attribute, module=NAME, called=[Called.CONSTRUCTION])
+    api.apply()
+    with pytest.raises(NotAppliedError, match=r"training does not begin:\n  made-up: unreached \(made-before\): a "):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_what_was_said_at_the_beginning_is_not_said_again_after_a_step(
+    declare: Any, trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()])
+    attribute = "MadeUpTrainer.prepare"
+    declare(doubles(attribute), double, attribute=attribute, module=NAME, called=[Called.CONSTRUCTION])
+    api.apply()
+    caplog.clear()
+    trainer.train()
+    assert len(said(caplog, logging.WARNING)) == 1
+
+
+@pytest.mark.usefixtures("applied")
+def test_a_healthy_run_is_silent_under_strict(trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict=True)], eval_strategy="steps")
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert said(caplog, logging.WARNING) == []
+
+
+# Going on from a checkpoint
+
+
+UNKNOWN = "this run goes on from a checkpoint without a record: its steps may not have been repaired"
+
+
+@pytest.mark.usefixtures("applied")
+@pytest.mark.parametrize(
+    ("step", "record", "expected"),
+    [(2, False, [UNKNOWN]), (0, False, []), (2, True, [])],
+    ids=["without", "new", "with"],
+)
+def test_resuming_without_a_record_is_said(
+    trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int, record: bool, expected: list[str]
+) -> None:
+    def resume(state: Any) -> None:
+        state.global_step = step
+        if record:
+            state.log_history.append({"loss": 1.0, KEY: run.record(None, api.status())})
+
+    caplog.clear()
+    resuming = Events("on_train_begin", resume)
+    trl_like.trainer(tmp_path / "out", callbacks=[resuming, HotfixCallback()], max_steps=4).train()
+    assert said(caplog, logging.WARNING) == expected
+
+
+@pytest.mark.usefixtures("fresh_engine")
+def test_resuming_without_a_record_is_not_said_where_nothing_is_repaired(
+    trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    resuming = Events("on_train_begin", lambda state: setattr(state, "global_step", 1))
+    trl_like.trainer(tmp_path / "out", callbacks=[resuming, HotfixCallback()], max_steps=3).train()
+    assert said(caplog, logging.WARNING) == []
+
+
+@pytest.mark.usefixtures("applied")
+def test_an_evaluation_alone_resumes_nothing_and_is_on_record(
+    trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict=True)])
+    trainer.state.global_step = 2
+    caplog.clear()
+    trainer.evaluate()
+    assert said(caplog, logging.WARNING) == []
+    (line,) = said(caplog)
+    assert line.startswith("evaluating with TRL 0.11.4, digest ")
+    assert line.endswith(": repaired: made-up (r1); 1 more for other trainers")
+    assert [entry(record) for record in history(vars(trainer.state))] == [("repaired", 1, 1)]
+    trainer.evaluate()
+    assert len(history(vars(trainer.state))) == 1
+
+
+# Copies
+
+
+@pytest.mark.usefixtures("applied")
+def test_the_state_and_the_callback_can_be_copied_while_trackers_wait(trl_like: Any, tmp_path: Path) -> None:
+    waiting, started = TensorBoardCallback(starts=False), TensorBoardCallback()
+    callback, copies = HotfixCallback(strict=True), []
+
+    def copied(state: Any) -> None:
+        assert [name for name, _ in callback._waiting_trackers] == ["TensorBoardCallback"]
+        for one in (state, callback):
+            copies.append(copy.deepcopy(one))
+            copies.append(pickle.loads(pickle.dumps(one)))
+
+    copying = Events("on_step_end", lambda state: copied(state) if state.global_step == 1 else None)
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[callback, waiting, started, copying])
+    trainer.train()
+    *states, by_copy, by_pickle = copies
+    assert [state.global_step for state in states] == [1, 1]
+    assert waiting.board.records == []
+    assert entry(started.board.records[-1]) == ("repaired", 2, 2)
+    for one in (by_copy, by_pickle):
+        assert one._strict
+        # A copy writes into no tracker twice, and can take part in a run.
+        assert one._trackers == one._waiting_trackers == []
+        again = trl_like.trainer(tmp_path / "again", callbacks=[one])
+        again.train()
+        assert [entry(record) for record in history(vars(again.state))] == [("repaired", 2, 2)]
+
+
+@pytest.mark.usefixtures("applied")
+def test_a_trainer_can_be_copied_with_its_callback(trl_like: Any, tmp_path: Path) -> None:
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(), TensorBoardCallback()])
+    trainer.train()
+    state, callback = copy.deepcopy((trainer.state, trainer.callback_handler.callbacks[0]))
+    assert history(vars(state)) == history(vars(trainer.state))
+    assert callback is not trainer.callback_handler.callbacks[0]
+
+
+# Without a trainer on the stack
+
+
+def test_what_is_observed_is_not_known_without_a_trainer(declare: Any, tmp_path: Path) -> None:
+    declare(is_marked, mark)
+    api.apply(observe=True)
+    state = begin(tmp_path, None)
+    assert state.log_history[-1][KEY]["patches"] == []
+    assert "observed" not in state.log_history[-1][KEY]
+
+
+# The disk is full
+
+
+@pytest.mark.usefixtures("applied")
+def test_a_record_that_cannot_be_written_leaves_the_one_before(
+    trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / FILE).write_text("a good record")
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    trainer = trl_like.trainer(out, callbacks=[HotfixCallback()])
+    trainer.train()
+    assert (out / FILE).read_text() == "a good record"
+    assert not list(out.glob("*.tmp"))
+    (warning,) = said(caplog, logging.WARNING)
+    assert "on_train_end failed (OSError: No space left on device)" in warning

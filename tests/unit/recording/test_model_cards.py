@@ -12,7 +12,9 @@ from helpers.made_up_patches import is_marked, mark
 from helpers.sample_trainers import new_module
 
 import trl_hotfix
+from trl_hotfix.patching import reach
 from trl_hotfix.recording.model_cards import write_into_model_cards
+from trl_hotfix.witness import counts_of
 
 HEAD = "### TRL repaired at run time"
 WRITES_ITS_CARD = """
@@ -55,7 +57,11 @@ def applied(declare: Any) -> None:
 
 
 @pytest.mark.usefixtures("applied")
-def test_the_section_names_the_patches_that_are_on(trainer: Any, tmp_path: Path) -> None:
+def test_the_section_says_what_each_patch_was_to_the_run(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "concerning", lambda module_patches, trainer: {"made-up"})
+    counts_of("made-up", "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss").of(trainer).called = 3
     for _ in range(2):  # a run of the callback for each call of train()
         write_into_model_cards(trainer)
     assert trainer.create_model_card() == "the result"
@@ -63,7 +69,7 @@ def test_the_section_names_the_patches_that_are_on(trainer: Any, tmp_path: Path)
     assert (tmp_path / "README.md").read_text(encoding="utf-8").splitlines() == [
         *("# A model", "", HEAD, ""),
         f"TRL {report.trl}, trl_hotfix {report.trl_hotfix}, digest `{report.digest}`:",
-        *("", "- `made-up` (revision 1)"),
+        *("", "- `made-up` (revision 1): called 3 times, nothing to do"),
     ]
 
 
@@ -74,7 +80,19 @@ def test_a_generated_card_has_the_section(monkeypatch: pytest.MonkeyPatch) -> No
     card = module.generate_model_card(model_name="a model")
     assert card.model_name == "a model"
     assert card.text.startswith(f"# A model\n\n{HEAD}\n")
-    assert "- `made-up` (revision 1)\n" in card.text
+    assert "- `made-up` (revision 1): on, and not called\n" in card.text
+
+
+@pytest.mark.usefixtures("applied")
+def test_reverting_everything_takes_the_section_away_too(trainer: Any, tmp_path: Path) -> None:
+    before = dict(vars(type(trainer).__mro__[1]))
+    write_into_model_cards(trainer)
+    trl_hotfix.revert("made-up")
+    assert dict(vars(type(trainer).__mro__[1])) != before
+    trl_hotfix.revert()
+    assert dict(vars(type(trainer).__mro__[1])) == before
+    trainer.create_model_card()
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "# A model\n"
 
 
 @pytest.mark.usefixtures("fresh_engine")

@@ -18,3 +18,9 @@ def test_explain_shows_the_state_and_how_to_turn_it_off(declare: Any) -> None:
     assert "TRL_HOTFIX_SKIP=made-up" in text
     with pytest.raises(trl_hotfix.UnknownPatchError):
         trl_hotfix.explain("made-upp")
+
+
+def test_a_target_has_the_moment_at_which_it_is_called() -> None:
+    lines = trl_hotfix.explain("dpo-precomputed-ref-logps-ignored").splitlines()
+    (line,) = (line for line in lines if line.startswith("target "))
+    assert line.endswith(", called: step)")

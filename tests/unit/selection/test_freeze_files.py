@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,53 @@ def test_a_freeze_file_gives_the_ids_and_the_options(tmp_path: Path) -> None:
 
 
 KNOWN = {"some-patch": PATCH}
+
+
+def test_a_record_of_either_schema_gives_the_same_patches(tmp_path: Path) -> None:
+    """What did not reach the run, was taken off or was observed is in the record, and is not selected."""
+    head = {"trl": "0.11.4", "trl_hotfix": "0.1.0", "digest": "x"}
+    apart = {"id": "another-patch", "revision": 1, "options": {}}
+    counts = {"word": "repaired", "called": 4, "acted": 2}
+    second = {
+        "schema": 2,
+        **head,
+        "patches": [{**RIGHT, **counts}],
+        "unreached": [{**apart, "reason": "made-before"}],
+        "reverted": [{**apart, **counts}],
+        "observed": [{"id": "third-patch", "severity": "crash", "answer": "hit", "because": ["x=1"], "called": {}}],
+    }
+    selections = []
+    for record in ({**head, "patches": [RIGHT]}, {"schema": 1, **head, "patches": [RIGHT]}, second):
+        selection = Selection.of(f"@{file(tmp_path, record)}", None, {}, [PATCH])
+        selections.append((selection.only, selection.skip, selection.options_of(PATCH)))
+    assert selections == [({"some-patch"}, frozenset(), {"over": "none"})] * 3
+
+
+def test_a_record_of_a_newer_schema_is_refused_before_its_fields_are_looked_at(tmp_path: Path) -> None:
+    record = {"schema": 3, "patches": [{**RIGHT, "a_new_field": 1}], "another": {}}
+    path = file(tmp_path, record)
+    with pytest.raises(SettingError) as caught:
+        freeze_files.read(path, KNOWN)
+    assert str(caught.value) == (
+        f"the freeze file {path!r} cannot be used: "
+        "its schema is 3, and this trl_hotfix reads up to 2; install a newer one"
+    )
+
+
+@pytest.mark.parametrize("schema", ["3", None, 2.5, [], {}, "x" * 1000])
+def test_a_schema_that_is_no_number_is_one_error(schema: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"cannot be used: Expected `int`"):
+        freeze_files.read(file(tmp_path, {"schema": schema, "patches": [RIGHT]}), KNOWN)
+
+
+def test_a_checkpoint_of_an_older_schema_has_every_field() -> None:
+    first = freeze_files.record({"trl": "0.11.4", "patches": [RIGHT]})
+    second = freeze_files.record({"schema": 2, "trl": "0.11.4", "patches": [{**RIGHT, "word": "called"}]})
+    assert first is not None
+    assert second is not None
+    assert first.keys() == second.keys()
+    assert [entry["id"] for entry in first["patches"]] == [entry["id"] for entry in second["patches"]]
+    assert freeze_files.record({"schema": 3, "patches": [], "new": 1}) is None
 
 
 @pytest.mark.parametrize(
@@ -108,6 +157,37 @@ def test_a_file_that_is_not_regular_is_not_read(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), Path("/dev/stdin")):
         with pytest.raises(SettingError, match=r"cannot be used: it is no regular file"):
             freeze_files.read(str(path), KNOWN)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc here")
+@pytest.mark.parametrize("path", ["/proc/self/status", "/proc/kmsg"])
+def test_a_file_of_the_system_that_has_no_size_is_not_read(path: str) -> None:
+    """Some of them, as /proc/kmsg, wait for what is written next, although they are regular files."""
+    code = f"from trl_hotfix.selection import freeze_files; freeze_files.read({path!r}, {{}})"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert f"SettingError: the freeze file '{path}' cannot be used: " in process.stderr
+    assert process.stderr.rstrip().endswith("it is empty")
+
+
+def test_a_file_that_becomes_a_pipe_while_it_is_looked_at_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regular, pipe = tmp_path / "regular", tmp_path / "pipe"
+    regular.write_text("{}")
+    os.mkfifo(pipe)
+    monkeypatch.setattr(Path, "stat", lambda path: os.stat(regular))  # noqa: PTH116
+    with pytest.raises(SettingError, match=r"cannot be used: it is no regular file"):
+        freeze_files.read(str(pipe), KNOWN)
+
+
+def test_thousands_of_mistakes_are_a_short_message(tmp_path: Path) -> None:
+    wrong = [{**RIGHT, "id": f"no-such-{number}"} for number in range(500)]
+    with pytest.raises(SettingError) as caught:
+        freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
+    assert str(caught.value).endswith("\n  and 490 more")
+    with pytest.raises(SettingError) as caught:
+        freeze_files.read(file(tmp_path, {"patches": [{**RIGHT, "id": "x" * 60_000}]}), KNOWN)
+    assert str(caught.value).endswith(f"unknown patch '{'x' * 80}'... (60000 characters)")
 
 
 def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from trl_hotfix import testing
 from trl_hotfix.model import Verdict
+from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
 from trl_hotfix.testing import absent_if_reexported, begin_trainer, constructed, default_arguments, stub_trainer
 
 
@@ -108,3 +109,12 @@ def test_a_method_that_a_module_only_reexports_is_absent() -> None:
     assert outcome is not None
     assert outcome.verdict is Verdict.ABSENT
     assert absent_if_reexported(ModuleType(method.__module__), method) is None
+
+
+def test_a_patched_method_is_that_of_the_module_that_defines_it() -> None:
+    layer = Layer("a-patch", 1, lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs), traced=False)
+    path = (MadeUpTrainer.__module__, "MadeUpTrainer.scaled")
+    patched = wrapped_descriptor(vars(MadeUpTrainer)["scaled"], (layer,), MadeUpTrainer, path)
+    assert patched.__module__ != MadeUpTrainer.__module__
+    assert absent_if_reexported(ModuleType(MadeUpTrainer.__module__), patched) is None
+    assert absent_if_reexported(ModuleType("trl.trainer.old_place"), patched) is not None

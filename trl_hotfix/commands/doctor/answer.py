@@ -25,6 +25,8 @@ class Trl(TypedDict):
     kind: str | None
     """``release``, or else ``development version``, ``fork`` (a local version), ``editable checkout``."""
     folder: str | None
+    others: list[str]
+    """The folders of further TRLs on the path."""
 
 
 class Hook(TypedDict):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
+from contextlib import suppress
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from ...catalogue import packs
 from ...errors import plain
-from ...matching import versions
+from ...matching import installation, versions
 from ...settings import site_folders
 from ..common import unsupported
 from .answer import Pack, Problems, PthFile, Python, Trl
@@ -63,7 +61,7 @@ def installed_trl(problems: Problems) -> Trl:
             f"TRL is not installed in the environment of {sys.executable}",
             f"install TRL {versions.SUPPORTED} there, or run trl_hotfix with the Python that has it",
         )
-        return Trl(version=None, supported=False, kind=None, folder=None)
+        return Trl(version=None, supported=False, kind=None, folder=None, others=[])
     supported, kinds = False, []
     try:
         parsed = Version(version)
@@ -73,30 +71,32 @@ def installed_trl(problems: Problems) -> Trl:
         kinds = ["not a version"]
     if not supported:
         problems.add(f"TRL {plain(version)} is not supported", f"install TRL {versions.SUPPORTED}")
-    distribution = metadata.distribution("trl")
     # The folder that `import trl` would take is looked up, and TRL is not imported.
-    spec = find_spec("trl")
-    folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-    installed_folder = Path(str(distribution.locate_file("trl")))
-    if _is_editable(distribution):
+    folder, checkout = installation.folder_of(installation.imported_spec()), None
+    with suppress(metadata.PackageNotFoundError):
+        checkout = installation.editable_checkout(metadata.distribution("trl"))
+    if checkout is not None:
         kinds.append("editable checkout")
-    elif folder is not None and not (installed_folder.is_dir() and installed_folder.samefile(folder)):
+    mismatch = installation.mismatch()
+    if mismatch is not None:
         problems.add(
-            f"`import trl` takes {folder}, but the version {version} is that of {installed_folder}",
+            mismatch,
             "one of the two is on the path by mistake: look at PYTHONPATH, the working folder, and for two installs",
         )
     if folder is None:
         problems.add(f"TRL {version} has metadata, but `import trl` finds no package", "install TRL again")
     kind = ", ".join(kinds) or "release"
-    return Trl(version=version, supported=supported, kind=kind, folder=str(folder) if folder is not None else None)
+    return Trl(version=version, supported=supported, kind=kind, folder=folder, others=_other_installations(folder))
 
 
-def _is_editable(distribution: metadata.Distribution) -> bool:
-    try:
-        direct_url: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
-    except ValueError:
-        return False
-    return isinstance(direct_url, dict) and bool((direct_url.get("dir_info") or {}).get("editable"))
+def _other_installations(folder: str | None) -> list[str]:
+    """Return the folders of all further TRLs on the path, and those that metadata describe."""
+    described = [str(distribution.locate_file("trl")) for distribution in metadata.distributions(name="trl")]
+    on_path = [
+        str(Path(entry or os.curdir, "trl")) for entry in sys.path if Path(entry, "trl", "__init__.py").is_file()
+    ]
+    real = {os.path.realpath(other): other for other in reversed([*on_path, *described])}
+    return [other for path, other in real.items() if folder is None or path != os.path.realpath(folder)][::-1]
 
 
 def pth_files() -> list[PthFile]:

@@ -34,6 +34,8 @@ def _lines(answer: Answer) -> Iterator[tuple[str, str]]:
     yield "Python", f"{python['version']} {' '.join(python['flags'])} {python['executable']}".replace("  ", " ")
     yield "platform", python["platform"]
     yield "TRL", f"{trl['version']}, {trl['kind']}, in {trl['folder']}" if trl["version"] else "none"
+    for folder in trl["others"]:
+        yield "another TRL", folder
     yield "beside it", ", ".join(f"{name} {version or '-'}" for name, version in answer["packages"].items())
     yield "set", f"{answer['applies']} patches apply here, digest {answer['digest']}" if answer["digest"] else "none"
     yield "TRL_HOTFIX=1", "works: a fresh Python waits for TRL" if hook["effective"] else "does not work"

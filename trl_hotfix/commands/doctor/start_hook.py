@@ -21,7 +21,8 @@ SECONDS = 120.0
 
 _LOOK = """
 import json, sys
-effective = any(type(finder).__module__ == "trl_hotfix.import_hooks" for finder in sys.meta_path)
+hooks = sys.modules.get("trl_hotfix.import_hooks")
+effective = hooks is not None and hooks.FINDER.waits_for("trl")
 known = ("_frozen_importlib", "_frozen_importlib_external", "trl_hotfix.import_hooks")
 classes = [finder if isinstance(finder, type) else type(finder) for finder in sys.meta_path]
 foreign = [f"{cls.__module__}.{cls.__qualname__}" for cls in classes if cls.__module__ not in known]
@@ -61,7 +62,8 @@ def _in_a_fresh_python() -> tuple[Mapping[str, Any], list[str]]:
     environment = {**os.environ, "TRL_HOTFIX": "1"}
     try:
         process = subprocess.run(
-            [sys.executable, "-c", _LOOK],
+            # With the options of this Python, such as -S, so that the answer is about such a one.
+            [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _LOOK],  # type: ignore[attr-defined]
             env=environment,
             capture_output=True,
             text=True,

@@ -46,7 +46,9 @@ def _problem(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str
         return None
 
     checks: dict[str, Callable[[], str | None]] = {
-        "TRL_HOTFIX": lambda: _unless(settings.switch(value) is not None, "1, strict or 0; it is taken as off"),
+        "TRL_HOTFIX": lambda: _unless(
+            settings.switch(value) is not None, "1, strict, observe or 0; it is taken as off"
+        ),
         "TRL_HOTFIX_ONLY": selection,
         "TRL_HOTFIX_SKIP": selection,
         "TRL_HOTFIX_OPTIONS": selection,

@@ -108,7 +108,12 @@ def _answer(patch: Patch, status: PatchStatus, steps: list[Step], differences: d
             name: {"choices": dict(option.choices), "default": option.default} for name, option in patch.options.items()
         },
         "targets": [
-            {"module": target.module, "attribute": target.attribute, "trl": patch.range_of(target)}
+            {
+                "module": target.module,
+                "attribute": target.attribute,
+                "trl": patch.range_of(target),
+                "called": target.called.value if target.called is not None else None,
+            }
             for target in patch.targets
         ],
         "proven_on": list(evidence.proven_on(patch)),

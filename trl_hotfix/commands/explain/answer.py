@@ -9,6 +9,7 @@ class TargetAnswer(TypedDict):
     module: str
     attribute: str
     trl: str
+    called: str | None
 
 
 class OptionAnswer(TypedDict):

@@ -14,7 +14,7 @@ from rich.text import Text
 from ...catalogue import evidence
 from ...matching.fingerprints import bodies_for
 from ...model import Patch, Target
-from .answer import Answer
+from .answer import Answer, TargetAnswer
 
 
 def answer_view(answer: Answer, patch: Patch) -> Group:
@@ -28,7 +28,7 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
         ("TRL", f"{answer['trl']}; {'fixed in ' + answer['fixed_in'] if answer['fixed_in'] else open_end}"),
         *(("requires", f"{name} {versions}") for name, versions in answer["requires"].items()),
         *(("upstream", link) for link in answer["links"]),
-        *(("target", f"{target['module']}: {target['attribute']} ({target['trl']})") for target in answer["targets"]),
+        *(("target", _target(target)) for target in answer["targets"]),
         ("evidence", evidence.in_words(patch)),
         *(("proof", line) for line in _proofs(answer)),
     ]
@@ -63,6 +63,11 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
     if any(step["passed"] is False and "on record for no release" in step["found"] for step in answer["trail"]):
         parts.append(Text(_hint(patch)))
     return Group(*parts)
+
+
+def _target(target: TargetAnswer) -> str:
+    called = f"; called: {target['called']}" if target["called"] is not None else ""
+    return f"{target['module']}: {target['attribute']} ({target['trl']}{called})"
 
 
 def _section(head: str, text: str) -> list[Any]:

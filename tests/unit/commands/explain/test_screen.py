@@ -33,7 +33,7 @@ def an_answer(**changes: Any) -> Answer:
         "not_repaired": None,
         "notes": "Notes.",
         "options": {"over": {"choices": {"all": "every token", "rows": "every row"}, "default": "all"}},
-        "targets": [{"module": "trl.trainer.utils", "attribute": "pad", "trl": "==0.11.4"}],
+        "targets": [{"module": "trl.trainer.utils", "attribute": "pad", "trl": "==0.11.4", "called": "some steps"}],
         "proven_on": [],
         "proofs": [],
         "parity": [],
@@ -79,7 +79,7 @@ def test_every_fact_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
         "TRL >=0.11; still in the newest release looked at; to be reviewed by 2027-01-31",
         "requires deepspeed >=0.14.5",
         "upstream https://example.org/1",
-        "target trl.trainer.utils: pad (==0.11.4)",
+        "target trl.trainer.utils: pad (==0.11.4; called: some steps)",
         "option over=all (default): every token",
         "option over=rows: every row",
         "turn off TRL_HOTFIX_SKIP=some-patch",
@@ -87,6 +87,8 @@ def test_every_fact_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
         "TRL 0.11.4 yes",
     ):
         assert line in lines
+    undeclared = {"module": "trl.trainer.utils", "attribute": "pad", "trl": "==0.11.4", "called": None}
+    assert "target trl.trainer.utils: pad (==0.11.4)" in lines_of(an_answer(targets=[undeclared]), capsys)
     assert "TRL >=0.11; fixed in 0.12.0" in lines_of(an_answer(fixed_in="0.12.0"), capsys)
 
 

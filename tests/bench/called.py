@@ -1,0 +1,214 @@
+"""Run inside one release: at which moments real trainers call the targets of the patches. No patch is on.
+
+    python called.py OUT.json SECONDS CASE...
+
+A case is a trainer of ``MAKERS``, which trains, evaluates, saves, and resumes in a second trainer; or ``proof ID``, the
+training of a patch's proof. Each runs in a fork. Its answer is what ``moments.Observed.to_dict`` returns, or a text,
+the traceback.
+
+The proofs have the runs that need a stand-in: of Liger, of vLLM, of a quantised model.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import moments
+
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import gates
+
+import calls
+import prove
+import release
+import tiny
+import trainers
+
+PEFT = ("grpo-qlora-constructor-crash", "qlora-peftmodel-frozen")
+
+
+def bco(**settings: Any) -> Any:
+    return trainers._preference("BCO", tiny.labelled(), ref_model=tiny.llama("models", seed=1), **settings)
+
+
+def online(name: str, **settings: Any) -> Any:
+    return tiny.online_dpo(*tiny.classes(name), tiny.llama("models", seed=0), **settings)
+
+
+def reusing(make: Callable[..., Any], **settings: Any) -> Any:
+    """Return a trainer that uses the completions of a generation in two optimizer steps."""
+    # RLOO counts each micro-batch twice in 0.26. GRPO of 0.16 can resume only where it generates.
+    iterations = 4 if make is trainers.rloo else 2
+    return make(num_iterations=iterations, beta=0.1, **settings)
+
+
+def grpo_of_one_length(**settings: Any) -> Any:
+    trainer_class, _ = tiny.classes("GRPO")
+    return tiny.grpo_of_one_length(trainer_class, tiny.llama("models", seed=0), **settings)
+
+
+def distillation(**settings: Any) -> Any:
+    from datasets import Dataset
+
+    from tiny.data import left_padding_tokenizer
+
+    words = left_padding_tokenizer()
+    words.chat_template = tiny.chat_tokenizer().chat_template
+    messages = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
+    trainer_class, config_class = tiny.classes("Distillation")
+    return tiny.trainer(
+        trainer_class,
+        model=tiny.llama("models", seed=0),
+        teacher_model=tiny.llama("models", seed=1),
+        args=tiny.config(config_class, **{"max_completion_length": 4, "max_prompt_length": 8, **settings}),
+        train_dataset=Dataset.from_list([{"messages": messages, "prompt": messages[:1]}] * 8),
+        tokenizer=words,
+    )
+
+
+def with_liger(make: Callable[..., Any], **settings: Any) -> Any:
+    """Return a trainer whose loss is Liger's, which the stacks lack: a stand-in takes the place of its kernel."""
+    trainer = make(**settings)
+    # Releases name it differently.
+    trainer.use_liger_loss = trainer.use_liger_kernel = True
+
+    def loss(model: Any, inputs: Any, *args: Any) -> Any:
+        import torch
+
+        ids = inputs.get("input_ids")
+        if ids is None:
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        return model(input_ids=ids).logits.mean()
+
+    trainer._forward_redirection = lambda wrapper, module, method, *args: method(*args)
+    trainer.compute_liger_loss = trainer._compute_loss_liger = loss
+    return trainer
+
+
+def precomputed_dpo(**settings: Any) -> Any:
+    return trainers.dpo(precompute_ref_log_probs=True, **settings)
+
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    **{name: trainers.TRAINERS[name] for name in ("DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "GKD")},
+    "DPO, precomputed": precomputed_dpo,
+    "DPO, Liger": functools.partial(with_liger, trainers.dpo),
+    "BCO": bco,
+    "OnlineDPO": functools.partial(online, "OnlineDPO"),
+    "XPO": functools.partial(online, "XPO"),
+    "NashMD": functools.partial(online, "NashMD"),
+    "GRPO": trainers.grpo,
+    "GRPO, one length": grpo_of_one_length,
+    "GRPO, reusing": functools.partial(reusing, trainers.grpo),
+    "GRPO, Liger": functools.partial(with_liger, trainers.grpo),
+    "RLOO": trainers.rloo,
+    "RLOO, reusing": functools.partial(reusing, trainers.rloo),
+    "Distillation": distillation,
+}
+
+WITHOUT_EVALUATION = {"OnlineDPO", "XPO", "NashMD", "DPO, Liger", "GRPO, Liger", "GRPO, one length"}
+"""The data of online trainers and of GRPO in 0.14 are no inputs of a model; the stand-in of Liger has no outputs."""
+
+ON_POLICY = "RLOO, reusing", "GRPO, reusing", "OnlineDPO", "XPO", "NashMD"
+CASES: dict[str, tuple[str, ...]] = {
+    "0.9.6": ("DPO", "DPO, precomputed", "SFT", "KTO", "ORPO", "CPO"),
+    "0.11.4": ("DPO", "DPO, precomputed", "SFT", "KTO", "ORPO", "CPO", "BCO", "GKD"),
+    "0.12.2": ("DPO", "DPO, precomputed", "SFT", "ORPO", "OnlineDPO", "XPO", "NashMD", "GKD"),
+    "0.14.0": ("GRPO, one length",),
+    "0.15.0": ("SFT", "GRPO", "proof grpo-vllm-base-weights", "proof grpo-peft-no-input-grads"),
+    "0.16.1": ("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
+    "0.19.1": ("DPO", "SFT", "GRPO, reusing", "GRPO, Liger", "OnlineDPO", "XPO", "proof dpo-padding-free-liger"),
+    "0.21.0": ("SFT", "GRPO", "proof qlora-peftmodel-frozen"),
+    "0.22.2": ("SFT", "Reward", "GRPO, reusing", "RLOO, reusing", *(f"proof {patch}" for patch in PEFT)),
+    "0.23.0": ("DPO", "SFT", "ORPO", "proof qlora-peftmodel-frozen", *ON_POLICY),
+    "0.26.1": ("DPO", "SFT", "GKD", "ORPO", "GRPO, Liger", "proof dpo-padding-free-liger", *ON_POLICY),
+    "1.5.1": ("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "ORPO", "GRPO, Liger", *ON_POLICY),
+    "1.13.0": ("DPO", "SFT", "KTO", "GKD", "Reward", "Distillation", *ON_POLICY),
+    "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),
+    "1.16.0": (
+        *("DPO", "DPO, precomputed", "SFT", "KTO", "ORPO", "GKD", "Reward", "Distillation"),
+        *("GRPO, reusing", "RLOO, reusing", "OnlineDPO", "proof bema-callback-frozen-parameters"),
+        "proof gkd-onpolicy-normaliser-from-dataset-labels",
+    ),
+}
+"""The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
+
+UNREACHED: dict[str, str] = {}
+"""Targets that no case calls, with the reason."""
+
+ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
+            "trl.trainer.grpo_trainer:GRPOTrainer._get_per_token_logps_and_entropies",
+        ),
+        "1.5.1",
+    ),
+    "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._forward": "1.13.0",
+}
+"""The release in which a target is shown to be what is declared, if it is not the newest one of its range.
+
+Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward and does not call it;
+1.14.0 removed it.
+"""
+
+
+def train(name: str) -> None:
+    """Train two steps of two micro-batches, evaluate, and resume from the checkpoint of the second step."""
+    settings = {"gradient_accumulation_steps": 2, "output_dir": "out", "save_strategy": "steps", "save_steps": 2}
+    # GRPO evaluates groups of four completions.
+    settings |= {"per_device_eval_batch_size": 4}
+    trainer = MAKERS[name](max_steps=2, **settings)
+    trainer.train()
+    if name not in WITHOUT_EVALUATION:
+        trainer.eval_dataset = trainer.eval_dataset or trainer.train_dataset
+        trainer.evaluate()
+    # Older transformers cannot load the states of the generators with a newer torch, and do without the file.
+    Path("out", "checkpoint-2", "rng_state.pth").unlink()
+    MAKERS[name](max_steps=3, **settings).train(resume_from_checkpoint="out/checkpoint-2")
+
+
+def proof(patch_id: str) -> None:
+    module = prove.proof_of(patch_id)
+    for run in (module.train, getattr(module, "unaffected", None)):
+        if run is not None:
+            run()
+
+
+def answer(case: str, imported: set[str]) -> Any:
+    """Return what one case observes, or the traceback of what failed."""
+    import torch
+
+    # A fork of a process that has used more threads hangs in the first matrix product.
+    torch.set_num_threads(1)
+    targets = [target for patch in loading.load() for target in gates.targets_here(patch)]
+    observed = moments.observe(targets, imported)
+    kind, _, patch_id = case.partition(" ")
+    try:
+        proof(patch_id) if kind == "proof" else train(case)
+    # Any error of a release is the finding.
+    except Exception:  # noqa: BLE001
+        return traceback.format_exc()
+    return observed.to_dict()
+
+
+def main(out: str, seconds: str, *cases: str) -> None:
+    import trl  # noqa: F401  the calls are recorded only when TRL is there
+
+    imported: set[str] = set()
+    with calls.recorded(imported):
+        release.warm(loading.load())
+    answers = {
+        case: release.alone(functools.partial(answer, case, imported), float(seconds)) for case in dict.fromkeys(cases)
+    }
+    Path(out).write_text(json.dumps(answers), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,164 @@
+"""Every wrapper acts in its self-test and in its proof, and not where the bug does not hit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import sharing
+
+from trl_hotfix.catalogue import loading
+from trl_hotfix.model import Patch
+
+import layout
+import proofs
+from running import process
+
+PATCHES = {patch.id: patch for patch in loading.load()}
+SECONDS_A_PATCH = 300
+
+ENDS_EARLY = "the self-test ends the call by an exception, and a call that raises is not counted as one that acted"
+NOT_TRAINED = "the proof trains another of the trainers that have this method"
+IDLE: dict[tuple[str, str], dict[str, str]] = {
+    ("dpo-precomputed-ref-logps-cache-key", "self-test"): {"DPOTrainer._precompute_ref_logps": ENDS_EARLY},
+    ("dpo-precomputed-ref-logps-dropped", "self-test"): {
+        "DPOTrainer.get_batch_loss_metrics": "it warns of a collator of the user's, which the proof has"
+    },
+    ("grpo-continuous-batching-casts-master-weights", "self-test"): dict.fromkeys(
+        (
+            "GRPOTrainer._generate_and_score_completions",
+            "GRPOTrainer._generate_single_turn",
+            "RLOOTrainer._generate_and_score_completions",
+            "RLOOTrainer._generate_single_turn",
+        ),
+        ENDS_EARLY,
+    ),
+    ("grpo-loss-type-by-normalisation", "self-test"): {"GRPOTrainer.__init__": ENDS_EARLY},
+    ("grpo-model-generation-config-leak", "self-test"): {
+        target.attribute: ENDS_EARLY for target in PATCHES["grpo-model-generation-config-leak"].targets
+    },
+    ("grpo-resume-replays-epoch-0-order", "proof"): {"DistillationTrainer._get_train_sampler": NOT_TRAINED},
+    ("grpo-single-eos-only", "self-test"): dict.fromkeys(
+        ("GRPOTrainer._generate_and_score_completions", "RLOOTrainer._generate_and_score_completions"), ENDS_EARLY
+    ),
+    ("grpo-zero-loss-diagnosis", "self-test"): {
+        "GRPOTrainer.__init__": "the self-test looks at the log; the proof makes trainers with adapters too"
+    },
+    ("moe-aux-coef-ignores-model-config", "self-test"): dict.fromkeys(
+        (f"{method}Trainer.__init__" for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
+    ),
+    ("peft-non-default-adapter-name", "self-test"): dict.fromkeys(
+        (f"{method}Trainer.__init__" for method in ("GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
+    ),
+    ("peft-non-default-adapter-name", "proof"): dict.fromkeys(
+        ("RLOOTrainer.__init__", "KTOTrainer.__init__"), NOT_TRAINED
+    ),
+    ("ref-model-dtype-mismatch", "self-test"): dict.fromkeys(
+        (f"{method}Trainer.__init__" for method in ("GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
+    ),
+    ("sft-padding-free-contamination", "self-test"): {
+        "SFTTrainer.__init__": "the self-test makes no trainer: it collates a batch and computes its loss"
+    },
+    ("sft-padding-free-contamination", "proof"): {
+        "SFTTrainer.__init__": "the collator is changed for worker processes, and for the prompts of 0.17 and 0.18"
+    },
+}
+"""Patch and run -> the methods that this run does not reach, or whose wrapper has nothing to do in it, and why."""
+
+A_VIEW = "it hands on a view, or a changed list, that looks only later whether there is something to do"
+ALWAYS = "it computes what is equal where the bug does not hit, since a look at the values would cost a synchronisation"
+ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
+    "completion-start-prefix-mismatch": {
+        f"{method}Trainer._prepare_dataset": f"{A_VIEW}: the tokenizer" for method in ("SFT", "DPO", "KTO")
+    },
+    "dpo-precomputed-ref-logps-cache-key": {
+        "DPOTrainer._precompute_ref_logps": "the name of the file has the settings of each run, also of equal ones"
+    },
+    "grpo-resume-replays-epoch-0-order": {"GRPOTrainer._get_train_sampler": f"{A_VIEW}: the sampler"},
+    "left-padded-logprobs-absolute-positions": {
+        "GRPOTrainer._get_per_token_logps": f"{A_VIEW}: the model, for a table of positions without padding",
+        "GRPOTrainer._get_per_token_logps_and_entropies": f"{A_VIEW}: the model",
+    },
+    "online-dpo-metrics-include-padding": {"OnlineDPOTrainer._forward": ALWAYS},
+    "orpo-nan-gradient-near-certainty": {"ORPOTrainer.odds_ratio_loss": ALWAYS},
+    "ref-model-dtype-mismatch": {
+        "GRPOTrainer.__init__": f"{A_VIEW}: the loaders, which ask the policy for its dtype when it is made",
+    },
+    "sft-loss-normaliser-counts-first-token": {
+        "SFTTrainer.__init__": "the collator of the user that leaves first tokens out of the labels is not known"
+    },
+}
+"""Patch -> the methods whose wrappers act although loss and gradients stay the same, bit by bit, and why."""
+
+
+def places_of(patch: Patch) -> tuple[layout.Place, ...]:
+    """Return the oldest and the newest place with the bug, and the newest ones with the targets that both lack."""
+    places = [place for place in layout.places() if place.targets_of(patch)]
+    chosen = places[:1] if places[0].release == places[-1].release else [places[0], places[-1]]
+    for target in patch.targets:
+        if not any(target in place.targets_of(patch) for place in chosen):
+            chosen += [place for place in places if target in place.targets_of(patch)][-1:]
+    return tuple(dict.fromkeys(chosen))
+
+
+@pytest.fixture(scope="module")
+def answers(request: pytest.FixtureRequest) -> Mapping[layout.Place, Mapping[str, Any] | str]:
+    """Return the answers of each place, by patch."""
+    ids = sharing.by_place(
+        (place, case["patch_id"])
+        for case in sharing.parameters(request)
+        for place in places_of(PATCHES[case["patch_id"]])
+    )
+    layout.build(ids)
+
+    def run(place: layout.Place) -> Mapping[str, Any] | str:
+        command = [str(layout.HERE / "acts.py"), "{out}", str(SECONDS_A_PATCH), *ids[place]]
+        overlays = {name: None for each in ids[place] for name in proofs.settings_of(PATCHES[each]).get("OVERLAYS", ())}
+        return process(place, command, 120 + SECONDS_A_PATCH * len(ids[place]), *overlays)
+
+    return sharing.side_by_side(run, ids)
+
+
+@pytest.mark.parametrize("patch_id", sharing.heavy(PATCHES))
+def test_wrappers_act_where_the_bug_is_and_nowhere_else(
+    answers: Mapping[layout.Place, Mapping[str, Any] | str], patch_id: str
+) -> None:
+    seen = []
+    for place in places_of(PATCHES[patch_id]):
+        of_place = answers[place]
+        assert not isinstance(of_place, str), (place, of_place)
+        assert not isinstance(of_place[patch_id], str), (place, of_place[patch_id])
+        seen.append(of_place[patch_id])
+    for run in ("self-test", "proof"):
+        assert idle([of_place[run] for of_place in seen]) == set(IDLE.get((patch_id, run), ())), (run, seen)
+    unaffected = [of_place["unaffected"] for of_place in seen if of_place["unaffected"] is not None]
+    assert acting(unaffected) == set(ACTING_UNAFFECTED.get(patch_id, ())), unaffected
+
+
+Counts = Mapping[str, tuple[int, int]]
+
+
+def idle(counts: list[Counts]) -> set[str]:
+    """Return the methods whose wrapper acted in no place, or was called in one and did not act there."""
+    every = {attribute(target) for of_place in counts for target in of_place}
+    in_vain = {
+        attribute(target) for of_place in counts for target, (called, acted) in of_place.items() if called and not acted
+    }
+    return in_vain | every - acting(counts)
+
+
+def acting(counts: list[Counts]) -> set[str]:
+    return {attribute(target) for of_place in counts for target, (_, acted) in of_place.items() if acted}
+
+
+def attribute(target: str) -> str:
+    """Return the method without its module: a class that has moved has two."""
+    return target.partition(":")[2]
+
+
+def test_a_wrapper_is_idle_where_it_is_not_called_or_called_in_vain() -> None:
+    here = {"old:a": (2, 1), "m:b": (0, 0), "m:c": (1, 1)}
+    there = {"new:a": (0, 0), "m:b": (3, 3), "m:c": (1, 0), "m:d": (0, 0)}
+    assert idle([here, there]) == {"c", "d"}
+    assert acting([here, there]) == {"a", "b", "c"}

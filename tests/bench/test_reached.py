@@ -1,0 +1,150 @@
+"""`applied` is said of a class, `repaired` of a run: trainers that patches do not reach, and those that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import sharing
+
+import layout
+from running import process
+
+SFT, DPO, GRPO = "sft-eos-masked-when-pad-is-eos", "moe-aux-loss-lost-under-deepspeed", "grpo-dapo-normaliser"
+
+# The release; the case; the patch; its state; whether strict mode ends the run, and after how many steps.
+TABLE = [
+    ("0.11.4", "made before apply", SFT, "unreached (made-before)", 0),
+    ("0.11.4", "copied into a project", DPO, "unreached (not-inherited)", 0),
+    ("0.11.4", "rebuilt by type", DPO, "unreached (not-inherited)", 0),
+    ("0.11.4", "step without a call", DPO, "unreached (not-called)", 1),
+    ("0.11.4", "reloaded after an edit", DPO, "conflicted (foreign-wrapper)", None),
+    ("1.9.0", "subclass of trl", GRPO, "unreached (overridden)", 0),
+    ("0.11.4", "made with it", SFT, "applied (proven)", None),
+    ("0.11.4", "made with it and reverted", SFT, "reverted (by-request)", None),
+    ("0.11.4", "step patch after the trainer", DPO, "applied (proven)", None),
+]
+RUNS = [(release, name) for release, name, *_ in TABLE]
+STRICT = [(release, f"{name}, strict") for release, name, *_, steps in TABLE if steps is not None]
+HEALTHY = [("0.11.4", "made with it, strict"), ("0.11.4", "step patch after the trainer, strict")]
+TRAINERS = [
+    (release, "every trainer") for release in ("0.9.6", "0.11.4", "0.16.1", "0.22.2", "0.28.0", "1.9.0", "1.16.0")
+]
+RESUMED = [("0.28.0", "resumed"), ("1.16.0", "resumed")]
+SMOKE = [
+    *(run for run in RUNS if run[1] in ("made before apply", "made with it", "made with it and reverted")),
+    ("0.11.4", "copied into a project"),
+    ("0.11.4", "made before apply, strict"),
+    ("0.11.4", "step without a call, strict"),
+    ("0.11.4", "every trainer"),
+]
+Answers = Mapping[str, Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def answers(request: pytest.FixtureRequest) -> Answers:
+    """Return the answers of each release, by case."""
+    cases = sharing.by_place((case["release"], case["case"]) for case in sharing.parameters(request))
+    places = {release: layout.main_place(release) for release in cases}
+    layout.build(places.values())
+
+    def run(release: str) -> Any:
+        return process(places[release], [str(layout.HERE / "reached.py"), "{out}", *cases[release]], 900)
+
+    return sharing.side_by_side(run, cases)
+
+
+def answer_of(answers: Answers, release: str, case: str) -> Any:
+    assert not isinstance(answers[release], str), answers[release]
+    answer = answers[release][case]
+    assert not isinstance(answer, str), answer
+    return answer
+
+
+def entry(record: Any, patch: str) -> Any:
+    return next((one for one in record["patches"] if one["id"] == patch), None)
+
+
+@pytest.mark.parametrize(("release", "case"), sharing.heavy(RUNS, smoke=SMOKE))
+def test_report_log_and_record_say_what_the_run_was(answers: Answers, release: str, case: str) -> None:
+    answer = answer_of(answers, release, case)
+    patch, state = next((patch, state) for _, name, patch, state, _ in TABLE if name == case)
+    assert answer["states"][patch] == state
+    assert answer["raised"] is None
+    assert answer["steps"] == 2
+    warnings = [
+        line for line in answer["said"] if line.startswith("WARNING") and patch in line and "NOT on" not in line
+    ]
+    assert bool(warnings) == (not state.startswith(("applied", "reverted"))), answer["said"]
+    final = answer["files"]["trl_hotfix.json"]
+    assert final["schema"] == 2
+    if state.startswith("unreached"):
+        assert entry(final, patch) is None
+        assert [(one["id"], one["reason"]) for one in final["unreached"] if one["id"] == patch] == [
+            (patch, state.partition("(")[2].rstrip(")"))
+        ]
+    assert answer["history"] == [final]
+
+
+@pytest.mark.parametrize(("release", "case"), sharing.heavy([*STRICT, *HEALTHY], smoke=SMOKE))
+def test_strict_ends_a_run_that_is_not_repaired_and_no_other(answers: Answers, release: str, case: str) -> None:
+    answer = answer_of(answers, release, case)
+    if (release, case) in HEALTHY:
+        assert (answer["raised"], answer["steps"]) == (None, 2)
+        return
+    patch, state, steps = next(
+        (patch, state, steps) for _, name, patch, state, steps in TABLE if name == case.removesuffix(", strict")
+    )
+    assert f"{patch}: {state}" in answer["raised"]
+    assert answer["steps"] == steps
+
+
+@pytest.mark.parametrize(("release", "case"), [("0.11.4", "made with it")])
+def test_the_record_grows_with_the_run(answers: Answers, release: str, case: str) -> None:
+    answer = answer_of(answers, release, case)
+    repaired = entry(answer["files"]["trl_hotfix.json"], SFT)
+    assert (repaired["word"], repaired["acted"]) == ("repaired", 1)
+    assert entry(answer["files"]["trl_hotfix.json"], DPO)["word"] == "selected"
+    for checkpoint in ("checkpoint-1", "checkpoint-2"):
+        # Its own file, and the history that it has been saved with.
+        assert entry(answer["files"][f"{checkpoint}/trl_hotfix.json"], SFT) == repaired
+        assert [entry(record, SFT) for record in answer["checkpoints"][checkpoint]] == [repaired]
+    last = [line for line in answer["said"] if line.startswith("INFO") and " acted in " in line]
+    assert last == [f"INFO: {SFT} (r{repaired['revision']}) acted in 1 of 1 calls"]
+
+
+@pytest.mark.parametrize(("release", "case"), [("0.11.4", "made with it and reverted")])
+def test_what_a_trainer_was_made_with_stays_on_record_after_revert(answers: Answers, release: str, case: str) -> None:
+    final = answer_of(answers, release, case)["files"]["trl_hotfix.json"]
+    assert final["patches"] == []
+    assert [(one["id"], one["word"], one["acted"]) for one in final["reverted"]] == [(SFT, "repaired", 1)]
+
+
+@pytest.mark.parametrize(("release", "case"), sharing.heavy([("0.11.4", "step patch after the trainer")]))
+def test_a_count_is_of_the_steps(answers: Answers, release: str, case: str) -> None:
+    answer = answer_of(answers, release, case)
+    counts = {name: entry(record, DPO)["called"] for name, record in answer["files"].items()}
+    assert counts["checkpoint-1/trl_hotfix.json"] < counts["checkpoint-2/trl_hotfix.json"]
+    assert counts["checkpoint-2/trl_hotfix.json"] == counts["trl_hotfix.json"]
+
+
+@pytest.mark.parametrize(("release", "case"), sharing.heavy(TRAINERS, smoke=SMOKE))
+def test_no_trainer_of_trl_is_called_unreached(answers: Answers, release: str, case: str) -> None:
+    trained = answer_of(answers, release, case)
+    assert trained
+    for name, answer in trained.items():
+        assert answer["warned"] == [], (name, answer)
+        assert answer["steps"] >= 1, (name, answer)
+
+
+@pytest.mark.parametrize(("release", "case"), sharing.heavy(RESUMED))
+def test_resuming_without_a_record_is_said(answers: Answers, release: str, case: str) -> None:
+    answer = answer_of(answers, release, case)
+    about = {name: [line for line in lines if "checkpoint" in line] for name, lines in answer.items()}
+    assert about == {
+        "without a record": [
+            "WARNING: this run goes on from a checkpoint without a record: its steps may not have been repaired"
+        ],
+        "with one": [],
+    }

@@ -1,0 +1,63 @@
+"""What the constructors of observed trainers were given. Only descriptions are kept, and trainers are held weakly."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from ..catalogue.conditions import Argument, Kind
+
+_BY_ID: dict[int, tuple[Any, Mapping[str, Argument]]] = {}
+
+
+def note(trainer: Any, constructor: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Describe the arguments of a constructor that is about to run. A base class that is given others comes later."""
+    if to(trainer) is not None:
+        return
+    signature = inspect.signature(constructor)
+    bound = signature.bind_partial(trainer, *args, **kwargs).arguments
+    given: dict[str, Argument] = {name: Argument(Kind.UNSET) for name in list(signature.parameters)[1:]}
+    for name, value in list(bound.items())[1:]:
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            given.update({key: described(part) for key, part in value.items()})
+        else:
+            given[name] = described(value)
+    key = id(trainer)
+    _BY_ID[key] = weakref.ref(trainer, lambda gone: _forget(key, gone)), given
+
+
+def to(trainer: Any) -> Mapping[str, Argument] | None:
+    """Return the arguments that the constructor of ``trainer`` was given, or None if it was not observed."""
+    reference, given = _BY_ID.get(id(trainer), (None, None))
+    return given if reference is not None and reference() is trainer else None
+
+
+def _forget(key: int, gone: Any) -> None:
+    if _BY_ID.get(key, (None,))[0] is gone:
+        _BY_ID.pop(key, None)
+
+
+def described(value: Any) -> Argument:
+    """Return a value as the argument that a condition is evaluated on."""
+    if isinstance(value, Enum) and isinstance(value.value, str):
+        value = value.value
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return Argument(Kind.LITERAL, value)
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return Argument(Kind.LITERAL, str(value).rpartition(".")[2])
+    if isinstance(value, (list, tuple, set)):
+        parts = [described(part) for part in value]
+        if all(part.kind is Kind.LITERAL for part in parts):
+            return Argument(Kind.LITERAL, [part.value for part in parts])
+        return Argument(Kind.OBJECT, made_by=tuple(name for part in parts for name in part.made_by))
+    return Argument(Kind.OBJECT, made_by=_made_by(value if isinstance(value, type) else type(value)))
+
+
+def _made_by(cls: type) -> tuple[str, ...]:
+    """Return the names of a class and of its bases: a subclass of a callback is that callback too."""
+    # A model of transformers has PeftAdapterMixin among its bases, and is no adapter.
+    named = [base for base in cls.__mro__ if base is not object and not base.__name__.endswith("Mixin")]
+    return tuple(f"{base.__module__}.{base.__qualname__}" for base in named)

@@ -1,0 +1,63 @@
+"""A function that counts its calls, and is TRL's function otherwise, for a patch that is observed."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from ..log import log
+from ..witness import Counts
+from . import given
+from .breaker import Breaker
+
+
+def observing(
+    raw: FunctionType, counts: Counts, breaker: Breaker, *, bound: bool, in_process: bool
+) -> Callable[..., Any]:
+    """Return a function that counts its calls, notes what a constructor is given, and calls ``raw``.
+
+    Dynamo sees ``raw`` alone, and compiles what it would without us. ``bound`` is for a method,
+    ``in_process`` for one whose calls belong to the process.
+    """
+    compiling = is_compiling()
+    constructs = bound and raw.__name__ == "__init__"
+
+    def count(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            (counts.process if instance is None else counts.of(instance)).called += 1
+            if constructs and instance is not None:
+                given.note(instance, raw, args, kwargs)
+        # What is only observed goes on whatever happens here, such as an instance that cannot be held weakly.
+        except Exception as error:  # noqa: BLE001
+            breaker.broken, breaker.error = True, f"{type(error).__name__}: {error}"
+            log.warning("%s is not observed any more: a call cannot be counted (%s)", breaker.patch_id, error)
+
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not compiling() and not breaker.broken:
+            count(None if in_process else self, args, kwargs)
+        return raw(self, *args, **kwargs)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if not compiling() and not breaker.broken:
+            count(None, args, kwargs)
+        return raw(*args, **kwargs)
+
+    async def async_method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return await method(self, *args, **kwargs)
+
+    async def async_function(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    if inspect.iscoroutinefunction(raw):
+        return async_method if bound else async_function
+    return method if bound else function
+
+
+def is_compiling() -> Callable[[], bool]:
+    """Return torch's function that tells whether Dynamo traces the caller."""
+    compiler: Any = sys.modules.get("torch.compiler")
+    # A lambda would be one more function for Dynamo to trace.
+    return getattr(compiler, "is_compiling", bool)
