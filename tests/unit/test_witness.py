@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import inspect
 import itertools
 import pickle
 import sys
@@ -295,7 +296,9 @@ def test_a_wrapper_that_changes_something_acts_once_a_call(owner: type[Trainer],
 
 
 def reads_the_name(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-    assert wrapped.__name__ == "step"
+    assert (wrapped.__name__, wrapped.__self__) == ("step", instance)
+    assert wrapped.__func__ is wrapped.__wrapped__.__func__
+    assert list(inspect.signature(wrapped).parameters) == ["batch", "scale"]
     act_of_this_call()
     return wrapped(*args, **dict(kwargs))
 
