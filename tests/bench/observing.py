@@ -87,6 +87,8 @@ def run(case: str, mode: str) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
+    # In a fork Python draws a seed for it. PPO and RLOO of 0.11.4 set none.
+    random.seed(0)
     name, _, text = case.partition(" ")
     pairs = (pair.partition("=") for pair in text.split())
     return trained(name, {key: ast.literal_eval(value) for key, _, value in pairs}, mode)
@@ -101,8 +103,7 @@ def main(out: str, mode: str, *cases: str) -> None:
     import numpy
     import torch
 
-    # PPO draws numbers before it sets its seed. A self-test that draws one would show in every run.
-    random.seed(0)
+    # A self-test that draws a number would show in every run that does not set a seed of its own at once.
     numpy.random.seed(0)
     torch.manual_seed(0)
     import release
