@@ -17,7 +17,7 @@ BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api applicatio
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
 CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands commands/doctor commands/explain helpers \
   import_hooks matching patches patching recording reporting scanning selection testing verification) \
-  tests/process tests/bench tests/docs tests/upstream benchmarks docs
+  tests/process tests/bench tests/mutants tests/docs tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   has-type method-assign misc union-attr var-annotated)
@@ -27,7 +27,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types libraries bench benchmarks curves evidence release matrix upstream picture docs schemas clean
+.PHONY: demo test lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture docs schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
@@ -48,6 +48,10 @@ bench: $(VENV)/ready
 evidence: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py run $(if $(PATCHES),--patches $(PATCHES))
 	$(BIN)/python tests/bench/picture.py
+
+# The wrappers broken in every way, and what self-test and proof do not notice: `make mutants PATCHES="some-id another"`.
+mutants: $(VENV)/ready
+	$(BIN)/python tests/mutants/mutants.py $(PATCHES)
 
 # A new release of TRL, from its wheel to the files of a pull request (docs/new-release.md): `make release RELEASE=1.17.0`.
 release: $(VENV)/ready
@@ -93,7 +97,7 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	$(BIN)/mypy
 	for folder in $(CHECKED); do \
-	  MYPYPATH=tests/bench:tests/proofs:tests:tests/unit:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
+	  MYPYPATH=tests/bench:tests/mutants:tests/proofs:tests:tests/unit:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
 	done
 
 # TRL 0.11.4, DeepSpeed and the versions of everything else that they were seen to work with.

@@ -31,9 +31,10 @@ class NoProofError(Exception):
 
 
 def settings_of(patch: Patch) -> Mapping[str, Any]:
-    """Return what a proof states (``OVERLAYS``, ``PARITY``, ``VARIANTS``), and whether it has a run ``unaffected``.
+    """Return what a proof states, and whether it has a run ``unaffected``.
 
-    The file is parsed and not imported. Raises ``NoProofError``.
+    It can state ``OVERLAYS``, ``PARITY``, ``VARIANTS`` and ``EQUIVALENT``. The file is parsed and not imported.
+    Raises ``NoProofError``.
     """
     file = CHECKOUT / "tests" / "proofs" / f"{patch.id.replace('-', '_')}.py"
     if not file.is_file():
@@ -44,7 +45,7 @@ def settings_of(patch: Patch) -> Mapping[str, Any]:
             settings["unaffected"] = True
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
-            if name in ("OVERLAYS", "PARITY", "VARIANTS"):
+            if name in ("EQUIVALENT", "OVERLAYS", "PARITY", "VARIANTS"):
                 settings[name] = ast.literal_eval(statement.value)
     return settings
 

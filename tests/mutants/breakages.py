@@ -1,0 +1,324 @@
+"""Wrappers that go wrong as training code does: once only, for one row only, without a gradient, on one rank only.
+
+A breakage stands around a wrapper of a patch while self-test and proof run. It needs no source, so it is the same for
+every patch. ``CONDITIONS`` say in which calls the wrapper is left out; ``CHANGES`` say what becomes of what it has
+changed, in the arguments that it hands on or in the result: ``change(own, patched)`` gets a value of TRL and that of
+the wrapper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from trl_hotfix import witness
+
+Wrapper = Callable[..., Any]
+
+
+@dataclass
+class Call:
+    """One call of a wrapper, and what its breakage remembers from call to call."""
+
+    wrapper: Wrapper
+    wrapped: Callable[..., Any]
+    instance: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    memory: dict[str, Any]
+
+    @property
+    def is_training(self) -> bool:
+        import torch
+
+        model = getattr(self.instance, "model", None)
+        return bool(getattr(model, "training", torch.is_grad_enabled()))
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that this trainer has taken. Before it trains it has no state."""
+        return int(getattr(getattr(self.instance, "state", None), "global_step", 0) or 0)
+
+    def count(self, *key: Any) -> int:
+        """Return how often this was asked with ``key`` before."""
+        counts = self.memory.setdefault("counts", {})
+        counts[key] = counts.get(key, -1) + 1
+        return int(counts[key])
+
+
+def _is_first_instance(call: Call) -> bool:
+    # The instance is kept, so that no other gets its id.
+    return call.memory.setdefault("instance", call.instance) is call.instance
+
+
+def _is_main_rank(call: Call) -> bool:
+    import torch.distributed
+
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
+CONDITIONS: Mapping[str, Callable[[Call], bool]] = {
+    "only the first call": lambda call: call.count(id(call.instance)) == 0,
+    "not the first call": lambda call: call.count(id(call.instance)) > 0,
+    "every other call": lambda call: call.count(id(call.instance)) % 2 == 0,
+    "only the first micro-batch of a step": lambda call: call.count(id(call.instance), call.step) == 0,
+    "not the first micro-batch of a step": lambda call: call.count(id(call.instance), call.step) > 0,
+    "only the first step": lambda call: call.step == 0,
+    "only training": lambda call: call.is_training,
+    "only evaluation": lambda call: not call.is_training,
+    "only the first trainer": _is_first_instance,
+    "only the main rank": _is_main_rank,
+}
+"""In which calls the wrapper is called. In others it is left out."""
+
+
+def _float_tensors(own: Any, patched: Any) -> bool:
+    import torch
+
+    return all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in (own, patched))
+
+
+def _of_rows(rows: Callable[[int], Any], *, repaired: bool) -> Callable[[Any, Any], Any]:
+    """Keep the repair in these rows alone, or everywhere else."""
+
+    def change(own: Any, patched: Any) -> Any:
+        import torch
+
+        if not isinstance(own, torch.Tensor) or own.shape != patched.shape or own.dim() < 1 or len(own) < 2:
+            return patched
+        chosen = torch.zeros(len(own), dtype=torch.bool, device=own.device)
+        chosen[rows(len(own))] = True
+        chosen = (chosen if repaired else ~chosen).view(-1, *[1] * (own.dim() - 1))
+        return torch.where(chosen, patched, own.to(patched.dtype))
+
+    return change
+
+
+def _arithmetic(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Compute with floating-point tensors of one shape, or with numbers."""
+
+    def change(own: Any, patched: Any) -> Any:
+        numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (own, patched))
+        if numbers or (_float_tensors(own, patched) and own.shape == patched.shape):
+            return compute(own, patched)
+        return patched
+
+    return change
+
+
+def _detached(own: Any, patched: Any) -> Any:
+    return patched.detach() if _float_tensors(patched, patched) and patched.requires_grad else patched
+
+
+def _change_detached(own: Any, patched: Any) -> Any:
+    if not _float_tensors(own, patched) or own.shape != patched.shape or not patched.requires_grad:
+        return patched
+    # The value is the patched one, and the gradient is TRL's.
+    return own + (patched - own).detach()
+
+
+def _first_row_for_all(own: Any, patched: Any) -> Any:
+    import torch
+
+    if not isinstance(patched, torch.Tensor) or patched.dim() < 1 or len(patched) < 2:
+        return patched
+    return patched[:1].expand_as(patched)
+
+
+def _mean_for_all(own: Any, patched: Any) -> Any:
+    if not _float_tensors(patched, patched) or patched.dim() < 1 or len(patched) < 2:
+        return patched
+    return patched.mean(0, keepdim=True).expand_as(patched)
+
+
+CHANGES: Mapping[str, Callable[[Any, Any], Any]] = {
+    "detached": _detached,
+    "change detached": _change_detached,
+    "wrong sign": _arithmetic(lambda own, patched: own - (patched - own)),
+    "doubled": _arithmetic(lambda own, patched: own + 2 * (patched - own)),
+    "halved": _arithmetic(lambda own, patched: own + (patched - own) / 2),
+    "first row for all": _first_row_for_all,
+    "mean of the rows for all": _mean_for_all,
+    "only the first row": _of_rows(lambda rows: slice(0, 1), repaired=True),
+    "not the last row": _of_rows(lambda rows: slice(rows - 1, rows), repaired=False),
+    "only the first half": _of_rows(lambda rows: slice(0, rows // 2), repaired=True),
+    "only the second half": _of_rows(lambda rows: slice(rows // 2, rows), repaired=True),
+}
+
+
+def _changed(own: Any, patched: Any, change: Callable[[Any, Any], Any], memory: dict[str, Any]) -> Any:
+    """Return ``patched`` with ``change`` at each value in which it differs from ``own``."""
+    if own is patched:
+        return patched
+    if isinstance(patched, dict) and isinstance(own, dict):
+        changed = {name: _changed(own.get(name), value, change, memory) for name, value in patched.items()}
+        if all(changed[name] is patched[name] for name in patched):
+            return patched
+        try:
+            return type(patched)(changed)
+        except TypeError:
+            return patched
+    if isinstance(patched, (tuple, list)) and isinstance(own, (tuple, list)) and len(own) == len(patched):
+        items = [_changed(one, other, change, memory) for one, other in zip(own, patched, strict=True)]
+        if all(item is value for item, value in zip(items, patched, strict=True)) or hasattr(patched, "_fields"):
+            return patched
+        return type(patched)(items)
+    if type(own) is not type(patched) or _equal(own, patched):
+        return patched
+    broken = change(own, patched)
+    if broken is not patched and (not _equal(broken, patched) or _grad(broken) != _grad(patched)):
+        memory["had effect"] = True
+    return broken
+
+
+def _equal(one: Any, other: Any) -> bool:
+    import torch
+
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+    return bool(type(one) is type(other) and isinstance(one, (int, float, str, bool)) and one == other)
+
+
+def _grad(value: Any) -> Any:
+    return getattr(value, "grad_fn", None)
+
+
+def changing(change: Callable[[Any, Any], Any], call: Call) -> Any:
+    """Call the wrapper, and change what it has changed."""
+    results: list[Any] = []
+
+    def handed_on(*args: Any, **kwargs: Any) -> Any:
+        args = _changed(call.args, args, change, call.memory)
+        kwargs = _changed(call.kwargs, kwargs, change, call.memory)
+        results.append(call.wrapped(*args, **kwargs))
+        return results[-1]
+
+    _as(handed_on, call.wrapped)
+    result = call.wrapper(handed_on, call.instance, call.args, dict(call.kwargs))
+    return _changed(results[-1], result, change, call.memory) if results else result
+
+
+def constant(call: Call) -> Any:
+    """Return the first result for ever."""
+    result = call.wrapper(call.wrapped, call.instance, call.args, call.kwargs)
+    if "first" in call.memory:
+        call.memory["had effect"] = True
+        return call.memory["first"]
+    if isinstance(result, (int, float, str)) or hasattr(result, "detach"):
+        call.memory["first"] = result.detach().clone().requires_grad_() if _float_tensors(result, result) else result
+    return result
+
+
+def twice(call: Call) -> Any:
+    """Apply the wrapper to its own result."""
+    outer = witness.Call(call.wrapped)
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return call.wrapper(call.wrapped, call.instance, args, kwargs)
+
+    outer.__wrapped__ = _as(inner, call.wrapped)
+    result = call.wrapper(outer, call.instance, call.args, dict(call.kwargs))
+    if _acted(outer, call.args, call.kwargs, result):
+        call.memory["had effect"] = True
+    return result
+
+
+def left_out_of(target: str, call: Call) -> Any:
+    """Leave the wrapper out of one of its targets."""
+    function = call.wrapped
+    while not hasattr(function, "__code__"):
+        function = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None) or function.func
+    if f"{function.__module__}:{function.__qualname__}" == target:
+        call.memory["had effect"] = True
+        return call.wrapped(*call.args, **call.kwargs)
+    return call.wrapper(call.wrapped, call.instance, call.args, call.kwargs)
+
+
+def conditional(condition: Callable[[Call], bool], call: Call) -> Any:
+    """Call the wrapper in some calls, and TRL's own method in the others."""
+    if condition(call):
+        return call.wrapper(call.wrapped, call.instance, call.args, call.kwargs)
+    return call.wrapped(*call.args, **call.kwargs)
+
+
+def probe(call: Call) -> Any:
+    """Call the wrapper, and note the conditions by which a call in which it acts would be left out."""
+    left_out = {name for name, condition in CONDITIONS.items() if not condition(call)}
+    result = call.wrapper(call.wrapped, call.instance, call.args, dict(call.kwargs))
+    if _acted(call.wrapped, call.args, call.kwargs, result):
+        call.memory.setdefault("left out", set()).update(left_out)
+    return result
+
+
+def _acted(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Return whether a wrapper has acted that was given these arguments and the method ``called``."""
+    own = called.result is result
+    return bool(not own or called.marked or called.mark is not None or not called.unchanged(args, kwargs))
+
+
+def _as(function: Callable[..., Any], wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """Have ``function`` answer for ``wrapped`` where a wrapper asks for its signature or its module."""
+    function.__wrapped__ = wrapped  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass
+class Breakage:
+    """One breakage around all wrappers of a patch. ``had_effect``: something was not as the wrapper would have it."""
+
+    name: str
+    work: Callable[[Call], Any]
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def had_effect(self) -> bool:
+        return bool(self.memory.get("had effect"))
+
+    def around(self, wrapper: Wrapper) -> Wrapper:
+        memory = self.memory.setdefault(wrapper.__name__, {})
+
+        def broken(
+            wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
+        ) -> Any:
+            call = Call(partial(wrapper, **options) if options else wrapper, wrapped, instance, args, kwargs, memory)
+            try:
+                return self.work(call)
+            finally:
+                if memory.get("had effect"):
+                    self.memory["had effect"] = True
+
+        return broken
+
+
+def effective_conditions(probed: Breakage) -> set[str]:
+    """Return the conditions that would have left out a call in which the wrapper has acted."""
+    return set().union(*(memory.get("left out", ()) for memory in probed.memory.values() if isinstance(memory, dict)))
+
+
+def breakages(targets: list[str]) -> Iterator[Breakage]:
+    """Give all breakages of a patch with these targets."""
+    for name, condition in CONDITIONS.items():
+        yield Breakage(name, partial(conditional, condition))
+    for name, change in CHANGES.items():
+        yield Breakage(name, partial(changing, change))
+    yield Breakage("constant", constant)
+    yield Breakage("applied twice", twice)
+    if len(targets) > 1:
+        for target in targets:
+            yield Breakage(f"not on {target}", partial(left_out_of, target))
+
+
+@contextlib.contextmanager
+def broken(module: Any, wrappers: list[str], breakage: Breakage) -> Iterator[None]:
+    """Have the module of a patch hold wrappers with this breakage."""
+    before = {name: getattr(module, name) for name in wrappers}
+    try:
+        for name, wrapper in before.items():
+            setattr(module, name, breakage.around(wrapper))
+        yield
+    finally:
+        for name, wrapper in before.items():
+            setattr(module, name, wrapper)

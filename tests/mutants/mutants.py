@@ -1,0 +1,188 @@
+"""The mutants of patches: how many ways to be wrong self-test and proof of a patch notice.
+
+    python tests/mutants/mutants.py some-id ...
+
+They run on the first release that has the bug and on the newest one. A mutant is killed if it is noticed on one of the
+two, since some code is for one of them alone. A breakage that changes nothing in any run is no mutant.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+import click
+
+from trl_hotfix.catalogue import loading, modules
+from trl_hotfix.model import Patch
+
+import breakages
+import keys
+import layout
+import proofs
+from code_mutants import code_mutants
+from layout import Place
+from running import process
+
+HERE = Path(__file__).parent
+GOAL_SELF_TEST, GOAL = 0.8, 0.95
+
+
+@dataclass
+class Mutants:
+    """The mutants of one patch, by what has killed them. ``equivalent`` has the reason of each that cannot be."""
+
+    patch: str
+    killed: dict[str, str] = field(default_factory=dict)
+    survived: list[str] = field(default_factory=list)
+    equivalent: dict[str, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """The mutants that are not equivalent."""
+        return len(self.killed) + len(self.survived)
+
+    @property
+    def by_self_test(self) -> int:
+        return sum(killer == "self-test" for killer in self.killed.values())
+
+    def problems(self) -> Iterator[str]:
+        yield from self.failures
+        if self.total and self.by_self_test < GOAL_SELF_TEST * self.total:
+            yield f"the self-test kills {self.by_self_test} of {self.total} mutants: expected {GOAL_SELF_TEST:.0%}"
+        if self.total and len(self.killed) < GOAL * self.total:
+            yield f"{len(self.killed)} of {self.total} mutants are killed: expected {GOAL:.0%}"
+
+
+def places_of(patch: Patch) -> list[Place]:
+    """Return the first place that has the bug, and the newest release that has it on its main stack if it is there."""
+    places = [place for place in layout.places() if place.targets_of(patch)]
+    newest = [place for place in places if place.release == places[-1].release]
+    return list(dict.fromkeys([places[0], newest[0]]))
+
+
+def sources_of(patch: Patch) -> dict[str, str]:
+    """Return the mutants of the patch's module, in what its wrappers use there."""
+    name = modules.module_of(patch.id)
+    wrappers = dict.fromkeys(target.wrapper for target in patch.targets)
+    used = keys.SOURCES.closure([(name, wrapper) for wrapper in wrappers])
+    functions = {piece.partition(":")[2] for piece in used if piece.partition(":")[0] == name}
+    source = (layout.CHECKOUT / Path(*name.split("."))).with_suffix(".py").read_text(encoding="utf-8")
+    return {mutant.name: mutant.source for mutant in code_mutants(source, functions)}
+
+
+def run(patch: Patch, place: Place, code: Mapping[str, str]) -> Mapping[str, Any] | str:
+    """Return the answer about each mutant in a place, or why there is none."""
+    task = {
+        "patch": patch.id,
+        "code": code,
+        "targets": [target.name for target in place.targets_of(patch)],
+        "fixed": _gradients_of_fixed(patch, place),
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps(task))
+        file.flush()
+        overlays = proofs.settings_of(patch).get("OVERLAYS", ())
+        command = [str(HERE / "mutated.py"), "{out}", file.name]
+        return process(place, command, 3600, *overlays)
+
+
+def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
+    """Return the file with the gradients of the first fixed release, if they are kept and can be compared."""
+    if not patch.upstream.fixed_in or not proofs.has_parity(patch, place.release):
+        return None
+    files = [proofs.gradients_of(patch, fixed) for fixed in layout.places([patch.upstream.fixed_in])]
+    return next((str(file) for file in files if file.is_file()), None)
+
+
+def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -> Mutants:
+    """Return what became of the mutants of ``patch``."""
+    found = Mutants(patch.id)
+    declared = dict(proofs.settings_of(patch).get("EQUIVALENT", {}))
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    left_out: set[str] = set()
+    for place, answer in answers.items():
+        if isinstance(answer, str):
+            found.failures.append(f"{place}: {answer}")
+            continue
+        probed = answer[""]
+        if probed["killer"]:
+            found.failures.append(f"{place}: without a mutant, the {probed['killer']} says: {probed['why']}")
+        left_out |= set(probed.get("left out", ()))
+        for name, judged in answer.items():
+            if name:
+                by_name.setdefault(name, []).append(judged)
+    for name, judgements in by_name.items():
+        killers = [judged["killer"] for judged in judgements if judged["killer"]]
+        if killers:
+            found.killed[name] = "self-test" if "self-test" in killers else killers[0]
+        elif name in declared:
+            found.equivalent[name] = declared.pop(name)
+        elif _had_effect(name, judgements, left_out):
+            found.survived.append(name)
+    found.failures += [f"EQUIVALENT has {name!r}, which is killed, or is no mutant" for name in declared]
+    return found
+
+
+def _had_effect(name: str, judgements: Sequence[Mapping[str, Any]], left_out: Collection[str]) -> bool:
+    """Return whether a mutant was one in some run. A mistake in the code always is."""
+    if name in breakages.CONDITIONS:
+        return name in left_out
+    return any(judged.get("had effect", True) for judged in judgements)
+
+
+def report(found: Mutants) -> Iterator[str]:
+    """Give a line of counts, then a line for each mutant that has survived."""
+    yield (
+        f"{found.patch}: {found.total} mutants, {found.by_self_test} killed by the self-test, "
+        f"{len(found.killed)} killed, {len(found.equivalent)} equivalent"
+    )
+    yield from (f"  survived: {name}" for name in found.survived)
+    yield from (
+        f"  killed by the {killer} alone: {name}" for name, killer in found.killed.items() if killer != "self-test"
+    )
+
+
+@click.command()
+@click.argument("ids", nargs=-1)
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
+def main(ids: Sequence[str], jobs: int) -> None:
+    """Break the wrappers of these patches, by default of all, and list what nothing notices."""
+    known = {patch.id: patch for patch in loading.load()}
+    unknown = set(ids) - known.keys()
+    if unknown:
+        raise click.BadParameter(f"unknown patch {', '.join(sorted(unknown))}")
+    patches = [known[patch_id] for patch_id in ids or known]
+    work = [(patch, place) for patch in patches for place in places_of(patch)]
+    layout.build({place for _, place in work}, click.echo)
+    code = {patch.id: sources_of(patch) for patch in patches}
+    with ThreadPoolExecutor(jobs) as pool:
+        answers = dict(
+            zip(
+                [(patch.id, place) for patch, place in work],
+                pool.map(lambda case: run(case[0], case[1], code[case[0].id]), work),
+                strict=True,
+            )
+        )
+    failed = False
+    for patch in patches:
+        found = mutants_of(patch, {place: answers[patch.id, place] for place in places_of(patch)})
+        for line in [*report(found), *(f"  FAILED: {problem}" for problem in found.problems())]:
+            click.echo(line)
+        failed = failed or any(True for _ in found.problems())
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Run inside one release: break the wrappers of one patch in every way, and see what notices it.
+
+    python mutated.py OUT.json TASK.json
+
+Each mutant runs in a fork: the self-test of the patch as ``apply()`` runs it, then its proof, then the runs that the
+bug does not hit, then parity with the fixed release. The first that notices has killed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+from trl_hotfix.catalogue import loading, modules
+from trl_hotfix.model import Patch, State, Verdict
+from trl_hotfix.patching import engine
+from trl_hotfix.patching.isolation import TimeLimitExceeded, time_limit
+
+import breakages
+import prove
+import release
+from breakages import Breakage
+
+SELF_TEST_SECONDS = 20.0
+SECONDS = 240.0
+"""The limit for a mutant. One that does not end is noticed, too."""
+
+TOLERANCE = 1e-6
+
+
+@dataclass
+class Judge:
+    """What a patch is judged by. ``unaffected``: loss and gradients of the runs that the bug does not hit."""
+
+    patch: Patch
+    proof: Any
+    unaffected: Any = None
+    fixed: Mapping[str, Any] | None = None
+
+    def killer(self) -> tuple[str, str]:
+        """Return what notices that the patch is broken, and how. Both are empty if nothing does."""
+        stages: Mapping[str, Callable[[], str]] = {
+            "self-test": self._by_self_test,
+            "proof": self._by_proof,
+            "unaffected": self._by_unaffected,
+        }
+        for name, stage in stages.items():
+            try:
+                why = stage()
+            # A mutant may raise anything.
+            except (Exception, TimeLimitExceeded) as error:  # noqa: BLE001
+                why = f"{type(error).__name__}: {error}"[:300]
+            if why:
+                return ("parity", why.removeprefix("parity: ")) if why.startswith("parity: ") else (name, why)
+        return "", ""
+
+    def _by_self_test(self) -> str:
+        for options in self.patch.every_choice():
+            with (
+                time_limit(SELF_TEST_SECONDS),
+                engine.ENGINE.patched((self.patch.id,), False, {self.patch.id: options}, unknown_body="try") as report,
+            ):
+                status = report[self.patch.id]
+                if status.state is not State.APPLIED:
+                    return f"{status.state.value} ({status.reason.value})"
+        return ""
+
+    def _by_proof(self) -> str:
+        with prove.patched(self.patch):
+            result = self.proof.train()
+        if Verdict(result.outcome.verdict) is not Verdict.FIXED:
+            return f"{result.outcome.verdict}"
+        return self._difference_from_fixed(result)
+
+    def _difference_from_fixed(self, result: Any) -> str:
+        if self.fixed is None:
+            return ""
+        common = [name for name in result.gradients if name in self.fixed]
+        worst = max((float((result.gradients[name] - self.fixed[name]).abs().max()) for name in common), default=0.0)
+        return "" if worst <= TOLERANCE else f"parity: gradients differ by {worst:.3g}"
+
+    def _by_unaffected(self) -> str:
+        import torch
+
+        if self.unaffected is None:
+            return ""
+        with prove.patched(self.patch):
+            after = self.proof.unaffected()
+        loss, gradients = self.unaffected
+        changed = [name for name in gradients if not torch.equal(gradients[name], after.gradients.get(name))]
+        return "" if after.loss == loss and not changed else f"loss {after.loss!r}, gradients {changed[:3]}"
+
+
+def mutated_code(module: Any, source: str) -> None:
+    """Have the module of the patch run ``source``."""
+    exec(compile(source, module.__file__, "exec"), vars(module))
+
+
+def judged(judge: Judge, prepare: Callable[[], Any]) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        entered = prepare()
+        if hasattr(entered, "__enter__"):
+            stack.enter_context(entered)
+        killer, why = judge.killer()
+    return {"killer": killer, "why": why}
+
+
+def judged_breakage(judge: Judge, module: Any, wrappers: Sequence[str], breakage: Breakage) -> dict[str, Any]:
+    answer = judged(judge, lambda: breakages.broken(module, list(wrappers), breakage))
+    return {**answer, "had effect": breakage.had_effect, "left out": sorted(breakages.effective_conditions(breakage))}
+
+
+def unpatched_runs(proof: Any, file: str) -> dict[str, Any]:
+    import torch
+
+    result = proof.unaffected()
+    torch.save((result.loss, result.gradients), file)
+    return {}
+
+
+def in_fork(work: Callable[[], Any]) -> dict[str, Any]:
+    answer = release.alone(work, SECONDS)
+    # It did not end, or it took the process with it.
+    return {"killer": "time", "why": answer} if isinstance(answer, str) else answer
+
+
+def main(out: str, task_file: str) -> None:
+    import torch
+
+    import tiny  # noqa: F401  imported before the forks
+
+    task = json.loads(Path(task_file).read_text(encoding="utf-8"))
+    (patch,) = (patch for patch in loading.load() if patch.id == task["patch"])
+    release.warm([patch])
+    proof, module = prove.proof_of(patch.id), importlib.import_module(modules.module_of(patch.id))
+    judge = Judge(patch, proof)
+    if task["fixed"]:
+        judge.fixed = torch.load(task["fixed"])["red"]
+    if hasattr(proof, "unaffected"):
+        with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+            answer = release.alone(functools.partial(unpatched_runs, proof, file.name), SECONDS)
+            if isinstance(answer, str):
+                raise RuntimeError(f"unaffected() of {patch.id}: {answer}")
+            judge.unaffected = torch.load(file.name)
+    wrappers = list(dict.fromkeys(target.wrapper for target in patch.targets))
+    probed = in_fork(lambda: judged_breakage(judge, module, wrappers, Breakage("probe", breakages.probe)))
+    answers = {"": probed}
+    if not probed["killer"]:
+        answers |= dict(_answers(judge, module, wrappers, task))
+    Path(out).write_text(json.dumps(answers), encoding="utf-8")
+
+
+def _answers(
+    judge: Judge, module: Any, wrappers: Sequence[str], task: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, source in task["code"].items():
+        yield name, in_fork(lambda source=source: judged(judge, lambda: mutated_code(module, source)))  # type: ignore[misc]
+    targets = [target.name for target in judge.patch.targets if target.name in task["targets"]]
+    for breakage in breakages.breakages(targets):
+        yield (
+            breakage.name,
+            in_fork(lambda breakage=breakage: judged_breakage(judge, module, wrappers, breakage)),  # type: ignore[misc]
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

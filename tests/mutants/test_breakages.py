@@ -1,0 +1,130 @@
+"""Each breakage of a wrapper is what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import breakages
+from breakages import Breakage
+
+
+class Trainer:
+    """What wrappers are put around here. The loss of TRL is the sum of each row."""
+
+    def __init__(self) -> None:
+        self.model = SimpleNamespace(training=True)
+        self.state = SimpleNamespace(global_step=0)
+
+    def loss(self, rows: Any) -> Any:
+        return rows.sum(1)
+
+
+def plus_one(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return wrapped(*args, **kwargs) + 1
+
+
+def doubles_the_rows(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return wrapped(args[0] * 2)
+
+
+def weighs(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return wrapped(*args, **kwargs) * 3
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return Trainer()
+
+
+def of(name: str) -> Breakage:
+    targets = [f"{__name__}:Trainer.loss", f"{__name__}:Trainer.other"]
+    return next(breakage for breakage in breakages.breakages(targets) if breakage.name == name)
+
+
+def rows() -> Any:
+    return torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], requires_grad=True)
+
+
+def results(name: str, wrapper: Any, trainer: Trainer, calls: int = 3) -> Iterator[list[float]]:
+    broken = of(name).around(wrapper)
+    for _ in range(calls):
+        yield broken(trainer.loss, trainer, (rows(),), {}).tolist()
+
+
+OWN, PATCHED = [3.0, 7.0, 11.0, 15.0], [4.0, 8.0, 12.0, 16.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("only the first call", [PATCHED, OWN, OWN]),
+        ("not the first call", [OWN, PATCHED, PATCHED]),
+        ("every other call", [PATCHED, OWN, PATCHED]),
+        ("only the first micro-batch of a step", [PATCHED, OWN, OWN]),
+        ("not the first micro-batch of a step", [OWN, PATCHED, PATCHED]),
+        ("only training", [PATCHED] * 3),
+        ("only evaluation", [OWN] * 3),
+        ("only the main rank", [PATCHED] * 3),
+        ("constant", [PATCHED] * 3),
+        ("wrong sign", [[2.0, 6.0, 10.0, 14.0]] * 3),
+        ("doubled", [[5.0, 9.0, 13.0, 17.0]] * 3),
+        ("halved", [[3.5, 7.5, 11.5, 15.5]] * 3),
+        ("first row for all", [[4.0] * 4] * 3),
+        ("mean of the rows for all", [[10.0] * 4] * 3),
+        ("only the first row", [[4.0, 7.0, 11.0, 15.0]] * 3),
+        ("not the last row", [[4.0, 8.0, 12.0, 15.0]] * 3),
+        ("only the first half", [[4.0, 8.0, 11.0, 15.0]] * 3),
+        ("only the second half", [[3.0, 7.0, 12.0, 16.0]] * 3),
+        ("applied twice", [[5.0, 9.0, 13.0, 17.0]] * 3),
+        (f"not on {__name__}:Trainer.loss", [OWN] * 3),
+        (f"not on {__name__}:Trainer.other", [PATCHED] * 3),
+    ],
+)
+def test_a_breakage_is_what_it_is_called(trainer: Trainer, name: str, expected: Any) -> None:
+    assert list(results(name, plus_one, trainer)) == expected
+
+
+def test_the_arguments_that_a_wrapper_hands_on_are_changed_too(trainer: Trainer) -> None:
+    assert list(results("only the first row", doubles_the_rows, trainer, 1)) == [[6.0, 7.0, 11.0, 15.0]]
+
+
+def test_steps_and_trainers_are_told_apart(trainer: Trainer) -> None:
+    first_of_step, first_trainer = (
+        of(name).around(plus_one) for name in ("only the first micro-batch of a step", "only the first trainer")
+    )
+    for step in (0, 1):
+        trainer.state.global_step = step
+        assert [first_of_step(trainer.loss, trainer, (rows(),), {}).tolist() for _ in range(2)] == [PATCHED, OWN]
+    assert first_trainer(trainer.loss, trainer, (rows(),), {}).tolist() == PATCHED
+    other = Trainer()
+    assert first_trainer(other.loss, other, (rows(),), {}).tolist() == OWN
+
+
+@pytest.mark.parametrize(("name", "gradient"), [("detached", None), ("change detached", 1.0)])
+def test_a_gradient_is_lost(trainer: Trainer, name: str, gradient: float | None) -> None:
+    inputs = rows()
+    result = of(name).around(weighs)(trainer.loss, trainer, (inputs,), {})
+    assert result.tolist() == [9.0, 21.0, 33.0, 45.0]
+    if gradient is None:
+        assert not result.requires_grad
+        return
+    result.sum().backward()
+    assert inputs.grad.tolist() == [[gradient] * 2] * 4
+
+
+def test_what_changes_nothing_is_said_to_have_no_effect(trainer: Trainer) -> None:
+    def does_nothing(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs)
+
+    for name in breakages.CHANGES:
+        breakage = of(name)
+        breakage.around(does_nothing)(trainer.loss, trainer, (rows(),), {})
+        assert not breakage.had_effect, name
+    doubled = of("doubled")
+    doubled.around(plus_one)(trainer.loss, trainer, (rows(),), {})
+    assert doubled.had_effect
