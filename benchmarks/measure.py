@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 WORK = CHECKOUT / "build" / "benchmarks"
@@ -186,49 +186,6 @@ def for_training(release: str, **variables: str) -> Iterator[dict[str, str]]:
     environment = release_environment(release, **variables)
     with tempfile.TemporaryDirectory() as home:
         yield {**environment, "HF_HOME": home, "TMPDIR": home}
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A process that does one piece of work for each line that it reads, and answers with a line of JSON."""
-
-    command: Sequence[str]
-    child: subprocess.Popen[str]
-    output: IO[str]
-
-    def answer(self) -> dict[str, Any]:
-        """Return the next answer. Raises ``RuntimeError`` if the process has ended."""
-        assert self.child.stdout is not None
-        line = self.child.stdout.readline()
-        if not line:
-            code = self.child.wait()
-            self.output.seek(0)
-            raise _ended(self.command, code, self.output.read())
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self) -> dict[str, Any]:
-        """Have one piece of work done and return the answer."""
-        assert self.child.stdin is not None
-        # If the process has ended, `answer` raises the error, with the output of the process.
-        with contextlib.suppress(BrokenPipeError):
-            self.child.stdin.write("go\n")
-            self.child.stdin.flush()
-        return self.answer()
-
-
-@contextlib.contextmanager
-def worker(command: Sequence[str | Path], environment: Mapping[str, str]) -> Iterator[Worker]:
-    """Start a worker, and kill it at the end. Its standard output has its answers and nothing else."""
-    arguments, pipe = [str(argument) for argument in command], subprocess.PIPE
-    with (
-        tempfile.TemporaryFile("w+") as output,
-        subprocess.Popen(arguments, env=dict(environment), stdin=pipe, stdout=pipe, stderr=output, text=True) as child,
-    ):
-        try:
-            yield Worker(arguments, child, output)
-        finally:
-            child.kill()
 
 
 @contextlib.contextmanager

@@ -1,18 +1,22 @@
 """Measure a training step without a patch, with it, and with the first fixed release, on the same weights and rows.
 
-``python training.py MODE EXECUTION STEPS HIDDEN`` trains a Mixtral with the real SFTTrainer in a process of its own.
+``python training.py EXECUTION STEPS HIDDEN MODE...`` trains a Mixtral with the real SFTTrainer of each mode.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import importlib
 import json
 import os
 import random
 import resource
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import measure
@@ -23,42 +27,80 @@ BUGGY, FIXED = "0.23.0", "0.23.1"
 RELEASES = {"unpatched": BUGGY, "patched": BUGGY, "fixed": FIXED}
 COMPILE_BACKENDS = {"eager": "", "compiled": "inductor"}
 WARM_UP = 3
+OVERLAYS = "TRL_BENCHMARK_OVERLAYS"
+"""The variable with the folders of the releases, by mode."""
 
 
-def train(mode: str, execution: str, steps: int, hidden: int) -> None:
-    """Train one step for each line that is read, and answer with its time. The last answer has the other results, too.
+@dataclass
+class Runner:
+    """A training that waits before each step until it is its turn."""
 
-    Everything else that is printed goes to the standard error, so that the standard output has only the answers.
+    train: Callable[[Runner], Any]
+    results: dict[str, Any] = field(default_factory=lambda: {"step_ms": [], "step_cpu_ms": []})
+
+    def __post_init__(self) -> None:
+        self._go, self._waits = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            self.results |= self.train(self)
+        # It is raised again in the main thread.
+        except BaseException as error:  # noqa: BLE001
+            self._error = error
+        self._waits.release()
+
+    def turn(self) -> None:
+        """Let it go on until its next step begins, or it has ended. Raises what it has raised."""
+        self._go.release()
+        self._waits.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def step_begins(self) -> None:
+        self._waits.release()
+        self._go.acquire()
+        self._begin = time.perf_counter(), time.process_time()
+
+    def step_ends(self) -> None:
+        for name, begin, end in zip(self.results, self._begin, (time.perf_counter(), time.process_time()), strict=True):
+            self.results[name].append((end - begin) * 1e3)
+
+
+def trl_of(mode: str) -> Any:
+    """Import the TRL of a mode, in the place of the one that is imported now.
+
+    Classes that were imported from that keep their modules. The patched mode must come last: no mode is without its
+    hook from then on.
     """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trl"]:
+        del sys.modules[name]
+    overlays = json.loads(os.environ[OVERLAYS])
+    sys.path[:] = [overlays[mode], *(folder for folder in sys.path if folder not in overlays.values())]
+    importlib.invalidate_caches()
+    with measure.only(PATCH, mode):
+        trl = importlib.import_module("trl")
+        classes = trl.SFTTrainer, trl.SFTConfig
+    assert trl.__version__ == RELEASES[mode], trl.__version__
+    return classes
 
+
+def train(classes: Any, execution: str, steps: int, hidden: int, runner: Runner) -> dict[str, Any]:
+    """Train, and return the losses and the number of graphs that were compiled before the end."""
     import torch
     import transformers
     from datasets import Dataset
 
     import tiny
 
-    with measure.only(PATCH, mode):
-        from trl import SFTConfig, SFTTrainer
-    stamps: list[tuple[float, float]] = []
-
-    def answer(**results: Any) -> None:
-        times = [(end - begin) * 1e3 for begin, end in zip(*stamps, strict=True)] or [0.0, 0.0]
-        print(json.dumps({"step_ms": times[0], "step_cpu_ms": times[1], **results}), file=answers, flush=True)
-
-    def stamp() -> None:
-        stamps.append((time.perf_counter(), time.process_time()))
-
     class ByTurns(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            answer()
-            sys.stdin.readline()
-            stamps.clear()
-            stamp()
+            runner.step_begins()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            stamp()
+            runner.step_ends()
 
     torch.manual_seed(0)
     model = transformers.MixtralForCausalLM(
@@ -79,12 +121,13 @@ def train(mode: str, execution: str, steps: int, hidden: int) -> None:
             eos_token_id=1,
         )
     )
+    trainer_class, config_class = classes
     tokenizer = tiny.tokenizer()
     row = dict(tokenizer(" ".join(f"w{index * 7 % 60}" for index in range(127))))
     backend = COMPILE_BACKENDS[execution]
     compiled = {"torch_compile": True, "torch_compile_backend": backend} if backend else {}
     args = tiny.config(
-        SFTConfig,
+        config_class,
         gradient_accumulation_steps=2,
         max_length=128,
         max_steps=steps + WARM_UP,
@@ -92,7 +135,7 @@ def train(mode: str, execution: str, steps: int, hidden: int) -> None:
         **compiled,
     )
     trainer = tiny.trainer(
-        SFTTrainer,
+        trainer_class,
         model=model,
         args=args,
         train_dataset=Dataset.from_list([row] * 16),
@@ -102,34 +145,39 @@ def train(mode: str, execution: str, steps: int, hidden: int) -> None:
     trainer.train()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert bool(graphs) == bool(compiled), f"{graphs} graphs were compiled"
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    answer(peak_mib=peak, losses=losses, graphs=graphs)
+    return {"losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], "graphs": graphs}
 
 
-def together(execution: str, steps: int, hidden: int = 256) -> measure.Round:
-    """Train the three modes side by side, each in its process. They take turns, one step at a time.
+def by_turns(execution: str, steps: int, hidden: int, modes: Iterable[str]) -> measure.Round:
+    """Train the modes in this process. They take turns, one step each.
 
-    If one process ran after the other, the machine would change in between by more than the difference to be measured.
+    Two processes of one mode differ by more than the modes do: by where their memory lies, and by what the machine
+    does meanwhile. Here all that is the same.
     """
-    cache = str(measure.WORK / "inductor")
-    order = random.Random(0)
-    with contextlib.ExitStack() as stack:
-        children = {}
-        for mode, release in RELEASES.items():
-            environment = stack.enter_context(measure.for_training(release, TORCHINDUCTOR_CACHE_DIR=cache))
-            command = [measure.place(release).python, __file__, mode, execution, str(steps), str(hidden)]
-            children[mode] = stack.enter_context(measure.worker(command, environment))
-            # One starts after the other, since two that compile at once would wait for the same files.
-            children[mode].answer()
-        answers: dict[str, list[dict[str, Any]]] = {mode: [] for mode in RELEASES}
-        for _ in range(WARM_UP + steps):
-            for mode in order.sample(list(RELEASES), len(RELEASES)):
-                answers[mode].append(children[mode].ask())
-    return {
-        mode: {**lines[-1], **{name: [line[name] for line in lines[WARM_UP:]] for name in ("step_ms", "step_cpu_ms")}}
-        for mode, lines in answers.items()
+    classes = {mode: trl_of(mode) for mode in sorted(modes, key="patched".__eq__)}
+    runners = {
+        mode: Runner(functools.partial(train, of_mode, execution, steps, hidden)) for mode, of_mode in classes.items()
     }
+    order = random.Random()
+    # The first turn is to the first step. One more than there are steps is to the end.
+    for _ in range(1 + WARM_UP + steps):
+        for mode in order.sample(list(runners), len(runners)):
+            runners[mode].turn()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    times = ("step_ms", "step_cpu_ms")
+    return {
+        mode: {**runner.results, "peak_mib": peak, **{name: runner.results[name][WARM_UP:] for name in times}}
+        for mode, runner in runners.items()
+    }
+
+
+def sample(execution: str, steps: int, modes: Iterable[str], hidden: int = 256) -> measure.Round:
+    """Return what a process of its own has measured that trains these modes."""
+    overlays = {mode: str(measure.place(release).overlay) for mode, release in RELEASES.items()}
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(measure.WORK / "inductor"), OVERLAYS: json.dumps(overlays)}
+    with measure.for_training(BUGGY, **variables) as environment:
+        command = [measure.place(BUGGY).python, __file__, execution, str(steps), str(hidden), *modes]
+        return {mode: measured for mode, measured in measure.process(command, environment).items() if mode in RELEASES}
 
 
 def check(rounds: list[measure.Round]) -> None:
@@ -143,16 +191,19 @@ def check(rounds: list[measure.Round]) -> None:
 def run(*, quick: bool) -> Result:
     result = Result(versions={"trl": f"{BUGGY}, {FIXED}"})
     for execution in COMPILE_BACKENDS:
-        # Two processes of one mode differ by more than the modes do. So there are many processes, with few steps each.
-        rounds = [together(execution, 10 if quick else 20) for _ in range(2 if quick else 14)]
+        # What is compiled first differs, and memory is laid out anew: so there are some processes.
+        rounds = [sample(execution, 10 if quick else 60, RELEASES) for _ in range(2 if quick else 18)]
         check(rounds)
+        alone = [{mode: sample(execution, 1, [mode])[mode] for mode in RELEASES} for _ in range(1 if quick else 8)]
+        check(alone)
         result.samples[execution] = measure.as_plain_data(rounds)
+        result.samples[f"{execution}, each in a process"] = measure.as_plain_data(alone)
         for baseline in ("fixed", "unpatched"):
             for quantity, name in (("step_ms", "a step"), ("step_cpu_ms", "CPU time of a step")):
                 goal = 1.01 if (baseline, quantity) == ("fixed", "step_ms") else None
                 ratio = measure.ratio_of_steps(rounds, "patched", baseline, quantity)
                 result.findings.append(Finding(f"{execution}, {name}: patched / {baseline}", ratio, goal=goal))
-            memory = measure.ratio(rounds, "patched", baseline, "peak_mib")
+            memory = measure.ratio(alone, "patched", baseline, "peak_mib")
             result.findings.append(Finding(f"{execution}, peak memory: patched / {baseline}", memory))
         step = measure.estimate([statistics.median(samples["unpatched"]["step_ms"]) for samples in rounds])
         result.findings.append(Finding(f"{execution}: a step, unpatched", step, "ms"))
@@ -160,4 +211,4 @@ def run(*, quick: bool) -> Result:
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print(json.dumps(by_turns(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])))

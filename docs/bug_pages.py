@@ -214,6 +214,8 @@ def _record(patch: Patch) -> Iterator[str]:
             "A run that the bug does not hit has the same loss and gradients through the patched method as without the "
             f"patch, bit by bit: seen on {', '.join(unaffected)}."
         )
+    if counts := matrix()["mutants"].get(patch.id):
+        yield from _mutants(counts)
     if parity:
         yield "### Against the release with the fix"
         yield "The same weights, batch and seed; the patched release and the fixed one:"
@@ -224,6 +226,26 @@ def _record(patch: Patch) -> Iterator[str]:
                 f"| {pair['release']} | {pair['fixed_release']} | {number(pair['loss_difference'])} | {worst} |"
             )
         yield "\n".join(rows)
+
+
+def _mutants(counts: Mapping[str, Any]) -> Iterator[str]:
+    """Give how many ways to break the wrapper are noticed, and which are not."""
+    total = counts["total"]
+    yield (
+        f"The wrapper was broken in {total} ways: the self-test notices {counts['by_self_test']} of them, all checks "
+        f"together {counts['killed']}."
+    )
+    if counts["survived"]:
+        yield "Not noticed:\n\n" + "\n".join(f"- {_as_code(name)}" for name in counts["survived"])
+    if counts["equivalent"]:
+        yield "No run can tell these from the patch:\n\n" + "\n".join(
+            f"- {_as_code(name)}: {reason}" for name, reason in counts["equivalent"].items()
+        )
+
+
+def _as_code(name: str) -> str:
+    """Return the name of a mutant as code, which may have backquotes in it."""
+    return f"`` {name} ``"
 
 
 def _strip(releases: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> str:

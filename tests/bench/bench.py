@@ -4,7 +4,7 @@
     python tests/bench/bench.py run [--releases 0.11.4,1.16.0] [--patches dpo-...] [--proofs none|all] [--again]
     python tests/bench/bench.py run --again --shard 3/20     # a part of everything; `merge` puts parts together
     python tests/bench/bench.py verify --release 0.11.4 dpo-...
-    python tests/bench/bench.py check dpo-...                # everything about one patch, in ten lines
+    python tests/bench/bench.py check dpo-...                # everything about one patch, in eleven lines
     python tests/bench/bench.py curves [--patches dpo-...]
 
 `run` runs what is not on record in ``evidence/`` with the present key, and records it.
@@ -25,6 +25,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "mutants"))
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
@@ -34,6 +35,7 @@ import check as checking
 import evidence
 import layout
 import longer_runs
+import mutants
 import proofs
 from layout import Place
 from running import GOOD, Answer, Case
@@ -171,6 +173,8 @@ def run(
             failures.append(line)
     for kind, answers in (("cells", cell_answers), ("proofs", proof_answers)):
         console.print(f"{kind}: {counted(answers)}")
+    if which == "all" and write and into is None and set(places) == set(layout.places()):
+        failures += mutants.counted(mutants.stale(patches), jobs, console, write=True)
     failures += [
         f"{answer['patch']} on {evidence.place_of(answer)}: {answer['verdict']}: {answer['why']}"
         for answer in [*cell_answers, *proof_answers]

@@ -1,4 +1,4 @@
-"""Everything about one patch, in ten lines that a reviewer can believe."""
+"""Everything about one patch, in eleven lines that a reviewer can believe."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from trl_hotfix.model import Patch
 import cells
 import evidence
 import layout
+import mutants
 import proofs
 from layout import CHECKOUT, HERE
 from running import Answer
 
 
 def check(patch: Patch, jobs: int, console: Console) -> tuple[list[str], list[str]]:
-    """Run what is not on record of ``patch``, and the matrix tests it is in. Return the ten lines, and the failures."""
+    """Run what is not on record of ``patch``, its matrix tests and its mutants. Return the lines, and the failures."""
     layout.build_release_overlays(Path(sys.executable), console.print)
     layout.build(layout.places(), console.print)
     cell_answers = cells.run(cells.missing([patch], layout.places()), jobs, console)
@@ -35,8 +36,9 @@ def check(patch: Patch, jobs: int, console: Console) -> tuple[list[str], list[st
     proof_answers = proofs.run(missing, jobs, console)
     evidence.write(patch, [], proof_answers, proofs.parity([patch], proof_answers))
     outcomes = matrix_tests(patch)
+    survivors = mutants.counted([patch], jobs, console, write=True)
     record = evidence.load(patch.id)
-    return list(lines(patch, record, outcomes)), list(failures(patch, record, outcomes))
+    return list(lines(patch, record, outcomes)), [*failures(patch, record, outcomes), *survivors]
 
 
 def matrix_tests(patch: Patch) -> Mapping[str, Counter[str]]:
@@ -66,7 +68,7 @@ OUTCOMES = ("failure", "error", "skipped")
 
 
 def lines(patch: Patch, record: Answer, outcomes: Mapping[str, Counter[str]]) -> Iterator[str]:
-    """Give the ten lines."""
+    """Give the eleven lines."""
     by_verdict = {kind: Counter(entry["verdict"] for entry in record[kind]) for kind in ("cells", "proofs")}
     runs = {(cell["stack"], cell["ran"]) for cell in record["cells"]}
     proposed = evidence.proposed_range(record["cells"])
@@ -82,6 +84,7 @@ def lines(patch: Patch, record: Answer, outcomes: Mapping[str, Counter[str]]) ->
     yield f"unaffected  {_unaffected(record['proofs'])}; " + "; ".join(
         f"{name} {_counts(counts) or 'none'}" for name, counts in outcomes.items()
     )
+    yield f"mutants     {_mutants(record['mutants'])}"
     yield f"not run     {_not_run(patch)}"
 
 
@@ -152,6 +155,15 @@ def _parity(comparisons: Sequence[Answer]) -> str:
 def _unaffected(proofs_on_record: Sequence[Answer]) -> str:
     places = [evidence.place_of(proof) for proof in proofs_on_record if "unaffected" in proof["runs"]]
     return f"equal bit by bit in {len(places)} places" if places else "no run on record"
+
+
+def _mutants(counts: Answer | None) -> str:
+    if counts is None:
+        return "not counted"
+    return (
+        f"{counts['total']}: {counts['by_self_test']} killed by the self-test, {counts['killed']} killed; "
+        f"{len(counts['equivalent'])} equivalent"
+    )
 
 
 def _not_run(patch: Patch) -> str:

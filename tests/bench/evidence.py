@@ -50,10 +50,11 @@ def load(patch_id: str, folder: Path = EVIDENCE) -> Answer:
     file = folder / f"{patch_id}.json"
     if not file.is_file():
         lists: Answer = {kind: [] for kind in ("releases", "proven", "cells", "proofs", "parity")}
-        return {"patch": patch_id, "revision": 0, "bodies": {}, "curve": None, **lists}
+        return {"patch": patch_id, "revision": 0, "bodies": {}, "curve": None, "mutants": None, **lists}
     record: Answer = json.loads(file.read_text(encoding="utf-8"))
     named = {"patch": patch_id}
     return {
+        "mutants": None,
         **record,
         "cells": [{**named, **cell} for cell in _one_by_one(record["cells"])],
         "proofs": [{**named, **proof} for proof in record["proofs"]],
@@ -78,13 +79,17 @@ def everything(folder: Path = EVIDENCE) -> Answer:
         for place in [place_of(cell)]
     ]
     trainings = {kind: [entry for _, record in records for entry in record[kind]] for kind in ("proofs", "parity")}
-    curves = {patch.id: record["curve"] for patch, record in records if record["curve"] is not None}
+    curves, mutants = (
+        {patch.id: record[name] for patch, record in records if record[name] is not None}
+        for name in ("curve", "mutants")
+    )
     return {
         "trl_hotfix": __version__,
         "releases": list(layout.releases()),
         "cells": cells,
         **trainings,
         "curves": curves,
+        "mutants": mutants,
     }
 
 
@@ -107,6 +112,11 @@ def write(
 def write_curve(patch: Patch, curve: Answer | None) -> None:
     """Replace the curve of ``patch``, the losses of longer runs. None: there is no visible difference to draw."""
     _save(patch, {**load(patch.id), "curve": curve}, EVIDENCE)
+
+
+def write_mutants(patch: Patch, counts: Answer) -> None:
+    """Replace the counts of the mutants of ``patch``."""
+    _save(patch, {**load(patch.id), "mutants": counts}, EVIDENCE)
 
 
 def _save(patch: Patch, record: Mapping[str, Any], folder: Path) -> None:
@@ -135,7 +145,7 @@ def dumped(patch: Patch, record: Mapping[str, Any]) -> str:
     for name, entries in (("cells", _grouped(cells)), ("proofs", proofs), ("parity", parity)):
         lines = ",".join(f"\n  {json.dumps(entry)}" for entry in entries)
         parts.append(f' "{name}": [{lines}\n ]')
-    parts.append(f' "curve": {json.dumps(record["curve"])}')
+    parts += [f" {json.dumps(name)}: {json.dumps(record[name])}" for name in ("curve", "mutants")]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

@@ -1,4 +1,4 @@
-"""The ten lines about a patch say what is on record, and what is wrong is a failure."""
+"""The eleven lines about a patch say what is on record, and what is wrong is a failure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def record() -> Any:
     return evidence.load(PATCH.id)
 
 
-def test_there_are_ten_lines_with_range_numbers_and_what_was_not_run(record: Any) -> None:
+def test_there_are_eleven_lines_with_range_numbers_and_what_was_not_run(record: Any) -> None:
     lines = list(check.lines(PATCH, record, PASSED))
-    assert len(lines) == 10
+    assert len(lines) == 11
     text = "\n".join(lines)
     assert PATCH.title in lines[0]
     assert f"{PATCH.trl}: proposed by the self-tests" in lines[1]
@@ -33,6 +33,7 @@ def test_there_are_ten_lines_with_range_numbers_and_what_was_not_run(record: Any
     red = next(iter(proven[-1]["leaves"].values()))["red"]
     assert f"red measured {red['measured']:.6g}" in text
     assert "together 2 passed" in text
+    assert lines[-2].startswith("mutants     ")
     assert lines[-1].startswith("not run     a GPU")
     assert list(check.failures(PATCH, record, PASSED)) == []
 
@@ -60,6 +61,14 @@ def test_a_range_that_the_self_tests_do_not_propose_is_a_failure(record: Any) ->
     cells = [cell for cell in record["cells"] if cell["release"] != newest]
     (failure,) = check.failures(PATCH, {**record, "cells": cells}, PASSED)
     assert failure == f"trl: expected '{evidence.proposed_range(cells)}', found '{PATCH.trl}'"
+
+
+def test_the_counts_of_mutants_are_in_the_lines(record: Any) -> None:
+    counts = {"total": 40, "by_self_test": 35, "killed": 39, "equivalent": {"a mutant": "its reason"}}
+    lines = list(check.lines(PATCH, {**record, "mutants": counts}, PASSED))
+    assert lines[-2] == "mutants     40: 35 killed by the self-test, 39 killed; 1 equivalent"
+    lines = list(check.lines(PATCH, {**record, "mutants": None}, PASSED))
+    assert lines[-2] == "mutants     not counted"
 
 
 def test_nothing_proven_has_no_numbers(record: Any) -> None:

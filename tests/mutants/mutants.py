@@ -3,7 +3,8 @@
     python tests/mutants/mutants.py some-id ...
 
 They run on the first release that has the bug and on the newest one. A mutant is killed if it is noticed on one of the
-two, since some code is for one of them alone. A breakage that changes nothing in any run is no mutant.
+two, since some code is for one of them alone. A breakage that changes nothing in any run is no mutant. What was counted
+is recorded in ``evidence/``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,24 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import click
+from rich.console import Console
 
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.model import Patch
 
 import breakages
+import evidence
 import keys
 import layout
 import proofs
 from code_mutants import code_mutants
 from layout import Place
-from running import process
+from running import Case, in_parallel, process
 
 HERE = Path(__file__).parent
 GOAL_SELF_TEST, GOAL = 0.8, 0.95
+GENERATION = 1
+"""It is raised when other mutants are made, or judged otherwise: then those of all patches are to be counted again."""
 
 
 @dataclass
@@ -154,34 +158,75 @@ def report(found: Mutants) -> Iterator[str]:
     )
 
 
+def key_of(patch: Patch) -> str:
+    """Return the key of what a count depends on: the patch and its proof in these places, and what is equivalent."""
+    declared = proofs.settings_of(patch).get("EQUIVALENT", {})
+    places = {str(place): keys.proof_key(patch, place) for place in places_of(patch)}
+    return keys.digest_of([GENERATION, places, declared])
+
+
+def stale(patches: Iterable[Patch]) -> list[Patch]:
+    """Return the patches whose count on record is of another patch or proof."""
+    counts = {patch.id: evidence.load(patch.id)["mutants"] for patch in patches}
+    return [patch for patch in patches if counts[patch.id] is not None and counts[patch.id]["key"] != key_of(patch)]
+
+
+def count(patches: Sequence[Patch], jobs: int, console: Console) -> list[Mutants]:
+    """Make and judge the mutants of these patches."""
+    work = [(patch, place) for patch in patches for place in places_of(patch)]
+    layout.build({place for _, place in work}, console.print)
+    # The mutants are compared with the fixed release too.
+    fixed = set(proofs.with_fixed_release([Case(*case) for case in work])) - {Case(*case) for case in work}
+    proofs.run(sorted(fixed, key=lambda case: case.name), jobs, console)
+    code = {patch.id: sources_of(patch) for patch in patches}
+
+    def judged(case: tuple[Patch, Place]) -> Iterable[tuple[tuple[str, Place], Mapping[str, Any] | str]]:
+        patch, place = case
+        return [((patch.id, place), run(patch, place, code[patch.id]))]
+
+    answers = dict(in_parallel("mutants, by patch and release", work, judged, jobs, console))
+    return [mutants_of(patch, {place: answers[patch.id, place] for place in places_of(patch)}) for patch in patches]
+
+
+def record_of(patch: Patch, found: Mutants) -> dict[str, Any]:
+    """Return what is recorded: the counts, and by name what has survived and what is equivalent."""
+    return {
+        "key": key_of(patch),
+        "places": [str(place) for place in places_of(patch)],
+        "total": found.total,
+        "by_self_test": found.by_self_test,
+        "killed": len(found.killed),
+        "survived": sorted(found.survived),
+        "equivalent": dict(sorted(found.equivalent.items())),
+    }
+
+
+def counted(patches: Sequence[Patch], jobs: int, console: Console, *, write: bool) -> list[str]:
+    """Count the mutants of these patches, print and record them. Return what is wrong, a line each."""
+    failures = []
+    for patch, found in zip(patches, count(patches, jobs, console), strict=True):
+        for line in report(found):
+            console.print(line, markup=False, soft_wrap=True)
+        failures += [f"{patch.id}: {problem}" for problem in found.problems()]
+        if write and not found.failures:
+            evidence.write_mutants(patch, record_of(patch, found))
+    return failures
+
+
 @click.command()
 @click.argument("ids", nargs=-1)
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
-def main(ids: Sequence[str], jobs: int) -> None:
+@click.option("--write/--no-write", default=True, help="Record the counts.")
+def main(ids: Sequence[str], jobs: int, write: bool) -> None:
     """Break the wrappers of these patches, by default of all, and list what nothing notices."""
     known = {patch.id: patch for patch in loading.load()}
     unknown = set(ids) - known.keys()
     if unknown:
-        raise click.BadParameter(f"unknown patch {', '.join(sorted(unknown))}")
-    patches = [known[patch_id] for patch_id in ids or known]
-    work = [(patch, place) for patch in patches for place in places_of(patch)]
-    layout.build({place for _, place in work}, click.echo)
-    code = {patch.id: sources_of(patch) for patch in patches}
-    with ThreadPoolExecutor(jobs) as pool:
-        answers = dict(
-            zip(
-                [(patch.id, place) for patch, place in work],
-                pool.map(lambda case: run(case[0], case[1], code[case[0].id]), work),
-                strict=True,
-            )
-        )
-    failed = False
-    for patch in patches:
-        found = mutants_of(patch, {place: answers[patch.id, place] for place in places_of(patch)})
-        for line in [*report(found), *(f"  FAILED: {problem}" for problem in found.problems())]:
-            click.echo(line)
-        failed = failed or any(True for _ in found.problems())
-    sys.exit(1 if failed else 0)
+        raise click.BadParameter(f"unknown patch {', '.join(sorted(unknown))}; `--list` of trl_hotfix shows them")
+    failures = counted([known[patch_id] for patch_id in ids or known], jobs, Console(), write=write)
+    for line in failures:
+        click.echo(f"FAILED: {line}")
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import inspect
 import json
@@ -264,7 +265,7 @@ def test_a_made_up_catalogue_has_few_patches_in_range(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_steps_of_a_tiny_model_match_the_fixed_release() -> None:
-    samples = training.together("eager", 2, hidden=16)
+    samples = training.sample("eager", 2, training.RELEASES, hidden=16)
     training.check([samples])
     for sample in samples.values():
         assert len(sample["step_ms"]) == len(sample["step_cpu_ms"]) == 2
@@ -272,12 +273,27 @@ def test_steps_of_a_tiny_model_match_the_fixed_release() -> None:
         assert sample["peak_mib"] > 0
 
 
-def test_a_process_that_ends_early_is_an_error() -> None:
-    code = "import sys; print('{}', flush=True); sys.stdin.readline(); sys.exit('no more')"
-    with measure.worker([sys.executable, "-c", code], measure.bare_environment()) as child:
-        assert child.answer() == {}
-        with pytest.raises(RuntimeError, match="ended with 1; it said:\nno more"):
-            child.ask()
+def test_trainings_take_turns_and_an_error_in_one_is_raised() -> None:
+    steps: list[str] = []
+
+    def train(name: str, runner: training.Runner) -> dict[str, Any]:
+        for _ in range(2):
+            runner.step_begins()
+            steps.append(name)
+            runner.step_ends()
+        if name == "b":
+            raise ValueError("no more")
+        return {"losses": [1.0]}
+
+    runners = {name: training.Runner(functools.partial(train, name)) for name in "ab"}
+    for name in "abab":
+        runners[name].turn()
+    assert steps == ["a", "b"]
+    runners["a"].turn()
+    assert runners["a"].results["losses"] == [1.0]
+    assert len(runners["a"].results["step_ms"]) == 2
+    with pytest.raises(ValueError, match="no more"):
+        runners["b"].turn()
 
 
 def test_steps_are_compared_one_by_one() -> None:
