@@ -97,6 +97,8 @@ def _different_lines(before: str, after: str) -> tuple[str, str]:
     return next(((old.strip(), new.strip()) for old, new in pairs if old != new), ("", ""))
 
 
+RANK_COUNTS = ("num_processes", "world_size")
+
 Edit = Callable[[Any], Any]
 """It gets a node, and returns what stands in its place: a node, several statements, or None."""
 
@@ -145,7 +147,7 @@ def _edits(node: ast.AST, parents: dict[int, ast.AST]) -> Iterator[tuple[str, Ed
         yield f"without `if {ast.unparse(node.ifs[0])}`", lambda copied: _set(copied, ifs=[])
     elif isinstance(node, ast.Call):
         yield from _edits_of_call(node)
-    elif isinstance(node, ast.Attribute) and node.attr in ("num_processes", "world_size"):
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in RANK_COUNTS:
         yield f"`{ast.unparse(node)}` -> `1`", lambda copied: ast.Constant(1)
 
 

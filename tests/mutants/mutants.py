@@ -2,9 +2,9 @@
 
     python tests/mutants/mutants.py some-id ...
 
-They run on the first release that has the bug and on the newest one. A mutant is killed if it is noticed on one of the
-two, since some code is for one of them alone. A breakage that changes nothing in any run is no mutant. What was counted
-is recorded in ``evidence/``.
+They run on the first release that has the bug, on the newest one, and on the newest that has a target which neither of
+these has. A mutant is killed if it is noticed on one of them, since some code is for one of them alone. A breakage that
+changes nothing in any run is no mutant. What was counted is recorded in ``evidence/``.
 """
 
 from __future__ import annotations
@@ -70,10 +70,17 @@ class Mutants:
 
 
 def places_of(patch: Patch) -> list[Place]:
-    """Return the first place that has the bug, and the newest release that has it on its main stack if it is there."""
+    """Return the first place that has the bug, and the newest release that has it on its main stack if it is there.
+
+    A target that neither has adds the newest release that has it.
+    """
     places = [place for place in layout.places() if place.targets_of(patch)]
     newest = [place for place in places if place.release == places[-1].release]
-    return list(dict.fromkeys([places[0], newest[0]]))
+    chosen = [places[0], newest[0]]
+    for target in reversed(patch.targets):
+        if not any(target in place.targets_of(patch) for place in chosen):
+            chosen.append([place for place in places if target in place.targets_of(patch)][-1])
+    return list(dict.fromkeys(chosen))
 
 
 def sources_of(patch: Patch) -> dict[str, str]:
