@@ -1,9 +1,9 @@
 """Tiny models, tokenizers and data, and trainers that can be made in every release.
 
 ``models``: causal language models of two layers, and adapters. ``data``: tokenizers and datasets. ``trainers``: configs
-and trainers by the names of this release. ``measuring``: records of what a trainer computes. ``grpo_runs``,
-``dpo_runs``, ``sft_runs``, ``online_runs``: trainers and runs by method. ``launching``: one process, DeepSpeed.
-``variants``: the state that the bench sets (``tiny.state``).
+and trainers by the names of this release. ``measuring``: records of what a trainer computes; ``steps``: of whole
+optimizer steps. ``grpo_runs``, ``dpo_runs``, ``sft_runs``, ``online_runs``: trainers and runs by method. ``launching``:
+one process, DeepSpeed. ``variants``: the state that the bench sets (``tiny.state``).
 
 Nothing heavy is imported before it is used: a caller may install patches first.
 """
@@ -28,6 +28,7 @@ from .measuring import FirstStep, TrainingResult, measured, warnings_of
 from .models import gpt_neo, llama, lora, mixtral, quantised, qwen2_moe, same_adapter, set_adapters
 from .online_runs import ONLINE_LENGTHS, online_completions, online_dpo, online_log_probs
 from .sft_runs import SftRun, several, sft_step
+from .steps import MicroBatch, Step, acts, expected_gradients, gradients_of, stepwise
 from .trainers import classes, config, parameters, trainer
 from .variants import state
 
@@ -37,15 +38,20 @@ __all__ = [
     "PROMPTS",
     "DpoRun",
     "FirstStep",
+    "MicroBatch",
     "SftRun",
+    "Step",
     "TrainingResult",
+    "acts",
     "chat_tokenizer",
     "classes",
     "config",
     "deepspeed",
     "dpo_loss",
     "dpo_run",
+    "expected_gradients",
     "gpt_neo",
+    "gradients_of",
     "grpo",
     "grpo_of_one_length",
     "labelled",
@@ -71,6 +77,7 @@ __all__ = [
     "several",
     "sft_step",
     "state",
+    "stepwise",
     "tokenizer",
     "trainer",
     "two_steps_of_precomputed_dpo",

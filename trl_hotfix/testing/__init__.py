@@ -11,7 +11,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``generation``  GRPO and RLOO generate (``stub_that_generates``, ``completions_of``) and score (``stub_that_scores``,
                 ``scored_completions``), with a ``PromptTokenizer``
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``
-``sft``         SFT prepares a dataset (``sft_prepared``) and trains mixtures of experts (``sft_moe_loss``)
+``sft``         SFT prepares a dataset (``sft_prepared``) and trains mixtures of experts (``sft_moe_loss``,
+                ``SftMoeStep`` to differentiate it)
 ``models``      ``tiny_causal_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
 ``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache
@@ -28,7 +29,7 @@ from .grpo import metrics_by_mode, stub_grpo_trainer
 from .models import tiny_attention_model, tiny_causal_lm, wrapped_like_deepspeed
 from .online import online_dpo_stub
 from .processes import single_process, stream
-from .sft import sft_moe_loss, sft_prepared
+from .sft import SftMoeStep, sft_moe_loss, sft_prepared
 from .tokenizers import CharacterTokenizer, tiny_tokenizer
 from .trainers import (
     ONE_PROCESS,
@@ -44,6 +45,7 @@ __all__ = [
     "ONE_PROCESS",
     "CharacterTokenizer",
     "PromptTokenizer",
+    "SftMoeStep",
     "StopConstruction",
     "absent_if_reexported",
     "begin_trainer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -103,3 +104,94 @@ def sft_moe_loss(
     # transformers before 4.46 has no such argument.
     items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
     return float(trainer.compute_loss(model, inputs, **items))
+
+
+class SftMoeStep:
+    """A trainer and a mixture-of-experts model whose loss of a micro-batch is differentiated.
+
+    The model returns ``cross_entropy + coefficient() * aux_loss``, both of them parameters, as 3 and 2. ``weights``
+    has the derivatives by the two. ``attributes`` are those of the trainer, which is in training and alone.
+    """
+
+    def __init__(self, module: ModuleType, coefficient: float, **attributes: Any) -> None:
+        import torch
+
+        class Log(dict):  # type: ignore[type-arg]
+            """``[mode][name].append`` and, before 0.18.0, ``[name].append``; ``entries`` has what was appended."""
+
+            def __missing__(self, key: str) -> Any:
+                self[key] = Log()
+                return self[key]
+
+            def append(self, value: float) -> None:
+                self.entries = [*getattr(self, "entries", ()), value]
+
+        class Outputs(dict):  # type: ignore[type-arg]
+            __getattr__ = dict.__getitem__
+
+        class Model(torch.nn.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.cross_entropy = torch.nn.Parameter(torch.tensor(3.0))
+                self.aux_loss = torch.nn.Parameter(torch.tensor(2.0))
+                self.router_aux_loss_coef = coefficient
+
+        def forward(input_ids: Any, labels: Any = None, **kwargs: Any) -> Any:
+            model = self.model
+            loss = model.cross_entropy + self.coefficient() * model.aux_loss
+            labelled = torch.zeros_like(input_ids) if labels is None else labels
+            shifted = labelled[:, 1:]
+            return Outputs(
+                **({} if labels is None else {"loss": loss}),
+                cross_entropy=1 * model.cross_entropy,
+                aux_loss=1 * model.aux_loss,
+                logits=torch.zeros(*input_ids.shape, 11),
+                # TRL's own heads return these as well: its chunked loss, and from 1.15.0 on the fused head.
+                num_valid_tokens=torch.tensor(shifted.numel()),
+                num_correct_tokens=torch.tensor(0),
+                entropy_sum=torch.tensor(0.0),
+                log_probs=-model.cross_entropy.expand(shifted.shape),
+                label_mask=torch.ones_like(shifted, dtype=torch.bool),
+                entropy=torch.zeros(shifted.shape),
+                is_top1=torch.zeros_like(shifted, dtype=torch.bool),
+            )
+
+        self.model = Model()
+        self.model.forward = forward
+        self.coefficient: Callable[[], Any] = lambda: self.model.router_aux_loss_coef
+        self.outputs: Any = None
+        defaults: dict[str, Any] = {
+            "model": self.model,
+            "aux_loss_enabled": True,
+            "aux_loss_coef": coefficient,
+            "router_aux_loss_coef": coefficient,
+            "label_smoother": None,
+            "compute_loss_func": None,
+            "model_accepts_loss_kwargs": True,
+            "current_gradient_accumulation_steps": 1,
+            "num_virtual_tokens": 0,
+            "control": SimpleNamespace(should_evaluate=False),
+            "_metrics": Log(),
+            "_total_train_tokens": 0,
+            "_tp_size": 1,
+            "get_tp_size": lambda: 1,
+        }
+        arguments = default_arguments(module.SFTConfig, n_gpu=1, average_tokens_across_devices=True)
+        self.trainer = stub_trainer(module.SFTTrainer, arguments, **{**defaults, **attributes})
+        self.trainer.accelerator.parallelism_config = None
+
+    def weights(self, *, items: int | None = 12, model: Any = None, **keywords: Any) -> tuple[float, float]:
+        """Return the derivatives of a micro-batch's loss by the cross-entropy and by the auxiliary loss."""
+        import torch
+
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
+        # transformers before 4.46 has no such argument.
+        keywords |= {} if items is None else {"num_items_in_batch": items}
+        with torch.enable_grad():
+            result = self.trainer.compute_loss(model or self.model, inputs, **keywords)
+            loss, self.outputs = result if isinstance(result, tuple) else (result, None)
+            leaves = (self.model.cross_entropy, self.model.aux_loss)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        cross_entropy, aux_loss = (0.0 if gradient is None else float(gradient) for gradient in gradients)
+        return cross_entropy, aux_loss
