@@ -20,6 +20,14 @@ import tiny
 OVERLAYS = ()
 PARITY = False
 
+EQUIVALENT = {
+    "keep_away_from_certainty: `shift = torch.where(logps > _LARGEST_LOGP, _LARGEST_LOGP - logps, "
+    "torch.zeros_like(logps)).detach()` -> `shift = torch.where(logps >= _LARGEST_LOGP, _LARGEST_LOGP - logps, "
+    "torch.zeros_like(logps)).detach()`": "at the border itself the shift is 0",
+    "applied twice": "what was shifted is the largest log-prob, and is not shifted again",
+    "change detached": "the shift is detached in any case, and the gradient passes through to the log-prob",
+}
+
 BETA = 0.5
 CHOSEN, REJECTED = "w10 w11 w12", "w20 w11 w12"
 

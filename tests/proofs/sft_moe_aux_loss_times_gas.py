@@ -1,23 +1,29 @@
-"""The proof: one optimizer step of two micro-batches of a tiny Mixtral with the real SFTTrainer.
+"""The proof: two optimizer steps of two micro-batches of a tiny Mixtral with the real SFTTrainer.
 
-The expected loss is what the same model computes from the same micro-batch without a trainer: its cross-entropy over
-the tokens of the step, and half of its auxiliary term. 0.23.0 adds that term twice, which
-``sft-aux-loss-counted-twice`` repairs: that patch is applied there in every run.
+The expected loss of a micro-batch is what the same model computes from it without a trainer: its cross-entropy over the
+tokens of the step, and half of its auxiliary term; the expected gradients are those of that loss. An evaluation has the
+whole term. 0.23.0 adds the term twice, which ``sft-aux-loss-counted-twice`` repairs: that patch is applied there in
+every run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
+import sys
 import tempfile
 from importlib.metadata import version
 from typing import Any
 
 import trl_hotfix
 from trl_hotfix.authoring import absent, judge
+from trl_hotfix.testing import SftMoeStep
 
 import tiny
 
+ID = "sft-moe-aux-loss-times-gas"
+TARGET = "trl.trainer.sft_trainer:SFTTrainer.compute_loss"
 COEFFICIENT = 0.5
 OVERLAYS = ()
 PARITY = True
@@ -26,54 +32,134 @@ STEPS = 2
 
 
 def train() -> tiny.TrainingResult:
-    return _train(STEPS)
+    from packaging.version import Version
+
+    if not has_own_loss():
+        return tiny.TrainingResult(absent("the trainer has the compute_loss of transformers"))
+    trainer, model = trained(STEPS)
+    first = trainer.steps[0]
+    loss = sum(one.loss for one in first.micro_batches)
+    numbers = [loss_without_trainer(model, first.weights, one) for one in first.micro_batches]
+    wrong, aux_loss = (float(sum(values).detach()) for values in zip(*numbers, strict=True))
+    right = wrong - COEFFICIENT * aux_loss * (1 - 1 / STEPS)
+    outcome = judge(loss, right=right, wrong=wrong, coefficient=COEFFICIENT, aux_loss=aux_loss)
+    if outcome.verdict.value == "fixed":
+        for step in trainer.steps:
+            check_step(model, step)
+        if Version(version("trl")) < Version("1.15.0"):
+            evaluated = trainer.evaluations[0]
+            expected = float(loss_without_trainer(model, trainer.model.state_dict(), evaluated)[0].detach())
+            assert abs(evaluated.loss - expected) < 1e-5, f"an evaluation has the loss {evaluated.loss}: {expected}"
+            warns_once()
+    acted = tiny.acts(ID, TARGET, trainer)
+    assert acted in (None, 2 * STEPS), f"the wrapper acted in {acted} calls"
+    return tiny.TrainingResult(outcome, loss, first.gradients)
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Train a mixture of experts without accumulation, and a dense model with it."""
-    results = {"one": _train(1), "dense": _train(STEPS, dense=True)}
+    """Train a mixture of experts without accumulation, and a dense model and one with a coefficient of 0 with it."""
+    if not has_own_loss():
+        return tiny.TrainingResult(absent("the trainer has the compute_loss of transformers"))
+    runs = {"one": trained(1), "dense": trained(STEPS, dense=True), "zero": trained(STEPS, coefficient=0.0)}
+    for name, (trainer, _) in runs.items():
+        assert not tiny.acts(ID, TARGET, trainer), f"the wrapper acts: {name}"
     gradients = {
-        f"{run}.{name}": gradient for run, result in results.items() for name, gradient in result.gradients.items()
+        f"{name} {number}.{weight}": gradient
+        for name, (trainer, _) in runs.items()
+        for number, step in enumerate(trainer.steps)
+        for weight, gradient in step.gradients.items()
     }
-    outcome = absent("nothing is accumulated, or there are no experts")
-    return tiny.TrainingResult(outcome, results["one"].loss, gradients)
+    loss = sum(
+        one.loss for trainer, _ in runs.values() for one in (*trainer.steps[0].micro_batches, *trainer.evaluations)
+    )
+    return tiny.TrainingResult(absent("nothing is accumulated, or there is no such term"), loss, gradients)
 
 
-def _train(steps: int, *, dense: bool = False) -> tiny.TrainingResult:
-    import torch
+def has_own_loss() -> bool:
+    from trl import SFTTrainer
+
+    return inspect.unwrap(SFTTrainer.compute_loss).__module__.startswith("trl.")
+
+
+def trained(steps: int, *, dense: bool = False, coefficient: float = COEFFICIENT) -> tuple[Any, Any]:
+    """Return the trainer of two steps of ``steps`` micro-batches, which has evaluated once, and another such model."""
     from datasets import Dataset
-    from packaging.version import Version
     from trl import SFTConfig, SFTTrainer
 
-    if not inspect.unwrap(SFTTrainer.compute_loss).__module__.startswith("trl."):
-        return tiny.TrainingResult(absent("the trainer has the compute_loss of transformers"))
     counted_once = contextlib.nullcontext()
     if version("trl") == "0.23.0":
         counted_once = trl_hotfix.patched("sft-aux-loss-counted-twice")
     with tempfile.TemporaryDirectory() as folder, counted_once:
-        make, coefficient = (tiny.llama, {}) if dense else (tiny.mixtral, {"coefficient": COEFFICIENT})
-        model, untrained = (make(folder, seed=0, **coefficient) for _ in range(2))
-        # All rows are equal, so that their order does not matter.
-        text = {"text": "w2 w6 w10 w14 w18 w22"}
-        if Version(version("trl")) >= Version("0.16.0"):  # later releases put an end of sequence after a text
-            text = dict(tiny.tokenizer()(text["text"]))
-        settings = {} if dense else {"router_aux_loss_coef": COEFFICIENT}
+        make, keywords = (tiny.llama, {}) if dense else (tiny.mixtral, {"coefficient": coefficient})
+        model, copy = (make(folder, seed=0, **keywords) for _ in range(2))
+        settings = {} if dense else {"router_aux_loss_coef": coefficient}
+        settings |= {"gradient_accumulation_steps": steps, "max_steps": 2, "max_length": 16}
+        rows = Dataset.from_list([{"text": "w2 w6 w10 w14"}] * 8)
         trainer = tiny.trainer(
-            tiny.measured(SFTTrainer),
+            tiny.stepwise(SFTTrainer),
             model=model,
-            args=tiny.config(SFTConfig, gradient_accumulation_steps=steps, max_length=16, **settings),
-            train_dataset=Dataset.from_list([text] * 8),
+            args=tiny.config(SFTConfig, dataset_text_field="text", **settings),
+            train_dataset=rows,
+            eval_dataset=rows.select(range(2)),
             tokenizer=tiny.tokenizer(),
+            # Releases shuffle differently.
+            data_collator=FixedBatches(),
         )
         trainer.train()
-    loss, gradients = trainer.losses[0], trainer.step.gradients
-    if dense:
-        return tiny.TrainingResult(absent("there are no experts"), loss, gradients)
-    batch: dict[str, Any] = {key: trainer.batches[0][key] for key in ("input_ids", "attention_mask", "labels")}
-    batch["num_items_in_batch"] = trainer.keywords[0]["num_items_in_batch"]
-    with torch.no_grad():
-        outputs = untrained(**batch, output_router_logits=True)
-    wrong, aux_loss = float(outputs.loss), float(outputs.aux_loss)
-    right = wrong - COEFFICIENT * aux_loss * (1 - 1 / steps)
-    outcome = judge(loss, right=right, wrong=wrong, coefficient=COEFFICIENT, aux_loss=aux_loss)
-    return tiny.TrainingResult(outcome, loss, gradients)
+        trainer.evaluate()
+    return trainer, copy
+
+
+class FixedBatches:
+    """A collator of batches of two rows of different lengths, one after the other, whatever the examples are."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+
+    def __call__(self, examples: Any) -> dict[str, Any]:
+        import torch
+
+        first = 5 + 3 * next(self.numbers)
+        rows = [torch.arange(first, first + 6), torch.arange(first + 9, first + 9 + 2 + first % 4)]
+        ids = torch.nn.utils.rnn.pad_sequence([row % 60 + 3 for row in rows], batch_first=True)
+        return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+
+
+def loss_without_trainer(model: Any, weights: Any, one: tiny.MicroBatch) -> tuple[Any, Any]:
+    """Return the loss of a micro-batch as the model computes it, and the auxiliary loss that is in it."""
+    batch = {key: one.inputs[key] for key in ("input_ids", "attention_mask", "labels")}
+    if one.keywords.get("num_items_in_batch") is not None:
+        batch["num_items_in_batch"] = one.keywords["num_items_in_batch"]
+    if weights is not None:
+        model.load_state_dict(weights)
+    outputs = model(**batch, output_router_logits=True)
+    return outputs.loss, outputs.aux_loss
+
+
+def check_step(model: Any, step: tiny.Step) -> None:
+    """Assert that a step has the losses and the accumulated gradients of the formula."""
+
+    def expected(model: Any) -> Any:
+        parts = [loss_without_trainer(model, None, one) for one in step.micro_batches]
+        losses = [loss - COEFFICIENT * aux_loss * (1 - 1 / STEPS) for loss, aux_loss in parts]
+        for one, loss in zip(step.micro_batches, losses, strict=True):
+            assert abs(one.loss - loss.item()) < 1e-5, f"a micro-batch has the loss {one.loss}: expected {loss.item()}"
+        return sum(losses)
+
+    difference = step.difference(tiny.expected_gradients(model, step.weights, expected))
+    assert difference < 1e-5, f"gradients differ by {difference}"
+
+
+def warns_once() -> None:
+    """Assert that one warning is logged, if at all, where the coefficient of the model is not found."""
+    for enabled in (True, False):
+        step = SftMoeStep(
+            sys.modules["trl.trainer.sft_trainer"],
+            COEFFICIENT,
+            current_gradient_accumulation_steps=STEPS,
+            aux_loss_enabled=enabled,
+        )
+        del step.model.router_aux_loss_coef
+        step.coefficient = lambda: COEFFICIENT
+        _, messages = tiny.warnings_of(lambda step=step: [step.weights() for _ in range(2)])
+        assert len(messages) == enabled, f"the warnings are {messages}"

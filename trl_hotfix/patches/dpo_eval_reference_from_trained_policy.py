@@ -7,17 +7,25 @@ which is after the first steps of training; without a ``ref_model`` and PEFT it 
 TRL 0.29.0 precomputes both datasets in ``__init__`` (pull request 3906). The target is ``get_train_dataloader``,
 because ``train()`` calls it before its first step and it precomputes the training set. The random state of the CPU is
 restored, since otherwise the order of the training rows would change.
+
+The set is precomputed only where ``args.do_eval`` is set: that costs a forward pass of every evaluation row, which is
+most of a run if the set is large and nothing evaluates. transformers sets ``do_eval`` for every ``eval_strategy`` but
+"no", and a script that evaluates by itself may set it.
 """
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, act, judge, shadowed
 from ..model import Outcome
 from ..testing import default_arguments, stub_trainer
+
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def precompute_the_evaluation_set_too(
@@ -28,11 +36,20 @@ def precompute_the_evaluation_set_too(
     due = instance.precompute_ref_log_probs and not instance._precomputed_eval_ref_log_probs
     # get_eval_dataloader can never precompute several evaluation sets in a dict.
     if due and reference_is_policy and not isinstance(instance.eval_dataset, dict | None):
-        import torch
+        if instance.args.do_eval:
+            import torch
 
-        with torch.random.fork_rng(devices=[]):
+            random_state = torch.get_rng_state()
             act()
             instance.get_eval_dataloader()
+            torch.set_rng_state(random_state)
+        elif instance not in _warned:
+            _warned.add(instance)
+            logging.getLogger("trl_hotfix").warning(
+                "the reference log-probs of the evaluation set are not computed before training, since nothing "
+                "evaluates (eval_strategy='no'). An evaluate() after training would take the trained policy as its "
+                "reference: if you call it, set do_eval=True in the DPOConfig"
+            )
     return wrapped(*args, **kwargs)
 
 
@@ -71,33 +88,66 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
 
     # StubTrainer stands after DPOTrainer in the method resolution order, so super() calls its methods.
     trainer_class = type("DPOTrainer", (module.DPOTrainer, StubTrainer), {})
-    policy_log_prob = before
 
-    def reference(batch: Any) -> tuple[Any, Any]:
-        return torch.full((2,), policy_log_prob), torch.full((2,), 2 * policy_log_prob)
+    def trainer_before_training(*, do_eval: bool = True, **changed: Any) -> Any:
+        """Return a trainer that has asked for the dataloader of the training set."""
 
-    trainer = stub_trainer(
-        trainer_class,
-        default_arguments(module.DPOConfig),
-        model=None,
-        ref_model=None,
-        is_peft_model=False,
-        train_dataset=Rows(),
-        eval_dataset=Rows(),
-        data_collator=lambda rows: {"rows": len(rows)},
-        precompute_ref_log_probs=True,
-        _precomputed_train_ref_log_probs=False,
-        _precomputed_eval_ref_log_probs=False,
-        # The second name is that of releases up to 0.11.
-        compute_ref_log_probs=reference,
-        compute_reference_log_probs=reference,
-    )
-    trainer.accelerator.prepare, trainer.accelerator.free_memory = (lambda dataloader: dataloader), (lambda: None)
+        def reference(batch: Any) -> tuple[Any, Any]:
+            # The logits of a model with dropout would draw random numbers as well.
+            torch.rand(1)
+            return torch.full((2,), trainer.log_prob), torch.full((2,), 2 * trainer.log_prob)
+
+        attributes = {
+            "log_prob": before,
+            "model": SimpleNamespace(training=True),
+            "ref_model": None,
+            "is_peft_model": False,
+            "train_dataset": Rows(),
+            "eval_dataset": Rows(),
+            "data_collator": lambda rows: {"rows": len(rows)},
+            "precompute_ref_log_probs": True,
+            # With True only the evaluation set draws random numbers.
+            "_precomputed_train_ref_log_probs": True,
+            "_precomputed_eval_ref_log_probs": False,
+            # The second name is that of releases up to 0.11.
+            "compute_ref_log_probs": reference,
+            "compute_reference_log_probs": reference,
+            **changed,
+        }
+        trainer = stub_trainer(trainer_class, default_arguments(module.DPOConfig, do_eval=do_eval), **attributes)
+        trainer.accelerator.prepare, trainer.accelerator.free_memory = (lambda loader: loader), (lambda: None)
+        # This trainer is no user's, so the wrapper must not warn about it.
+        _warned.add(trainer)
+        random_state = torch.get_rng_state()
+        trainer.get_train_dataloader()
+        if not torch.equal(torch.get_rng_state(), random_state):
+            raise AssertionError("the random state is another one: the training rows would come in another order")
+        return trainer
+
+    def log_probs_at_the_first_evaluation(training: bool) -> list[float]:
+        trainer = trainer_before_training(model=SimpleNamespace(training=training))
+        trainer.log_prob = after
+        trainer.get_eval_dataloader()
+        columns = trainer.eval_dataset.columns
+        sides = ("chosen", "rejected")
+        return [float(value) for side in sides for name in columns if f"_{side}_" in name for value in columns[name]]
+
     # Without this every start would print a progress bar of two steps.
     with shadowed(module, "tqdm", lambda iterable, **kwargs: iterable):
-        trainer.get_train_dataloader()
-        policy_log_prob = after
-        trainer.get_eval_dataloader()
-    columns = trainer.eval_dataset.columns
-    chosen = columns.get("ref_chosen_logps", columns.get("reference_chosen_logps"))
-    return judge(float(chosen[0]), right=before, wrong=after)
+        log_probs = [log_probs_at_the_first_evaluation(training) for training in (False, True)]
+        settings: tuple[dict[str, Any], ...] = (
+            {"ref_model": object()},
+            {"is_peft_model": True},
+            {"precompute_ref_log_probs": False},
+            {"_precomputed_eval_ref_log_probs": True},
+            {"do_eval": False},
+            {"eval_dataset": None},
+            {"eval_dataset": {"one": Rows(), "other": Rows()}},
+        )
+        for changed in settings:
+            untouched = changed.get("eval_dataset", Rows())
+            if trainer_before_training(**{**changed, "eval_dataset": untouched}).eval_dataset is not untouched:
+                raise AssertionError(f"the evaluation set was precomputed in spite of {changed}")
+    if any(values not in ([x, x, 2 * x, 2 * x] for x in (before, after)) for values in log_probs):
+        raise AssertionError(f"the reference log-probs of the rows are {log_probs}")
+    return judge(sum(values[0] for values in log_probs) / 2, right=before, wrong=after)

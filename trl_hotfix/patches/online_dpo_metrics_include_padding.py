@@ -17,6 +17,8 @@ from ..authoring import argument, judge
 from ..model import Outcome
 from ..testing import absent_if_reexported, online_dpo_stub
 
+_METRICS = ("kl", "entropy", "non_score_reward")
+
 
 def leave_out_the_padding(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -27,33 +29,45 @@ def leave_out_the_padding(
 
 
 def metrics_are_those_of_the_tokens(module: ModuleType) -> Outcome:
-    """Check the metrics of two completions, of three and of two tokens, and that their loss does not change."""
+    """Check the metrics of each micro-batch of two runs, and that loss and gradient are those of the tokens anyway."""
     import torch
 
     if reexported := absent_if_reexported(module, module.OnlineDPOTrainer._forward):
         return reexported
-    completions, mask = torch.tensor([[1, 2, 0], [5, 0, 9]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
-    trainer = online_dpo_stub(module, completions, mask)
-    trainer.training_step(trainer.model, {"prompt": ["a"]}, None)
-
-    # The last token of the prompt is 8.
-    previous_tokens = torch.cat([torch.full((2, 1), 8), completions[:, :-1]], dim=1)
-    policy, reference = (
-        model.weight.detach()[previous_tokens].log_softmax(-1).gather(2, completions[..., None])[..., 0]
-        for model in (trainer.model, trainer.ref_model)
+    # The first half of the rows has the better completions.
+    runs = (
+        ([[1, 2, 0], [5, 0, 9]], [[1, 1, 1], [1, 1, 0]]),
+        ([[4, 0, 9, 9], [3, 3, 6, 0], [2, 7, 0, 9], [6, 5, 1, 4]], [[1, 1, 0, 0], [1] * 4, [1, 1, 1, 0], [1] * 4]),
     )
-    logged = {name: trainer.stats[f"objective/{name}"][-1] for name in ("kl", "entropy", "non_score_reward")}
-
-    def metrics_over(positions: Any) -> dict[str, float]:
-        kl = float(((policy - reference) * positions).sum(1).mean())
-        return {"kl": kl, "entropy": float(-(policy * positions).sum(1).mean()), "non_score_reward": -0.1 * kl}
-
-    right, wrong = metrics_over(mask), metrics_over(torch.ones_like(mask))
-    outcomes = {name: judge(value, right=right[name], wrong=wrong[name]) for name, value in logged.items()}
-    if len({outcome.verdict for outcome in outcomes.values()}) > 1:
-        raise AssertionError(f"the metrics do not agree: {outcomes}")
-    margin = ((policy - reference) * mask).sum(1)
-    loss, expected = trainer.went_backward[0], -torch.nn.functional.logsigmoid(0.1 * (margin[0] - margin[1]))
-    if not torch.allclose(loss.detach(), expected):
-        raise AssertionError(f"the loss is {loss}, and not {expected}")
-    return outcomes["kl"]
+    measured: list[float] = []
+    right: list[float] = []
+    wrong: list[float] = []
+    for rows, mask_rows in runs:
+        completions, mask = torch.tensor(rows), torch.tensor(mask_rows)
+        trainer = online_dpo_stub(module, completions, mask)
+        prompts = len(rows) // 2
+        # The last token of the prompt is 8.
+        previous_tokens = torch.cat([torch.full((len(rows), 1), 8), completions[:, :-1]], dim=1)
+        policy, reference = (
+            model.weight[previous_tokens].log_softmax(-1).gather(2, completions[..., None])[..., 0]
+            for model in (trainer.model, trainer.ref_model)
+        )
+        margins = ((policy - reference.detach()) * mask).sum(1)
+        expected_loss = -torch.nn.functional.logsigmoid(0.1 * (margins[:prompts] - margins[prompts:])).mean()
+        (expected_gradient,) = torch.autograd.grad(expected_loss, [trainer.model.weight], retain_graph=True)
+        for step in (0, 0, 1):
+            trainer.state.global_step = step
+            trainer.training_step(trainer.model, {"prompt": ["a"] * prompts}, None)
+            loss = trainer.went_backward[-1]
+            (gradient,) = torch.autograd.grad(loss, [trainer.model.weight])
+            if not torch.allclose(loss, expected_loss) or not torch.allclose(gradient, expected_gradient, atol=1e-6):
+                raise AssertionError(f"the loss is {loss}, and not {expected_loss}, or its gradient is another")
+        measured += [value for name in _METRICS for value in trainer.stats[f"objective/{name}"]]
+        for values, positions in ((right, mask), (wrong, torch.ones_like(mask))):
+            kl = float(((policy - reference) * positions).sum(1).mean())
+            metrics = (kl, float(-(policy * positions).sum(1).mean()), -0.1 * kl)
+            values += [metric for metric in metrics for _ in range(3)]
+    off = min(max(abs(one - other) for one, other in zip(measured, values, strict=True)) for values in (right, wrong))
+    if off > 1e-5:
+        raise AssertionError(f"the metrics are {measured}: neither {right} nor {wrong}")
+    return judge(measured[0], right=right[0], wrong=wrong[0], metrics=len(measured))

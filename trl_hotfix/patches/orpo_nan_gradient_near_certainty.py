@@ -16,8 +16,10 @@ other completion, is the same at both numbers. Half precision is computed in flo
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +30,9 @@ from ..testing import absent_if_reexported, default_arguments, stub_trainer
 _LARGEST_LOGP = -(2.0**-22)
 """Above this number ``exp`` may be 1 in float32. It leaves implementations of ``exp`` two units in the last place."""
 
+_BETA = 0.5  # of the self-test
+_NAMES = "loss", "gradient of the chosen", "gradient of the rejected"
+
 
 def keep_away_from_certainty(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -37,11 +42,12 @@ def keep_away_from_certainty(
 
     names = ("policy_chosen_logps", "policy_rejected_logps")
     batches = [argument(wrapped, args, kwargs, name) for name in names]
-    if any(logps.dtype in (torch.float16, torch.bfloat16) for logps in batches):
-        if not any((logps > -2 * torch.finfo(logps.dtype).eps).any() for logps in batches):
-            return wrapped(*args, **kwargs)
-        batches = [logps.float() for logps in batches]
-    for name, logps in zip(names, batches, strict=True):
+    half = any(logps.dtype in (torch.float16, torch.bfloat16) for logps in batches)
+    if half and not any((logps > -2 * torch.finfo(logps.dtype).eps).any() for logps in batches):
+        return wrapped(*args, **kwargs)
+    for name in names:
+        logps = argument(wrapped, args, kwargs, name)
+        logps = logps.float() if half else logps
         # Adding 0 changes nothing, so the shift needs no check that would synchronise with the device.
         shift = torch.where(logps > _LARGEST_LOGP, _LARGEST_LOGP - logps, torch.zeros_like(logps)).detach()
         args, kwargs = replaced_argument(wrapped, args, kwargs, name, logps + shift)
@@ -49,40 +55,83 @@ def keep_away_from_certainty(
 
 
 def gradient_of_a_sure_model_is_finite(module: ModuleType) -> Outcome:
-    """Check the gradients of a chosen completion with a log-prob of -1e-8 and a rejected one with -0.1."""
+    """Check the gradients of four pairs: a sure chosen completion, a sure rejected one, and two usual pairs.
+
+    Sure is a log-prob that float32 cannot tell from 0. Then half precision, where 0 is nearer.
+    """
     import torch
 
     if reexported := absent_if_reexported(module, module.ORPOTrainer.odds_ratio_loss):
         return reexported
-    beta = 0.5
-    trainer = stub_trainer(module.ORPOTrainer, default_arguments(module.ORPOConfig), beta=beta)
+    # What TRL computes itself, also where this patch is on.
+    own = inspect.unwrap(module.ORPOTrainer.odds_ratio_loss)
+    mistakes: list[str] = []
 
-    def gradients(chosen: float, rejected: float, dtype: Any) -> list[float]:
-        leaves = [torch.tensor([logp], dtype=dtype, requires_grad=True) for logp in (chosen, rejected)]
-        trainer.odds_ratio_loss(*leaves)[0].sum().backward()
-        return [float(leaf.grad) for leaf in leaves]
+    def losses(method: Callable[..., Any], chosen: list[float], rejected: list[float], dtype: Any) -> list[Any]:
+        """Return the losses and their gradients by the log-probs of both completions."""
+        leaves = [torch.tensor(logps, dtype=dtype, requires_grad=True) for logps in (chosen, rejected)]
+        result = method(*leaves)[0]
+        result.sum().backward()
+        return [result.detach(), *(leaf.grad for leaf in leaves)]
 
-    near_certainty = gradients(-1e-8, -0.1, torch.float32)
+    # The last chosen value is near the largest one, so that a shift of another size shows.
+    chosen, rejected = [-1e-8, -0.1, -0.5, _LARGEST_LOGP / 2], [-0.1, -1e-8, -1.0, -2.0]
+    trainer = _stub(module)
+    single = losses(trainer.odds_ratio_loss, chosen, rejected, torch.float32)
+    finite = float(single[1][0].isfinite()) + float(single[2][1].isfinite())
     # The limit as the log-prob of the chosen completion goes to 0: the odds of the rejected one.
-    right = beta * math.exp(-0.1) / (1 - math.exp(-0.1))
-    outcome = judge(
-        float(sum(map(math.isfinite, near_certainty))),
-        right=2.0,
-        wrong=1.0,
-        chosen=str(near_certainty[0]),
-        formula=right,
-    )
-    # Up to 0.11.4 log(sigmoid(...)) rounds 1 - sigmoid to multiples of 2**-24.
-    if outcome.verdict is Verdict.FIXED and not math.isclose(near_certainty[0], right, rel_tol=2e-2):
-        raise AssertionError(f"the gradient is finite and not that of the formula: {outcome}")
-    half_precision = gradients(0.0, -0.1, torch.bfloat16)
-    if outcome.verdict is Verdict.FIXED and not math.isclose(half_precision[0], right, rel_tol=2e-2):
-        raise AssertionError(f"in half precision the gradient is not that of the formula: {half_precision}")
+    right = _BETA * math.exp(-0.1) / (1 - math.exp(-0.1))
+    numbers = {"chosen": str(float(single[1][0])), "rejected": str(float(single[2][1])), "formula": right}
+    outcome = judge(finite, right=2.0, wrong=0.0, **numbers)
     # Far from certainty every release has the derivative of the formula.
-    usual, expected = gradients(-0.5, -1.0, torch.float32), _derivative(-0.5, -1.0, beta)
-    if not math.isclose(usual[0], expected, rel_tol=1e-4):
-        raise AssertionError(f"the gradient is {usual[0]}, and not {expected}")
+    expected = _derivative(-0.5, -1.0, _BETA)
+    if not math.isclose(float(single[1][2]), expected, rel_tol=1e-4):
+        mistakes.append(f"the gradient is {float(single[1][2])}, and not {expected}")
+    if outcome.verdict is Verdict.FIXED:
+        # Up to 0.11.4 log(sigmoid(...)) rounds 1 - sigmoid to multiples of 2**-24.
+        if not math.isclose(float(single[1][0]), right, rel_tol=2e-2):
+            mistakes.append(f"the gradient is finite and not that of the formula: {outcome}")
+        shifted = [[min(logp, _LARGEST_LOGP) for logp in logps] for logps in (chosen, rejected)]
+        for dtype in (torch.float32, torch.float64):
+            patched = losses(trainer.odds_ratio_loss, chosen, rejected, dtype)
+            unpatched = losses(partial(own, trainer), shifted[0], shifted[1], dtype)
+            for name, value, expected in zip(_NAMES, patched, unpatched, strict=True):
+                if not torch.allclose(value, expected, rtol=1e-5, atol=0):
+                    mistakes.append(f"{dtype}, {name}: {value}, and not {expected}")
+        mistakes += _mistakes_in_half_precision(_stub(module), own, losses, right)
+    if mistakes:
+        raise AssertionError("; ".join(mistakes))
     return outcome
+
+
+def _stub(module: ModuleType) -> Any:
+    return stub_trainer(module.ORPOTrainer, default_arguments(module.ORPOConfig), beta=_BETA)
+
+
+def _mistakes_in_half_precision(
+    trainer: Any, own: Callable[..., Any], losses: Callable[..., Any], right: float
+) -> list[str]:
+    """Return what is wrong in bfloat16 for a sure completion, and on both sides of the border of what is changed."""
+    import torch
+
+    mistakes = []
+    sure = losses(trainer.odds_ratio_loss, [0.0, -0.5], [-0.1, -1.0], torch.bfloat16)
+    if not math.isclose(float(sure[1][0]), right, rel_tol=2e-2):
+        mistakes.append(f"in half precision the gradient is {float(sure[1][0])}, and not {right}")
+    border = 2 * torch.finfo(torch.bfloat16).eps
+    for chosen, rejected in (([-border, -0.5], [-1.0, -1.0]), ([-0.5, -1.0], [-1.0, -border])):
+        patched = losses(trainer.odds_ratio_loss, chosen, rejected, torch.bfloat16)
+        unpatched = losses(partial(own, trainer), chosen, rejected, torch.bfloat16)
+        if not all(
+            one.dtype == other.dtype and one.equal(other) for one, other in zip(patched, unpatched, strict=True)
+        ):
+            mistakes.append(f"in half precision {patched} is not what TRL computes: {unpatched}")
+    nearer = -border * (1 - 2**-8)  # the next number
+    for chosen, rejected in (([nearer, -0.5], [-1.0, -1.0]), ([-0.5, -1.0], [-1.0, nearer])):
+        computed = losses(trainer.odds_ratio_loss, chosen, rejected, torch.bfloat16)[0]
+        if computed.dtype is not torch.float32:
+            mistakes.append(f"near certainty the loss is computed in {computed.dtype}")
+    return mistakes
 
 
 def _derivative(chosen: float, rejected: float, beta: float) -> float:
