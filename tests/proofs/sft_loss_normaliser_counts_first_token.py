@@ -27,6 +27,10 @@ ROWS = [{"text": text} for text in TEXTS]
 
 
 def train() -> tiny.TrainingResult:
+    from transformers import Trainer
+
+    if not hasattr(Trainer, "get_batch_samples"):
+        return tiny.TrainingResult(absent("this transformers divides by no count"))
     trainer, model = steps_of(without_padding)
     sums = [[cross_entropy(model, step, one.inputs) for one in step.micro_batches] for step in trainer.steps]
     assert [len(step) for step in sums] == [2, 2]
