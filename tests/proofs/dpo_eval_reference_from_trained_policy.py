@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from trl_hotfix.authoring import judge
+from trl_hotfix.authoring import absent, judge
 
 import tiny
 from tiny.data import preferences_of_several_lengths
@@ -127,4 +127,4 @@ def unaffected() -> tiny.TrainingResult:
             if evaluates:
                 loss += trainer.evaluate()["eval_loss"]
             gradients |= {f"{name} {key}": gradient for key, gradient in trainer.step.gradients.items()}
-    return tiny.TrainingResult(None, loss, gradients)
+    return tiny.TrainingResult(absent("nothing evaluates, or the reference stays"), loss, gradients)
