@@ -210,6 +210,8 @@ def record_of(patch: Patch, found: Mutants) -> dict[str, Any]:
 
 def counted(patches: Sequence[Patch], jobs: int, console: Console, *, write: bool) -> list[str]:
     """Count the mutants of these patches, print and record them. Return what is wrong, a line each."""
+    if not patches:
+        return []
     failures = []
     for patch, found in zip(patches, count(patches, jobs, console), strict=True):
         for line in report(found):
