@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,7 +180,7 @@ def sample(execution: str, steps: int, modes: Iterable[str], hidden: int = 256) 
         return {mode: measured for mode, measured in measure.process(command, environment).items() if mode in RELEASES}
 
 
-def check(rounds: list[measure.Round]) -> None:
+def check(rounds: Sequence[measure.Round]) -> None:
     """Raise ``RuntimeError`` unless the bug shows unpatched, and patched training is that of the fixed release."""
     for samples in rounds:
         first = {mode: samples[mode]["losses"][0] for mode in RELEASES}
