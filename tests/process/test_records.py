@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from trl_hotfix.catalogue import loading
+
 if TYPE_CHECKING:
     import subprocess
 
@@ -37,6 +39,10 @@ def train(
 def recorded(folder: Path) -> list[Any]:
     history = json.loads((folder / "out.json").read_text())
     return [entry["trl_hotfix"] for entry in history if "trl_hotfix" in entry]
+
+
+def revision(patch_id: str) -> str:
+    return next(f"r{patch.revision}" for patch in loading.load() if patch.id == patch_id)
 
 
 def calls(record: Any) -> dict[str, int]:
@@ -72,7 +78,7 @@ def test_a_run_records_its_patches_everywhere(installed: Environment, tmp_path: 
     assert [entry["digest"] for entry in recorded(tmp_path)] == [record["digest"]] * 2
     skipping = train(installed, tmp_path, "resume", TRL_HOTFIX="1", TRL_HOTFIX_SKIP=ON[1])
     assert skipping.returncode == 0, skipping.stderr
-    assert f"other repairs: {ON[1]} is r1 in the checkpoint, not on now" in skipping.stderr
+    assert f"other repairs: {ON[1]} is {revision(ON[1])} in the checkpoint, not on now" in skipping.stderr
     assert [len(entry["patches"]) for entry in recorded(tmp_path)] == [
         len(record["patches"]),
         len(record["patches"]) - 1,
@@ -129,7 +135,7 @@ def test_ranks_with_the_same_patches_train_silently(installed: Environment, tmp_
 def test_a_rank_with_other_patches_is_named(installed: Environment, tmp_path: Path) -> None:
     process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="1", ONLY_RANK_1=f"TRL_HOTFIX_SKIP={ON[1]}")
     assert process.returncode == 0, process.stderr
-    message = f"rank 1: {ON[1]} is r1 on rank 0, not on there"
+    message = f"rank 1: {ON[1]} is {revision(ON[1])} on rank 0, not on there"
     assert [f"trl_hotfix [rank {rank}]: WARNING: {message}" in process.stderr for rank in (0, 1)] == [True, True]
 
 
