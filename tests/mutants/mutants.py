@@ -183,8 +183,8 @@ def count(patches: Sequence[Patch], jobs: int, console: Console) -> list[Mutants
     work = [(patch, place) for patch in patches for place in places_of(patch)]
     layout.build({place for _, place in work}, console.print)
     # The mutants are compared with the fixed release too.
-    fixed = set(proofs.with_fixed_release([Case(*case) for case in work])) - {Case(*case) for case in work}
-    proofs.run(sorted(fixed, key=lambda case: case.name), jobs, console)
+    cases = [Case(*case) for case in work]
+    proofs.run([case for case in proofs.with_fixed_release(cases) if case not in cases], jobs, console)
     code = {patch.id: sources_of(patch) for patch in patches}
 
     def judged(case: tuple[Patch, Place]) -> Iterable[tuple[tuple[str, Place], Mapping[str, Any] | str]]:
