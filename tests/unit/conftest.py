@@ -34,6 +34,15 @@ load_helpers()
 from helpers import trl_like as made_up  # noqa: E402
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Objects that go only with the garbage collector are as good as alive: it may not run for many steps."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Freeze what is imported by now: each report searches the objects of the garbage collector, here for 80 ms."""
     gc.freeze()

@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,14 +60,6 @@ def numbers(count: Count | None) -> tuple[int, int] | None:
 @pytest.fixture
 def owner() -> type[Trainer]:
     return type("Trainer", (Trainer,), dict(vars(Trainer)))
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 # By instance

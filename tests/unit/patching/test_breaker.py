@@ -438,15 +438,6 @@ class Batch:
     """Stands for a tensor: it says when it is gone."""
 
 
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Objects that go only with the garbage collector are as good as alive: it may not run for many steps."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def double_batch(batch: Any) -> Any:
     if not isinstance(batch, Batch):
         raise KeyError("TRL's own", batch)

@@ -86,16 +86,13 @@ def test_one_early_target_among_others_is_missed(declare: Any) -> None:
     assert state_for(before) == ON
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_a_trainer_that_nobody_holds_any_more_is_not_named(declare: Any) -> None:
-    gc.disable()
-    try:
-        before = made()
-        before.itself = before
-        del before
-        declare(is_marked, mark, called=[EARLY[0]])
-        assert trl_hotfix.apply(strict=True)["made-up"].state is State.APPLIED
-    finally:
-        gc.enable()
+    before = made()
+    before.itself = before
+    del before
+    declare(is_marked, mark, called=[EARLY[0]])
+    assert trl_hotfix.apply(strict=True)["made-up"].state is State.APPLIED
 
 
 def test_a_trainer_made_before_that_prepares_its_data_now_is_reached(declare: Any) -> None:
