@@ -48,6 +48,31 @@ def by_place(cases: Iterable[tuple[Place, Case]]) -> dict[Place, list[Case]]:
     return grouped
 
 
+def answers_by_release(
+    request: pytest.FixtureRequest, arguments: Callable[[str], list[str]], seconds: float
+) -> dict[str, Any]:
+    """Return the answers to the cases of the selected tests, by release: each runs these arguments and its cases."""
+    import layout
+    from running import process
+
+    cases = by_place((case["release"], case["case"]) for case in parameters(request))
+    places = {release: layout.main_place(release) for release in cases}
+    layout.build(places.values())
+
+    def run(release: str) -> Any:
+        return process(places[release], [*arguments(release), *cases[release]], seconds)
+
+    return side_by_side(run, cases)
+
+
+def answer_of(answers: Mapping[str, Any], release: str, case: str) -> Any:
+    """Return the answer to one case. A text in its place is the reason why there is none."""
+    assert not isinstance(answers[release], str), answers[release]
+    answer = answers[release][case]
+    assert not isinstance(answer, str), answer
+    return answer
+
+
 def side_by_side(run: Callable[[Place], Answer], places: Iterable[Place]) -> dict[Place, Answer]:
     """Return the answer for each place. The workers of pytest-xdist together use each core once."""
     places = list(places)

@@ -9,7 +9,6 @@ import pytest
 import sharing
 
 import layout
-from running import process
 
 BEFORE = ("before apply", "while imported")
 AFTER = ("after apply", "after the trainer was made")
@@ -55,24 +54,15 @@ Answers = Mapping[str, Mapping[str, Any]]
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> Answers:
     """Return the answers of each release, by case."""
-    cases = sharing.by_place((case["release"], case["case"]) for case in sharing.parameters(request))
-    places = {release: layout.main_place(release) for release in cases}
-    layout.build(places.values())
-
-    def run(release: str) -> Any:
-        command = [str(layout.HERE / "intruders.py"), "{out}", *RUNS[release], *cases[release]]
-        return process(places[release], command, 600)
-
-    return sharing.side_by_side(run, cases)
+    script = str(layout.HERE / "intruders.py")
+    return sharing.answers_by_release(request, lambda release: [script, "{out}", *RUNS[release]], 600)
 
 
 @pytest.mark.parametrize(
     ("release", "case"), sharing.heavy([(release, case) for release in RUNS for case in EXPECTED], smoke=SMOKE)
 )
 def test_an_intruder_is_reported_everywhere(answers: Answers, release: str, case: str) -> None:
-    assert not isinstance(answers[release], str), answers[release]
-    answer = answers[release][case]
-    assert not isinstance(answer, str), answer
+    answer = sharing.answer_of(answers, release, case)
     expected, patch = EXPECTED[case], RUNS[release][-1]
     assert (answer["apply"], answer["status"]) == (expected, expected), answer
     warned = [] if expected == APPLIED else [f"{patch}: {expected}"]

@@ -9,7 +9,6 @@ import pytest
 import sharing
 
 import layout
-from running import process
 
 SFT, DPO, GRPO = "sft-eos-masked-when-pad-is-eos", "moe-aux-loss-lost-under-deepspeed", "grpo-dapo-normaliser"
 
@@ -45,21 +44,7 @@ Answers = Mapping[str, Mapping[str, Any]]
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> Answers:
     """Return the answers of each release, by case."""
-    cases = sharing.by_place((case["release"], case["case"]) for case in sharing.parameters(request))
-    places = {release: layout.main_place(release) for release in cases}
-    layout.build(places.values())
-
-    def run(release: str) -> Any:
-        return process(places[release], [str(layout.HERE / "reached.py"), "{out}", *cases[release]], 900)
-
-    return sharing.side_by_side(run, cases)
-
-
-def answer_of(answers: Answers, release: str, case: str) -> Any:
-    assert not isinstance(answers[release], str), answers[release]
-    answer = answers[release][case]
-    assert not isinstance(answer, str), answer
-    return answer
+    return sharing.answers_by_release(request, lambda release: [str(layout.HERE / "reached.py"), "{out}"], 900)
 
 
 def entry(record: Any, patch: str) -> Any:
@@ -68,7 +53,7 @@ def entry(record: Any, patch: str) -> Any:
 
 @pytest.mark.parametrize(("release", "case"), sharing.heavy(RUNS, smoke=SMOKE))
 def test_report_log_and_record_say_what_the_run_was(answers: Answers, release: str, case: str) -> None:
-    answer = answer_of(answers, release, case)
+    answer = sharing.answer_of(answers, release, case)
     patch, state = next((patch, state) for _, name, patch, state, _ in TABLE if name == case)
     assert answer["states"][patch] == state
     assert answer["raised"] is None
@@ -89,7 +74,7 @@ def test_report_log_and_record_say_what_the_run_was(answers: Answers, release: s
 
 @pytest.mark.parametrize(("release", "case"), sharing.heavy([*STRICT, *HEALTHY], smoke=SMOKE))
 def test_strict_ends_a_run_that_is_not_repaired_and_no_other(answers: Answers, release: str, case: str) -> None:
-    answer = answer_of(answers, release, case)
+    answer = sharing.answer_of(answers, release, case)
     if (release, case) in HEALTHY:
         assert (answer["raised"], answer["steps"]) == (None, 2)
         return
@@ -102,7 +87,7 @@ def test_strict_ends_a_run_that_is_not_repaired_and_no_other(answers: Answers, r
 
 @pytest.mark.parametrize(("release", "case"), [("0.11.4", "made with it")])
 def test_the_record_grows_with_the_run(answers: Answers, release: str, case: str) -> None:
-    answer = answer_of(answers, release, case)
+    answer = sharing.answer_of(answers, release, case)
     repaired = entry(answer["files"]["trl_hotfix.json"], SFT)
     assert (repaired["word"], repaired["acted"]) == ("repaired", 1)
     assert entry(answer["files"]["trl_hotfix.json"], DPO)["word"] == "selected"
@@ -116,14 +101,14 @@ def test_the_record_grows_with_the_run(answers: Answers, release: str, case: str
 
 @pytest.mark.parametrize(("release", "case"), [("0.11.4", "made with it and reverted")])
 def test_what_a_trainer_was_made_with_stays_on_record_after_revert(answers: Answers, release: str, case: str) -> None:
-    final = answer_of(answers, release, case)["files"]["trl_hotfix.json"]
+    final = sharing.answer_of(answers, release, case)["files"]["trl_hotfix.json"]
     assert final["patches"] == []
     assert [(one["id"], one["word"], one["acted"]) for one in final["reverted"]] == [(SFT, "repaired", 1)]
 
 
 @pytest.mark.parametrize(("release", "case"), sharing.heavy([("0.11.4", "step patch after the trainer")]))
 def test_a_count_is_of_the_steps(answers: Answers, release: str, case: str) -> None:
-    answer = answer_of(answers, release, case)
+    answer = sharing.answer_of(answers, release, case)
     counts = {name: entry(record, DPO)["called"] for name, record in answer["files"].items()}
     assert counts["checkpoint-1/trl_hotfix.json"] < counts["checkpoint-2/trl_hotfix.json"]
     assert counts["checkpoint-2/trl_hotfix.json"] == counts["trl_hotfix.json"]
@@ -131,7 +116,7 @@ def test_a_count_is_of_the_steps(answers: Answers, release: str, case: str) -> N
 
 @pytest.mark.parametrize(("release", "case"), sharing.heavy(TRAINERS, smoke=SMOKE))
 def test_no_trainer_of_trl_is_called_unreached(answers: Answers, release: str, case: str) -> None:
-    trained = answer_of(answers, release, case)
+    trained = sharing.answer_of(answers, release, case)
     assert trained
     for name, answer in trained.items():
         assert answer["warned"] == [], (name, answer)
@@ -140,7 +125,7 @@ def test_no_trainer_of_trl_is_called_unreached(answers: Answers, release: str, c
 
 @pytest.mark.parametrize(("release", "case"), sharing.heavy(RESUMED))
 def test_resuming_without_a_record_is_said(answers: Answers, release: str, case: str) -> None:
-    answer = answer_of(answers, release, case)
+    answer = sharing.answer_of(answers, release, case)
     about = {name: [line for line in lines if "checkpoint" in line] for name, lines in answer.items()}
     assert about == {
         "without a record": [
