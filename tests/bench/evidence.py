@@ -54,7 +54,6 @@ def load(patch_id: str, folder: Path = EVIDENCE) -> Answer:
     record: Answer = json.loads(file.read_text(encoding="utf-8"))
     named = {"patch": patch_id}
     return {
-        "mutants": None,
         **record,
         "cells": [{**named, **cell} for cell in _one_by_one(record["cells"])],
         "proofs": [{**named, **proof} for proof in record["proofs"]],

@@ -271,11 +271,12 @@ class Breakage:
 
     name: str
     work: Callable[[Call], Any]
-    memory: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What each wrapper's calls remember."""
 
     @property
     def had_effect(self) -> bool:
-        return bool(self.memory.get("had effect"))
+        return any(memory.get("had effect") for memory in self.memory.values())
 
     def around(self, wrapper: Wrapper) -> Wrapper:
         memory = self.memory.setdefault(wrapper.__name__, {})
@@ -284,18 +285,14 @@ class Breakage:
             wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
         ) -> Any:
             call = Call(partial(wrapper, **options) if options else wrapper, wrapped, instance, args, kwargs, memory)
-            try:
-                return self.work(call)
-            finally:
-                if memory.get("had effect"):
-                    self.memory["had effect"] = True
+            return self.work(call)
 
         return broken
 
 
 def effective_conditions(probed: Breakage) -> set[str]:
     """Return the conditions that would have left out a call in which the wrapper has acted."""
-    return set().union(*(memory.get("left out", ()) for memory in probed.memory.values() if isinstance(memory, dict)))
+    return set().union(*(memory.get("left out", ()) for memory in probed.memory.values()))
 
 
 def breakages(targets: list[str]) -> Iterator[Breakage]:

@@ -8,14 +8,13 @@ bug does not hit, then parity with the fixed release. The first that notices has
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ class Judge:
     proof: Any
     unaffected: Any = None
     fixed: Mapping[str, Any] | None = None
+    _gradients: Mapping[str, Any] = field(default_factory=dict)
 
     def killer(self) -> tuple[str, str]:
         """Return what notices that the patch is broken, and how. Both are empty if nothing does."""
@@ -53,6 +53,7 @@ class Judge:
             "self-test": self._by_self_test,
             "proof": self._by_proof,
             "unaffected": self._by_unaffected,
+            "parity": self._by_parity,
         }
         for name, stage in stages.items():
             try:
@@ -61,7 +62,7 @@ class Judge:
             except (Exception, TimeLimitExceeded) as error:  # noqa: BLE001
                 why = f"{type(error).__name__}: {error}"[:300]
             if why:
-                return ("parity", why.removeprefix("parity: ")) if why.startswith("parity: ") else (name, why)
+                return name, why
         return "", ""
 
     def _by_self_test(self) -> str:
@@ -78,16 +79,15 @@ class Judge:
     def _by_proof(self) -> str:
         with prove.patched(self.patch):
             result = self.proof.train()
-        if Verdict(result.outcome.verdict) is not Verdict.FIXED:
-            return f"{result.outcome.verdict}"
-        return self._difference_from_fixed(result)
+        self._gradients = result.gradients
+        return "" if Verdict(result.outcome.verdict) is Verdict.FIXED else f"{result.outcome.verdict}"
 
-    def _difference_from_fixed(self, result: Any) -> str:
+    def _by_parity(self) -> str:
         if self.fixed is None:
             return ""
-        common = [name for name in result.gradients if name in self.fixed]
-        worst = max((float((result.gradients[name] - self.fixed[name]).abs().max()) for name in common), default=0.0)
-        return "" if worst <= TOLERANCE else f"parity: gradients differ by {worst:.3g}"
+        pairs = [(gradient, self.fixed[name]) for name, gradient in self._gradients.items() if name in self.fixed]
+        worst = max((float((patched - fixed).abs().max()) for patched, fixed in pairs), default=0.0)
+        return "" if worst <= TOLERANCE else f"gradients differ by {worst:.3g}"
 
     def _by_unaffected(self) -> str:
         import torch
@@ -101,22 +101,19 @@ class Judge:
         return "" if after.loss == loss and not changed else f"loss {after.loss!r}, gradients {changed[:3]}"
 
 
-def mutated_code(module: Any, source: str) -> None:
-    """Have the module of the patch run ``source``."""
+def judged_code(judge: Judge, module: Any, source: str) -> dict[str, Any]:
     exec(compile(source, module.__file__, "exec"), vars(module))
+    return _judged(judge)
 
 
-def judged(judge: Judge, prepare: Callable[[], Any]) -> dict[str, Any]:
-    with contextlib.ExitStack() as stack:
-        entered = prepare()
-        if hasattr(entered, "__enter__"):
-            stack.enter_context(entered)
-        killer, why = judge.killer()
+def _judged(judge: Judge) -> dict[str, Any]:
+    killer, why = judge.killer()
     return {"killer": killer, "why": why}
 
 
 def judged_breakage(judge: Judge, module: Any, wrappers: Sequence[str], breakage: Breakage) -> dict[str, Any]:
-    answer = judged(judge, lambda: breakages.broken(module, list(wrappers), breakage))
+    with breakages.broken(module, list(wrappers), breakage):
+        answer = _judged(judge)
     return {**answer, "had effect": breakage.had_effect, "left out": sorted(breakages.effective_conditions(breakage))}
 
 
@@ -164,12 +161,12 @@ def _answers(
     judge: Judge, module: Any, wrappers: Sequence[str], task: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, source in task["code"].items():
-        yield name, in_fork(lambda source=source: judged(judge, lambda: mutated_code(module, source)))  # type: ignore[misc]
+        yield name, in_fork(functools.partial(judged_code, judge, module, source))
     targets = [target.name for target in judge.patch.targets if target.name in task["targets"]]
     for breakage in breakages.breakages(targets):
         yield (
             breakage.name,
-            in_fork(lambda breakage=breakage: judged_breakage(judge, module, wrappers, breakage)),  # type: ignore[misc]
+            in_fork(functools.partial(judged_breakage, judge, module, wrappers, breakage)),
         )
 
 
