@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
+from ..by_identity import ByIdentity
 from ..catalogue.conditions import Argument, Kind
 
-_BY_ID: dict[int, tuple[Any, Mapping[str, Argument]]] = {}
+_given: ByIdentity[Mapping[str, Argument]] = ByIdentity()
 
 
 def note(trainer: Any, constructor: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -25,19 +25,12 @@ def note(trainer: Any, constructor: Callable[..., Any], args: tuple[Any, ...], k
             given.update({key: described(part) for key, part in value.items()})
         else:
             given[name] = described(value)
-    key = id(trainer)
-    _BY_ID[key] = weakref.ref(trainer, lambda gone: _forget(key, gone)), given
+    _given[trainer] = given
 
 
 def to(trainer: Any) -> Mapping[str, Argument] | None:
     """Return the arguments that the constructor of ``trainer`` was given, or None if it was not observed."""
-    reference, given = _BY_ID.get(id(trainer), (None, None))
-    return given if reference is not None and reference() is trainer else None
-
-
-def _forget(key: int, gone: Any) -> None:
-    if _BY_ID.get(key, (None,))[0] is gone:
-        _BY_ID.pop(key, None)
+    return _given.get(trainer)
 
 
 def described(value: Any) -> Argument:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from ..by_identity import ByIdentity
 from ..catalogue.modules import PATCH_MODULES
 from ..model import Called, Patch, Reason
 from ..witness import counts_of
@@ -44,7 +45,7 @@ class _Training(Struct):
     stepped: bool = False
 
 
-_trainings: weakref.WeakKeyDictionary[Any, _Training] = weakref.WeakKeyDictionary()
+_trainings: ByIdentity[_Training] = ByIdentity()
 
 
 def training_begins(trainer: Any, module_patches: Iterable[ModulePatch]) -> None:
@@ -55,8 +56,9 @@ def training_begins(trainer: Any, module_patches: Iterable[ModulePatch]) -> None
 
 def step_taken(trainer: Any) -> None:
     """Note that ``trainer`` has taken an optimizer step since its training began."""
-    if trainer in _trainings:
-        _trainings[trainer].stepped = True
+    training = _trainings.get(trainer)
+    if training is not None:
+        training.stepped = True
 
 
 def missed(module_patch: ModulePatch, objects: Sequence[Any]) -> list[Missed]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,6 +202,20 @@ def test_a_step_without_a_call_is_named_once_it_is_taken() -> None:
     assert state_for(made()) == ON
     trainer.dpo_loss(1)
     assert state_for(trainer) == ON
+
+
+@pytest.mark.usefixtures("step_patch")
+def test_a_trainer_that_is_a_dataclass_is_looked_at_too() -> None:
+    """Such a trainer, as ``trl.experimental.kto.KTOTrainer`` of TRL 1.16.0, cannot be hashed."""
+    cls = dataclass(derived("FromDataclass", DPOTrainer, __init__=DPOTrainer.__init__))
+    trainer, other = made(cls), made(cls)
+    assert trainer == other
+    begin(trainer)
+    begin(other)
+    other.dpo_loss(1)
+    for taken in (trainer, other):
+        reach.step_taken(taken)
+    assert (state_for(trainer)[1], state_for(other)) == (Reason.NOT_CALLED, ON)
 
 
 @pytest.mark.usefixtures("step_patch")
