@@ -32,6 +32,8 @@ from .model_cards import write_into_model_cards
 from .trackers import FILE, KEY, tracker_writer
 from .trainers import calling_trainer
 
+_UNCHECKED = "which patches reach this trainer could not be checked; the warning before has the error"
+
 
 class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     """Write the report into the run's records, and check that all ranks have the same repairs.
@@ -64,16 +66,18 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         return {**vars(self), "_trainer_of_state": None, "_waiting_trackers": [], "_trackers": []}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        active = self
         with training_goes_on("on_train_begin failed"):
             if not self._is_of_trl(args, state):
                 return
             active = self._active_callback(state)
             if active is self:
+                self._problems = [_UNCHECKED]
                 self._begin_training(state)
-            # Of two callbacks, the inactive one may be the strict one.
-            if active._problems and self._strict:
-                lines = "".join(f"\n  {problem}" for problem in active._problems)
-                raise NotAppliedError(f"strict mode: training does not begin:{lines}")
+        # Of two callbacks, the inactive one may be the strict one.
+        if active._problems and self._strict:
+            lines = "".join(f"\n  {problem}" for problem in active._problems)
+            raise NotAppliedError(f"strict mode: training does not begin:{lines}")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The trackers' callbacks start their runs at train begin, after this callback if TRL_HOTFIX=1 added it.
@@ -187,8 +191,10 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             return
         self._first_step = None
         trainer = self._trainer(state)
-        reach.step_taken(trainer)
-        problems = [problem for problem in _unrepaired(_report(trainer)) if problem not in self._problems]
+        problems = [_UNCHECKED]
+        with training_goes_on("the look after the first step failed"):
+            reach.step_taken(trainer)
+            problems = [problem for problem in _unrepaired(_report(trainer)) if problem not in self._problems]
         for problem in problems:
             log.warning("%s", problem)
         if problems and any(callback._strict for callback in _callbacks(trainer)):

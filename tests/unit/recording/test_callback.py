@@ -306,6 +306,32 @@ def test_what_was_said_at_the_beginning_is_not_said_again_after_a_step(
 
 
 @pytest.mark.usefixtures("applied")
+@pytest.mark.parametrize("strict", [False, True], ids=str)
+@pytest.mark.parametrize(("failing", "steps"), [("training_begins", 0), ("step_taken", 1)])
+def test_a_look_that_fails_is_no_success_under_strict(
+    trl_like: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    failing: str,
+    steps: int,
+    strict: bool,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise TypeError("unhashable type: 'KTOTrainer'")
+
+    monkeypatch.setattr(reach, failing, fail)
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict)], max_steps=3)
+    if strict:
+        with pytest.raises(NotAppliedError, match="could not be checked"):
+            trainer.train()
+    else:
+        trainer.train()
+    assert trainer.state.global_step == (steps if strict else 3)
+    assert any("unhashable type" in message for message in warning_messages(caplog))
+
+
+@pytest.mark.usefixtures("applied")
 def test_a_healthy_run_is_silent_under_strict(trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict=True)], eval_strategy="steps")
