@@ -1,11 +1,12 @@
 """Measure a training step without a patch, with it, and with the first fixed release, on the same weights and rows.
 
-``python training.py EXECUTION STEPS HIDDEN MODE...`` trains a Mixtral with the real SFTTrainer of each mode.
+``python training.py EXECUTION ROUNDS STEPS HIDDEN MODE...`` trains a Mixtral with the real SFTTrainer of each mode.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import os
@@ -15,7 +16,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,8 @@ PATCH = "sft-aux-loss-counted-twice"
 BUGGY, FIXED = "0.23.0", "0.23.1"
 RELEASES = {"unpatched": BUGGY, "patched": BUGGY, "fixed": FIXED}
 COMPILE_BACKENDS = {"eager": "", "compiled": "inductor"}
+REPETITIONS = {"eager": (5, 3, 80), "compiled": (5, 3, 80)}
+"""The processes, the rounds in each, and the steps of a round."""
 WARM_UP = 3
 OVERLAYS = "TRL_BENCHMARK_OVERLAYS"
 """The variable with the folders of the releases, by mode."""
@@ -87,23 +90,12 @@ def trl_of(mode: str) -> Any:
     return classes
 
 
-def train(classes: Any, execution: str, steps: int, hidden: int, runner: Runner) -> dict[str, Any]:
-    """Train, and return the losses and the number of graphs that were compiled before the end."""
+def mixtral(hidden: int) -> Any:
     import torch
     import transformers
-    from datasets import Dataset
-
-    import tiny
-
-    class ByTurns(transformers.TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            runner.step_begins()
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            runner.step_ends()
 
     torch.manual_seed(0)
-    model = transformers.MixtralForCausalLM(
+    return transformers.MixtralForCausalLM(
         transformers.MixtralConfig(
             vocab_size=64,
             hidden_size=hidden,
@@ -121,6 +113,23 @@ def train(classes: Any, execution: str, steps: int, hidden: int, runner: Runner)
             eos_token_id=1,
         )
     )
+
+
+def train(classes: Any, execution: str, steps: int, model: Any, runner: Runner) -> dict[str, Any]:
+    """Train, and return the losses and the number of graphs that were compiled before the end."""
+    import torch
+    import transformers
+    from datasets import Dataset
+
+    import tiny
+
+    class ByTurns(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            runner.step_begins()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            runner.step_ends()
+
     trainer_class, config_class = classes
     tokenizer = tiny.tokenizer()
     row = dict(tokenizer(" ".join(f"w{index * 7 % 60}" for index in range(127))))
@@ -131,7 +140,7 @@ def train(classes: Any, execution: str, steps: int, hidden: int, runner: Runner)
         gradient_accumulation_steps=2,
         max_length=128,
         max_steps=steps + WARM_UP,
-        learning_rate=1e-4,
+        learning_rate=0.0,
         **compiled,
     )
     trainer = tiny.trainer(
@@ -148,67 +157,88 @@ def train(classes: Any, execution: str, steps: int, hidden: int, runner: Runner)
     return {"losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], "graphs": graphs}
 
 
-def by_turns(execution: str, steps: int, hidden: int, modes: Iterable[str]) -> measure.Round:
-    """Train the modes in this process. They take turns, one step each.
+def by_turns(execution: str, rounds: int, steps: int, hidden: int, modes: Iterable[str]) -> Iterator[measure.Round]:
+    """Train the modes in this process. They take turns, one step each, and train one model, which stays as it is.
 
-    Two processes of one mode differ by more than the modes do: by where their memory lies, and by what the machine
-    does meanwhile. Here all that is the same.
+    Two processes of one mode differ by more than the modes do, and so do two models of a process: by where their memory
+    lies, and by what the machine does meanwhile. Each round has a new model.
     """
+    import torch
+
     classes = {mode: trl_of(mode) for mode in sorted(modes, key="patched".__eq__)}
-    runners = {
-        mode: Runner(functools.partial(train, of_mode, execution, steps, hidden)) for mode, of_mode in classes.items()
-    }
     order = random.Random()
-    # The first turn is to the first step. One more than there are steps is to the end.
-    for _ in range(1 + WARM_UP + steps):
-        for mode in order.sample(list(runners), len(runners)):
-            runners[mode].turn()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    times = ("step_ms", "step_cpu_ms")
-    return {
-        mode: {**runner.results, "peak_mib": peak, **{name: runner.results[name][WARM_UP:] for name in times}}
-        for mode, runner in runners.items()
-    }
+    for _ in range(rounds):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = mixtral(hidden)
+        runners = {
+            mode: Runner(functools.partial(train, classes[mode], execution, steps, model))
+            for mode in order.sample(list(classes), len(classes))
+        }
+        # The first turn is to the first step. One more than there are steps is to the end.
+        for _ in range(1 + WARM_UP + steps):
+            for mode in order.sample(list(runners), len(runners)):
+                runners[mode].turn()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        times = ("step_ms", "step_cpu_ms")
+        yield {
+            mode: {**runner.results, "peak_mib": peak, **{name: runner.results[name][WARM_UP:] for name in times}}
+            for mode, runner in runners.items()
+        }
+        del runners, model
+        gc.collect()
 
 
-def sample(execution: str, steps: int, modes: Iterable[str], hidden: int = 256) -> measure.Round:
+def sample(execution: str, rounds: int, steps: int, modes: Iterable[str], hidden: int = 256) -> list[measure.Round]:
     """Return what a process of its own has measured that trains these modes."""
     overlays = {mode: str(measure.place(release).overlay) for mode, release in RELEASES.items()}
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(measure.WORK / "inductor"), OVERLAYS: json.dumps(overlays)}
     with measure.for_training(BUGGY, **variables) as environment:
-        command = [measure.place(BUGGY).python, __file__, execution, str(steps), str(hidden), *modes]
-        return {mode: measured for mode, measured in measure.process(command, environment).items() if mode in RELEASES}
+        command = [measure.place(BUGGY).python, __file__, execution, str(rounds), str(steps), str(hidden), *modes]
+        measured: list[measure.Round] = measure.process(command, environment)["rounds"]
+        return measured
 
 
 def check(rounds: Sequence[measure.Round]) -> None:
     """Raise ``RuntimeError`` unless the bug shows unpatched, and patched training is that of the fixed release."""
     for samples in rounds:
-        first = {mode: samples[mode]["losses"][0] for mode in RELEASES}
-        if abs(first["patched"] - first["fixed"]) > 1e-3 or abs(first["unpatched"] - first["fixed"]) < 1e-1:
-            raise RuntimeError(f"the first losses are {first}: expected patched as fixed, and unpatched another")
+        for number, losses in enumerate(zip(*(samples[mode]["losses"] for mode in RELEASES), strict=True), 1):
+            loss = dict(zip(RELEASES, losses, strict=True))
+            if abs(loss["patched"] - loss["fixed"]) > 1e-3 or abs(loss["unpatched"] - loss["fixed"]) < 1e-1:
+                raise RuntimeError(
+                    f"step {number}: the losses are {loss}: expected patched as fixed, and unpatched another"
+                )
 
 
 def run(*, quick: bool) -> Result:
     result = Result(versions={"trl": f"{BUGGY}, {FIXED}"})
+    rounds: dict[str, list[measure.Round]] = {}
+    for execution, (processes, of_each, steps) in REPETITIONS.items():
+        size = (2, 5) if quick else (of_each, steps)
+        rounds[execution] = [
+            one for _ in range(1 if quick else processes) for one in sample(execution, *size, RELEASES)
+        ]
     for execution in COMPILE_BACKENDS:
-        # What is compiled first differs, and memory is laid out anew: so there are some processes.
-        rounds = [sample(execution, 10 if quick else 60, RELEASES) for _ in range(2 if quick else 18)]
-        check(rounds)
-        alone = [{mode: sample(execution, 1, [mode])[mode] for mode in RELEASES} for _ in range(1 if quick else 8)]
-        check(alone)
-        result.samples[execution] = measure.as_plain_data(rounds)
+        alone = [
+            {mode: sample(execution, 1, 1, [mode])[0][mode] for mode in RELEASES} for _ in range(1 if quick else 6)
+        ]
+        for measured in (rounds[execution], alone):
+            check(measured)
+        result.samples[execution] = measure.as_plain_data(rounds[execution])
         result.samples[f"{execution}, each in a process"] = measure.as_plain_data(alone)
         for baseline in ("fixed", "unpatched"):
             for quantity, name in (("step_ms", "a step"), ("step_cpu_ms", "CPU time of a step")):
                 goal = 1.01 if (baseline, quantity) == ("fixed", "step_ms") else None
-                ratio = measure.ratio_of_steps(rounds, "patched", baseline, quantity)
+                ratio = measure.ratio_of_steps(rounds[execution], "patched", baseline, quantity)
                 result.findings.append(Finding(f"{execution}, {name}: patched / {baseline}", ratio, goal=goal))
             memory = measure.ratio(alone, "patched", baseline, "peak_mib")
             result.findings.append(Finding(f"{execution}, peak memory: patched / {baseline}", memory))
-        step = measure.estimate([statistics.median(samples["unpatched"]["step_ms"]) for samples in rounds])
+        step = measure.estimate([statistics.median(samples["unpatched"]["step_ms"]) for samples in rounds[execution]])
         result.findings.append(Finding(f"{execution}: a step, unpatched", step, "ms"))
     return result
 
 
 if __name__ == "__main__":
-    print(json.dumps(by_turns(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])))
+    execution, rounds, steps, hidden, *modes = sys.argv[1:]
+    turns = by_turns(execution, int(rounds), int(steps), int(hidden), modes)
+    print(json.dumps({"rounds": list(turns)}))
