@@ -27,7 +27,8 @@ def test_verify_full_trains_red_green_red() -> None:
     proofs = {proof["patch"]: proof for proof in json.loads(process.stdout)["proofs"]}
     trained = proofs["dpo-eval-reference-from-trained-policy"]
     assert trained["verdict"] == "proven"
-    assert [run_record["verdict"] for run_record in trained["runs"].values()] == ["reproduced", "fixed", "reproduced"]
+    verdicts = {name: run_record["verdict"] for name, run_record in trained["runs"].items()}
+    assert verdicts == {"red": "reproduced", "green": "fixed", "red again": "reproduced", "unaffected": "absent"}
     assert trained["runs"]["red"]["loss"] != trained["runs"]["green"]["loss"]
     # A missing requirement of a proof is reported, and is no failure.
     assert (proofs[ID]["verdict"], proofs[ID]["why"]) == ("not-run", "it needs scikit-learn")
