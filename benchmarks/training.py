@@ -27,7 +27,7 @@ PATCH = "sft-aux-loss-counted-twice"
 BUGGY, FIXED = "0.23.0", "0.23.1"
 RELEASES = {"unpatched": BUGGY, "patched": BUGGY, "fixed": FIXED}
 COMPILE_BACKENDS = {"eager": "", "compiled": "inductor"}
-REPETITIONS = {"eager": (5, 3, 80), "compiled": (5, 3, 80)}
+PROCESSES, ROUNDS, STEPS = 5, 3, 80
 """The processes, the rounds in each, and the steps of a round."""
 WARM_UP = 3
 OVERLAYS = "TRL_BENCHMARK_OVERLAYS"
@@ -212,28 +212,24 @@ def check(rounds: Sequence[measure.Round]) -> None:
 
 def run(*, quick: bool) -> Result:
     result = Result(versions={"trl": f"{BUGGY}, {FIXED}"})
-    rounds: dict[str, list[measure.Round]] = {}
-    for execution, (processes, of_each, steps) in REPETITIONS.items():
-        size = (2, 5) if quick else (of_each, steps)
-        rounds[execution] = [
-            one for _ in range(1 if quick else processes) for one in sample(execution, *size, RELEASES)
-        ]
+    processes, of_each, steps = (1, 2, 5) if quick else (PROCESSES, ROUNDS, STEPS)
     for execution in COMPILE_BACKENDS:
+        rounds = [one for _ in range(processes) for one in sample(execution, of_each, steps, RELEASES)]
         alone = [
             {mode: sample(execution, 1, 1, [mode])[0][mode] for mode in RELEASES} for _ in range(1 if quick else 6)
         ]
-        for measured in (rounds[execution], alone):
+        for measured in (rounds, alone):
             check(measured)
-        result.samples[execution] = measure.as_plain_data(rounds[execution])
+        result.samples[execution] = measure.as_plain_data(rounds)
         result.samples[f"{execution}, each in a process"] = measure.as_plain_data(alone)
         for baseline in ("fixed", "unpatched"):
             for quantity, name in (("step_ms", "a step"), ("step_cpu_ms", "CPU time of a step")):
                 goal = 1.01 if (baseline, quantity) == ("fixed", "step_ms") else None
-                ratio = measure.ratio_of_steps(rounds[execution], "patched", baseline, quantity)
+                ratio = measure.ratio_of_steps(rounds, "patched", baseline, quantity)
                 result.findings.append(Finding(f"{execution}, {name}: patched / {baseline}", ratio, goal=goal))
             memory = measure.ratio(alone, "patched", baseline, "peak_mib")
             result.findings.append(Finding(f"{execution}, peak memory: patched / {baseline}", memory))
-        step = measure.estimate([statistics.median(samples["unpatched"]["step_ms"]) for samples in rounds[execution]])
+        step = measure.estimate([statistics.median(samples["unpatched"]["step_ms"]) for samples in rounds])
         result.findings.append(Finding(f"{execution}: a step, unpatched", step, "ms"))
     return result
 
