@@ -56,7 +56,8 @@ def pages() -> dict[str, str]:
     """Return the pages as Markdown, by path within the site."""
     severities = list(Severity)
     patches = sorted(loading.load(), key=lambda patch: (severities.index(patch.severity), trainers(patch), patch.id))
-    return {"bugs/index.md": _index(patches)} | {f"bugs/{patch.id}.md": _page(patch) for patch in patches}
+    tables = {"bugs/index.md": _index(patches), "bugs/checks.md": _checks(patches)}
+    return tables | {f"bugs/{patch.id}.md": _page(patch) for patch in patches}
 
 
 def nav() -> list[Any]:
@@ -64,7 +65,8 @@ def nav() -> list[Any]:
     by_severity: dict[str, list[dict[str, str]]] = {severity.value: [] for severity in Severity}
     for patch in sorted(loading.load(), key=lambda patch: patch.id):
         by_severity[patch.severity.value].append({patch.id: f"bugs/{patch.id}.md"})
-    return ["bugs/index.md", *({severity: entries} for severity, entries in by_severity.items() if entries)]
+    by_name = [{severity: entries} for severity, entries in by_severity.items() if entries]
+    return ["bugs/index.md", {"How well they are checked": "bugs/checks.md"}, *by_name]
 
 
 def trainers(patch: Patch) -> str:
@@ -86,8 +88,9 @@ def _index(patches: Sequence[Patch]) -> str:
         "# The bugs",
         "",
         f"{len(patches)} bugs of TRL, the worst first. Each page has what you see when the bug hits you, what the "
-        "patch does, and what is on record; [the matrix](../evidence/matrix.html) has every number. *Open*: the newest "
-        "release that was looked at still has the bug.",
+        "patch does, and what is on record; [the matrix](../evidence/matrix.html) has every number, and [how well they "
+        "are checked](checks.md) how many ways to break a patch are noticed. *Open*: the newest release that was "
+        "looked at still has the bug.",
     ]
     for severity in Severity:
         of_severity = [patch for patch in patches if patch.severity is severity]
@@ -101,6 +104,66 @@ def _index(patches: Sequence[Patch]) -> str:
                 f"| {name} | {prose(trainers(patch))} | {_releases(patch.trl)}{', open' * bool(patch.review_by)} |"
             )
     return "\n".join([*lines, ""])
+
+
+def _checks(patches: Sequence[Patch]) -> str:
+    """Return the table of what self-test and proof of each patch notice, and what they reach."""
+    counts = {patch.id: matrix()["mutants"][patch.id] for patch in patches if patch.id in matrix()["mutants"]}
+    total, by_self_test, killed = (
+        sum(count[name] for count in counts.values()) for name in ("total", "by_self_test", "killed")
+    )
+    lines = [
+        "# How well they are checked",
+        "",
+        "A check is worth what it notices. So each wrapper is broken in every way (`make mutants`): mistakes in its "
+        "code, and breakages at run time, such as a repair of the first micro-batch alone, without a gradient, in "
+        "training alone, or of the first row. The self-test is what runs in your process. A mutant is *equivalent* if "
+        "no run can tell it from the patch; its page has the reason. *Reached*: the lines and branches of the wrapper "
+        "that self-test and proof run through. *Proofs*: the distinct bodies of the methods with the bug that a proof "
+        "has trained with.",
+        "",
+        f"{len(counts)} of {len(patches)} patches are counted: {total} mutants, of which the self-test kills "
+        f"{_share(by_self_test, total)}, and all checks together {_share(killed, total)}.",
+        "",
+        "| patch | mutants | killed by the self-test | killed | equivalent | reached | proofs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for patch in sorted(patches, key=lambda patch: patch.id):
+        proven, bodies = _bodies_with_a_proof(patch)
+        count = counts.get(patch.id)
+        cells = ["not counted", "", "", "", ""]
+        if count is not None:
+            cells = [
+                f"{count['total']}",
+                _share(count["by_self_test"], count["total"]),
+                _share(count["killed"], count["total"]),
+                f"{len(count['equivalent'])}",
+                _share(count["branches"] - len(count["missed"]), count["branches"]),
+            ]
+        lines.append(f"| [`{patch.id}`]({patch.id}.md) | {' | '.join(cells)} | {proven} of {bodies} |")
+    return "\n".join([*lines, ""])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.4g} %" if whole else ""
+
+
+def _bodies_with_a_proof(patch: Patch) -> tuple[int, int]:
+    """Return how many distinct bodies with the bug are trained with in a proof, and how many there are."""
+    releases = {
+        proof["release"] for proof in matrix()["proofs"] if proof["patch"] == patch.id and proof["verdict"] == "proven"
+    }
+    known = fingerprints.bodies_for(patch.id)
+    buggy = {
+        (target.name, body)
+        for target in patch.targets
+        for release in matrix()["releases"]
+        if in_range(release, patch.range_of(target))
+        for body in [known.at(target.name, release)]
+        if known.verdict(patch.id, target.name, body) == "buggy"
+    }
+    proven = {(target.name, known.at(target.name, release)) for target in patch.targets for release in releases}
+    return len(buggy & proven), len(buggy)
 
 
 def _page(patch: Patch) -> str:
@@ -142,10 +205,14 @@ def _facts(patch: Patch) -> str:
         "requires": ", ".join(f"{name} `{specifiers}`" for name, specifiers in patch.requires.items()),
         "upstream": ", ".join(upstream),
         "paper": ", ".join(f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" for paper in papers),
-        "default": "" if patch.default else "off: it goes on where `only=` names it",
+        "default": "" if patch.default else f"off: it goes on where {_named_by(patch)}",
     }
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value)
     return f"| | |\n|---|---|\n{rows}".rstrip()
+
+
+def _named_by(patch: Patch) -> str:
+    return "`only=` names it" + (", or one of its options is chosen" if patch.options else "")
 
 
 def _options(patch: Patch) -> Iterator[str]:
@@ -233,7 +300,8 @@ def _mutants(counts: Mapping[str, Any]) -> Iterator[str]:
     total = counts["total"]
     yield (
         f"The wrapper was broken in {total} ways: the self-test notices {counts['by_self_test']} of them, all checks "
-        f"together {counts['killed']}."
+        f"together {counts['killed']}. They reach {counts['branches'] - len(counts['missed'])} of its "
+        f"{counts['branches']} lines and branches."
     )
     if counts["survived"]:
         yield "Not noticed:\n\n" + "\n".join(f"- {_as_code(name)}" for name in counts["survived"])

@@ -91,6 +91,16 @@ def with_liger(make: Callable[..., Any], **settings: Any) -> Any:
     return trainer
 
 
+def dpo_with_liger(**settings: Any) -> Any:
+    """Return a trainer with TRL's own method for Liger, in which a stand-in takes the place of the kernel."""
+    import torch
+
+    trainer = trainers.dpo(**settings)
+    trainer.use_liger_kernel = True
+    trainer.liger_loss_fn = lambda weight, hidden, *args: (hidden.square().mean(), (torch.zeros(()),) * 7)
+    return trainer
+
+
 def precomputed_dpo(**settings: Any) -> Any:
     return trainers.dpo(precompute_ref_log_probs=True, **settings)
 
@@ -98,7 +108,7 @@ def precomputed_dpo(**settings: Any) -> Any:
 MAKERS: dict[str, Callable[..., Any]] = {
     **{name: trainers.TRAINERS[name] for name in ("DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "GKD")},
     "DPO, precomputed": precomputed_dpo,
-    "DPO, Liger": functools.partial(with_liger, trainers.dpo),
+    "DPO, Liger": dpo_with_liger,
     "BCO": bco,
     "OnlineDPO": functools.partial(online, "OnlineDPO"),
     "XPO": functools.partial(online, "XPO"),
@@ -129,7 +139,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.23.0": ("DPO", "SFT", "ORPO", "proof qlora-peftmodel-frozen", *ON_POLICY),
     "0.26.1": ("DPO", "SFT", "GKD", "ORPO", "GRPO, Liger", "proof dpo-padding-free-liger", *ON_POLICY),
     "1.5.1": ("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "ORPO", "GRPO, Liger", *ON_POLICY),
-    "1.13.0": ("DPO", "SFT", "KTO", "GKD", "Reward", "Distillation", *ON_POLICY),
+    "1.13.0": (
+        *("DPO", "SFT", "KTO", "GKD", "Reward", "Distillation", *ON_POLICY),
+        "proof left-padded-logprobs-absolute-positions",
+    ),
+    "1.14.2": ("SFT", "GRPO", "GRPO, Liger"),
     "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),
     "1.16.0": (
         *("DPO", "DPO, precomputed", "SFT", "KTO", "ORPO", "GKD", "Reward", "Distillation"),

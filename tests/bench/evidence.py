@@ -105,6 +105,8 @@ def write(
     for kind, answers in (("cells", cells), ("proofs", proofs), ("parity", parity)):
         merged = {place_of(answer): answer for answer in [*record[kind], *answers]}
         record[kind] = [merged[place] for place in sorted(merged, key=_order) if place in known]
+    # A proof that is not planned any more is not run again, so what is on record of it would be of other code.
+    record["proofs"] = [proof for proof in record["proofs"] if proof["key"] == keys.proof_key(patch, place_of(proof))]
     _save(patch, record, folder)
 
 

@@ -20,11 +20,11 @@ SECONDS_A_PATCH = 300
 
 ENDS_EARLY = "the self-test ends the call by an exception, and a call that raises is not counted as one that acted"
 NOT_TRAINED = "the proof trains another of the trainers that have this method"
+WARNS = "it warns, and changes nothing"
 IDLE: dict[tuple[str, str], dict[str, str]] = {
+    ("dpo-aux-loss-dropped", "self-test"): {"DPOTrainer._compute_loss_liger": WARNS},
+    ("dpo-aux-loss-dropped", "proof"): {"DPOTrainer._compute_loss_liger": WARNS},
     ("dpo-precomputed-ref-logps-cache-key", "self-test"): {"DPOTrainer._precompute_ref_logps": ENDS_EARLY},
-    ("dpo-precomputed-ref-logps-dropped", "self-test"): {
-        "DPOTrainer.get_batch_loss_metrics": "it warns of a collator of the user's, which the proof has"
-    },
     ("grpo-continuous-batching-casts-master-weights", "self-test"): dict.fromkeys(
         (
             "GRPOTrainer._generate_and_score_completions",

@@ -242,6 +242,12 @@ def test_two_parts_merge_into_what_one_run_writes(tmp_path: Path, sources: None)
     assert merged == at_once
 
 
+def test_a_proof_of_other_code_does_not_stay_on_record(tmp_path: Path, sources: None) -> None:
+    first, *others = evidence.load(PATCH.id)["proofs"]
+    evidence.write(PATCH, proofs=[{**first, "key": "of other code"}, *others], folder=tmp_path)
+    assert evidence.load(PATCH.id, tmp_path)["proofs"] == others
+
+
 def test_proven_is_what_has_no_cell_that_failed() -> None:
     proven = [cell for cell in evidence.load(PATCH.id)["cells"] if cell["verdict"] == "proven"]
     releases = evidence.proven_releases(proven)

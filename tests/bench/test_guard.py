@@ -100,13 +100,17 @@ def test_an_altered_body_is_an_error_that_names_both(package: Path, tmp_path: Pa
 
 
 def test_a_self_test_that_cannot_fail_is_not_reproduced(package: Path, patch: Path) -> None:
-    change(patch, "loss_through(wrapped_like_deepspeed(model), ", "loss_through(model, ")
+    change(
+        patch,
+        "measured, _ = trainer.get_batch_loss_metrics(wrapped_model",
+        "measured, _ = trainer.get_batch_loss_metrics(model",
+    )
     assert cell(package, "0.11.4")["verdict"] == "not-reproduced"
 
 
 @pytest.mark.matrix
 def test_a_self_test_that_hangs_is_an_error(package: Path, patch: Path) -> None:
-    change(patch, "    import torch\n", "    import threading\n\n    threading.Event().wait()\n    import torch\n")
+    change(patch, "    method = module", "    import threading\n\n    threading.Event().wait()\n    method = module")
     place = layout.main_place("0.11.4")
     layout.build([place])
     out = package.parent / "out.json"
@@ -124,6 +128,6 @@ def test_a_self_test_that_hangs_is_an_error(package: Path, patch: Path) -> None:
 
 @pytest.mark.matrix
 def test_a_process_that_dies_is_an_error(package: Path, patch: Path) -> None:
-    change(patch, "    import torch\n", "    import os\n\n    os._exit(3)\n    import torch\n")
+    change(patch, "    method = module", "    import os\n\n    os._exit(3)\n    method = module")
     answer = cell(package, "0.11.4")
     assert (answer["verdict"], answer["why"]) == ("error", "the process ended with exit code 3")

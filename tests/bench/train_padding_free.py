@@ -12,11 +12,43 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import sft_padding_free_contamination as proof
-
 import trl_hotfix
 
 import tiny
+
+LENGTHS = (5, 9, 3, 7)
+
+
+def rows() -> list[dict[str, list[int]]]:
+    # No two sequences are equal.
+    ids = [[3 + (7 * row + 3 * place) % 50 for place in range(length)] for row, length in enumerate(LENGTHS)]
+    return [{"input_ids": row, "completion_mask": [0, 0, *[1] * (len(row) - 2)]} for row in ids]
+
+
+def one_step(
+    folder: str, *, make_model: Any = tiny.llama, prompts: bool = False, packing: bool = False, **settings: Any
+) -> tuple[Any, Any, Any]:
+    """The trainer after one step, the gradients of it, and the batch and the loss that it saw."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    names = ("input_ids", "completion_mask") if prompts else ("input_ids",)
+    dataset = Dataset.from_list([{name: row[name] for name in names} for row in rows()])
+    # 1.16.0 wants to be told that it need not cut the rows of a flattened batch. They are shorter anyway.
+    longest = None if settings.get("padding_free") and not packing else 16
+    usual = {"per_device_train_batch_size": len(LENGTHS), "max_length": longest, "completion_only_loss": prompts}
+    trainer = tiny.trainer(
+        tiny.measured(SFTTrainer),
+        model=make_model(folder, seed=0),
+        args=tiny.config(SFTConfig, **{**usual, "packing": packing, **settings}),
+        train_dataset=dataset,
+        eval_dataset=dataset,
+        tokenizer=tiny.tokenizer(),
+    )
+    trainer.train()
+    batch = {key: value for key, value in trainer.batches[0].items() if hasattr(value, "shape")}
+    batch |= {key: value for key, value in trainer.keywords[0].items() if key == "num_items_in_batch"}
+    return trainer, trainer.step, {"batch": batch, "loss": trainer.losses[0]}
 
 
 def run_of(folder: str, attention: str, use_cache: bool, **settings: Any) -> dict[str, Any]:
@@ -31,7 +63,7 @@ def run_of(folder: str, attention: str, use_cache: bool, **settings: Any) -> dic
         return model
 
     config = {key: value for key, value in settings.items() if key != "window"}
-    trainer, step, record = proof.one_step(folder, make_model=make_model, learning_rate=0.0, **config)
+    trainer, step, record = one_step(folder, make_model=make_model, learning_rate=0.0, **config)
     assert trainer.model.config._attn_implementation == attention, "the trainer has another model"
     labels = record["batch"]["labels"]
     tokens = int(record["batch"].get("num_items_in_batch", 0)) or int((labels[:, 1:] != -100).sum())

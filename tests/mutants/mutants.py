@@ -28,6 +28,7 @@ from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.model import Patch
 
 import breakages
+import covered
 import evidence
 import keys
 import layout
@@ -44,13 +45,18 @@ GENERATION = 1
 
 @dataclass
 class Mutants:
-    """The mutants of one patch, by what has killed them. ``equivalent`` has the reason of each that cannot be."""
+    """The mutants of one patch, by what has killed them. ``equivalent`` has the reason of each that cannot be.
+
+    ``branches`` are the lines and branches of its wrappers, without a mutant; ``missed`` those that nothing reaches.
+    """
 
     patch: str
     killed: dict[str, str] = field(default_factory=dict)
     survived: list[str] = field(default_factory=list)
     equivalent: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    branches: int = 0
+    missed: list[str] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -67,6 +73,7 @@ class Mutants:
             yield f"the self-test kills {self.by_self_test} of {self.total} mutants: expected {GOAL_SELF_TEST:.0%}"
         if self.total and len(self.killed) < GOAL * self.total:
             yield f"{len(self.killed)} of {self.total} mutants are killed: expected {GOAL:.0%}"
+        yield from (f"no run reaches {branch}" for branch in self.missed)
 
 
 def places_of(patch: Patch) -> list[Place]:
@@ -83,14 +90,19 @@ def places_of(patch: Patch) -> list[Place]:
     return list(dict.fromkeys(chosen))
 
 
-def sources_of(patch: Patch) -> dict[str, str]:
-    """Return the mutants of the patch's module, in what its wrappers use there."""
+def functions_of(patch: Patch) -> set[str]:
+    """Return the functions of the patch's module that its wrappers use, themselves among them."""
     name = modules.module_of(patch.id)
     wrappers = dict.fromkeys(target.wrapper for target in patch.targets)
     used = keys.SOURCES.closure([(name, wrapper) for wrapper in wrappers])
-    functions = {piece.partition(":")[2] for piece in used if piece.partition(":")[0] == name}
-    source = (layout.CHECKOUT / Path(*name.split("."))).with_suffix(".py").read_text(encoding="utf-8")
-    return {mutant.name: mutant.source for mutant in code_mutants(source, functions)}
+    return {piece.partition(":")[2] for piece in used if piece.partition(":")[0] == name}
+
+
+def sources_of(patch: Patch) -> dict[str, str]:
+    """Return the mutants of the patch's module, in what its wrappers use there."""
+    source = (layout.CHECKOUT / Path(*modules.module_of(patch.id).split("."))).with_suffix(".py")
+    mutants = code_mutants(source.read_text(encoding="utf-8"), functions_of(patch))
+    return {mutant.name: mutant.source for mutant in mutants}
 
 
 def run(patch: Patch, place: Place, code: Mapping[str, str]) -> Mapping[str, Any] | str:
@@ -98,6 +110,7 @@ def run(patch: Patch, place: Place, code: Mapping[str, str]) -> Mapping[str, Any
     task = {
         "patch": patch.id,
         "code": code,
+        "functions": sorted(functions_of(patch)),
         "targets": [target.name for target in place.targets_of(patch)],
         "fixed": _gradients_of_fixed(patch, place),
     }
@@ -106,7 +119,7 @@ def run(patch: Patch, place: Place, code: Mapping[str, str]) -> Mapping[str, Any
         file.flush()
         overlays = proofs.settings_of(patch).get("OVERLAYS", ())
         command = [str(HERE / "mutated.py"), "{out}", file.name]
-        return process(place, command, 3600, *overlays)
+        return process(place, command, 3600, *overlays, "coverage")
 
 
 def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
@@ -123,6 +136,7 @@ def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -
     declared = dict(proofs.settings_of(patch).get("EQUIVALENT", {}))
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     left_out: set[str] = set()
+    reached: list[Mapping[str, Any]] = []
     for place, answer in answers.items():
         if isinstance(answer, str):
             found.failures.append(f"{place}: {answer}")
@@ -130,10 +144,16 @@ def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -
         probed = answer[""]
         if probed["killer"]:
             found.failures.append(f"{place}: without a mutant, the {probed['killer']} says: {probed['why']}")
+        elif isinstance(probed["reached"], str):
+            found.failures.append(f"{place}: the branches were not counted: {probed['reached']}")
+        else:
+            reached.append(probed["reached"])
         left_out |= set(probed.get("left out", ()))
         for name, judged in answer.items():
             if name:
                 by_name.setdefault(name, []).append(judged)
+    branches = covered.together(reached)
+    found.branches, found.missed = branches["total"], branches["missed"]
     for name, judgements in by_name.items():
         killers = [judged["killer"] for judged in judgements if judged["killer"]]
         if killers:
@@ -157,7 +177,8 @@ def report(found: Mutants) -> Iterator[str]:
     """Give a line of counts, then a line for each mutant that has survived."""
     yield (
         f"{found.patch}: {found.total} mutants, {found.by_self_test} killed by the self-test, "
-        f"{len(found.killed)} killed, {len(found.equivalent)} equivalent"
+        f"{len(found.killed)} killed, {len(found.equivalent)} equivalent; "
+        f"{found.branches - len(found.missed)} of {found.branches} lines and branches reached"
     )
     yield from (f"  survived: {name}" for name in found.survived)
     yield from (
@@ -205,6 +226,8 @@ def record_of(patch: Patch, found: Mutants) -> dict[str, Any]:
         "killed": len(found.killed),
         "survived": sorted(found.survived),
         "equivalent": dict(sorted(found.equivalent.items())),
+        "branches": found.branches,
+        "missed": found.missed,
     }
 
 

@@ -26,6 +26,7 @@ from trl_hotfix.patching import engine
 from trl_hotfix.patching.isolation import TimeLimitExceeded, time_limit
 
 import breakages
+import covered
 import prove
 import release
 from breakages import Breakage
@@ -153,6 +154,8 @@ def main(out: str, task_file: str) -> None:
     probed = in_fork(lambda: judged_breakage(judge, module, wrappers, Breakage("probe", breakages.probe)))
     answers = {"": probed}
     if not probed["killer"]:
+        reached = functools.partial(covered.reached, module, task["functions"], judge.killer)
+        answers[""] = {**probed, "reached": release.alone(reached, SECONDS)}
         answers |= dict(_answers(judge, module, wrappers, task))
     Path(out).write_text(json.dumps(answers), encoding="utf-8")
 

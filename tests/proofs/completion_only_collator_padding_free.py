@@ -173,3 +173,12 @@ def check_separated_sequences_stay_flattened(folder: str) -> None:
         )
         batch = next(iter(trainer.get_train_dataloader()))
         assert (len(batch["input_ids"]), len(messages)) == (rows, rows - 1)
+
+
+def unaffected() -> tiny.TrainingResult:
+    """Train with the collator as it pads, and with the default collator."""
+    rows = [{"text": f"w{index} w{index + 1}" + " w9" * index} for index in range(4)]
+    with tempfile.TemporaryDirectory() as folder:
+        runs: dict[str, tiny.SftRun] = {"padded": one_step(tiny.llama(folder, seed=0), padding_free=False)}
+    runs["default collator"] = tiny.sft_step(rows)
+    return tiny.TrainingResult(absent("whom it does not hit"), *tiny.several(runs))

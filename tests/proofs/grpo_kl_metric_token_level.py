@@ -1,13 +1,17 @@
-"""Train one step with the real GRPOTrainer and a policy that differs from its reference."""
+"""Train two steps and evaluate with the real GRPOTrainer and a policy that differs from its reference.
+
+Each logged ``kl`` is compared with the mean over sequences, and each gradient with that of the loss.
+"""
 
 from __future__ import annotations
 
-import copy
-import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 from trl_hotfix.authoring import absent, judge
 
 import tiny
+from tiny import grpo_steps
 
 OVERLAYS = ()
 PARITY = False
@@ -16,46 +20,50 @@ BETA = 0.5
 
 
 def train() -> tiny.TrainingResult:
-    import torch
-    from trl import GRPOTrainer
+    from trl import GRPOConfig
 
-    steps: list[tuple[float, float, float]] = []
+    if not hasattr(GRPOConfig, "loss_type"):
+        return tiny.TrainingResult(
+            absent("this release has no choice of the loss; its metric is the mean that its loss is")
+        )
+    kinds = ("grpo", "sapo") if hasattr(GRPOConfig, "sapo_temperature_neg") else ("grpo",)
+    runs = {kind: _run(kind, BETA) for kind in kinds}
+    outcomes = [outcome for run in runs.values() for outcome in _judged(run)]
+    if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
+        raise AssertionError(f"the metrics are not all of one kind: {outcomes}")
+    return grpo_steps.several_runs(runs, outcomes[0])
 
-    def log_probs(model, inputs):
-        prompt, completion = inputs["prompt_ids"], inputs["completion_ids"]
-        tokens = torch.cat([prompt, completion], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        logits = model(input_ids=tokens, attention_mask=mask).logits[:, prompt.size(1) - 1 : -1]
-        return logits.log_softmax(-1).gather(-1, completion.unsqueeze(-1)).squeeze(-1)
 
-    class KlRecorder(tiny.measured(GRPOTrainer)):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-            mode = "train" if self.model.training else "eval"
-            with torch.no_grad():
-                log_ratio = log_probs(reference, inputs) - log_probs(self.model, inputs)
-            kl, mask = torch.exp(log_ratio) - log_ratio - 1, inputs["completion_mask"]
-            per_sequence = ((kl * mask).sum(1) / mask.sum(1)).mean()
-            per_token = (kl * mask).sum() / mask.sum()
-            steps.append((self._metrics[mode]["kl"][-1], float(per_sequence), float(per_token)))
-            return loss
+def unaffected() -> tiny.TrainingResult:
+    """Train with a loss over tokens, which the metric fits, and without a reference."""
+    runs = {"tokens": _run("bnpo", BETA), "no reference": _run("grpo", 0.0)}
+    for micro_batch in runs["tokens"].micro_batches:
+        judge(micro_batch.kl or 0.0, right=micro_batch.expected_kl["wrong"], wrong=0.0)
+    if any(micro_batch.kl is not None for micro_batch in runs["no reference"].micro_batches):
+        raise AssertionError("a divergence is logged, and there is no reference")
+    return grpo_steps.several_runs(runs, absent("the metric is that of the loss, or there is none"))
 
-    with tempfile.TemporaryDirectory() as folder:
-        policy = tiny.llama(folder, seed=0)
-        reference = copy.deepcopy(policy)
-        trainer = tiny.grpo(KlRecorder, policy, loss_type="grpo", beta=BETA)
-        if not hasattr(trainer.args, "loss_type"):
-            return tiny.TrainingResult(
-                absent("this release has no choice of the loss; its metric is the mean that its loss is")
-            )
-        with torch.no_grad():
-            trainable = (parameter for parameter in policy.parameters() if parameter.requires_grad)
-            for number, parameter in enumerate(trainable):
-                parameter.add_(0.1 * torch.cos(number + torch.arange(parameter.numel())).reshape(parameter.shape))
-        trainer.train()
-    loss, (metric, per_sequence, per_token) = trainer.losses[0], steps[0]
-    # The ratio of the probabilities is 1 and the advantages of a group add up to 0, so the loss is the KL term alone.
-    if abs(loss - BETA * per_sequence) > 1e-5:
-        raise AssertionError(f"the loss is {loss}, not {BETA * per_sequence}")
-    outcome = judge(metric, right=per_sequence, wrong=per_token, kl_in_the_loss=loss / BETA)
-    return tiny.TrainingResult(outcome, loss, trainer.step.gradients)
+
+def _run(kind: str, beta: float) -> tiny.FormulaSteps:
+    mean = grpo_steps.over_tokens if kind == "bnpo" else grpo_steps.over_sequences
+
+    def loss(trainer: Any, inputs: Mapping[str, Any], token_loss: Any, mask: Any) -> dict[str, Any]:
+        return {"loss": mean(token_loss, mask)}
+
+    def metric(trainer: Any, inputs: Mapping[str, Any], kl: Any, mask: Any) -> dict[str, Any]:
+        return {"right": grpo_steps.over_sequences(kl, mask), "wrong": grpo_steps.over_tokens(kl, mask)}
+
+    return grpo_steps.grpo_steps(loss, metric, whole=True, moved=0.1, loss_type=kind, beta=beta)
+
+
+def _judged(run: tiny.FormulaSteps) -> list[Any]:
+    if len(run.gradients) != 2 or [micro_batch.is_training for micro_batch in run.micro_batches].count(False) != 2:
+        raise AssertionError(f"expected two steps and an evaluation: {run.micro_batches}")
+    for gradients, expected in zip(run.gradients, run.expected, strict=True):
+        differences = {name: float((gradients[name] - value).abs().max()) for name, value in expected["loss"].items()}
+        if max(differences.values()) > 1e-5:
+            raise AssertionError(f"the gradients are not those of the loss: {differences}")
+    return [
+        judge(micro_batch.kl, **micro_batch.expected_kl, training=micro_batch.is_training)
+        for micro_batch in run.micro_batches
+    ]

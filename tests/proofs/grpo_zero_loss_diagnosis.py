@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import logging
 import sys
@@ -24,6 +25,7 @@ ID = "grpo-zero-loss-diagnosis"
 
 OVERLAYS = ()
 PARITY = False
+MINILLM = "trl.experimental.minillm"
 VARIANTS = "It changes nothing that is computed; its proof is two dozen runs, with adapters among them."
 
 HEALTHY: dict[str, dict[str, Any]] = {
@@ -200,6 +202,21 @@ def for_inference(folder: str) -> list[str]:
     return messages
 
 
+def minillm(folder: str) -> list[str]:
+    """Train MiniLLM with its defaults: all rewards are equal, and its loss is the divergence from the teacher."""
+    from trl.experimental.minillm import MiniLLMConfig, MiniLLMTrainer
+
+    class WithTeacher(MiniLLMTrainer):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs["reward_funcs"] = None
+            super().__init__(*args, teacher_model=tiny.llama(folder, seed=1), **kwargs)
+
+    with captured_messages() as messages:
+        model = tiny.llama(folder, seed=0)
+        tiny.grpo(WithTeacher, model, MiniLLMConfig, max_steps=12, max_grad_norm=1.0).train()
+    return messages
+
+
 def past_liger(folder: str, prompt_learning: bool) -> list[str] | None:
     """Make a trainer with the Liger loss, whose names alone are installed. Return its messages.
 
@@ -267,6 +284,8 @@ def train() -> tiny.TrainingResult:
         healthy = {name: trained(folder, **settings) for name, settings in HEALTHY.items() if patched}
         if patched and release < Version("0.16"):
             cases["no bug"] += [healthy.pop(name) for name in ZERO_UP_TO_0_15]
+        if patched and importlib.util.find_spec("trl.experimental") and importlib.util.find_spec(MINILLM):
+            healthy["MiniLLM"] = minillm(folder)
         if release < Version("0.27"):
             healthy["peft_config with an adapter that is new"] = on_top(folder, weight=0.0)
     alarms = {name: messages for name, messages in healthy.items() if messages}

@@ -93,3 +93,25 @@ def _train(method: str) -> tiny.TrainingResult:
         right, wrong = (without + coefficient * aux_loss for coefficient in (COEFFICIENT, DEFAULT))
         outcome = judge(loss, right=right, wrong=wrong, **numbers)
     return tiny.TrainingResult(outcome, loss, trainer.step.gradients)
+
+
+def unaffected() -> tiny.TrainingResult:
+    """Train with a coefficient that the arguments set, with a config that declares the default, and a dense model."""
+    import torch
+    from trl import GRPOConfig, GRPOTrainer
+
+    loss, gradients = 0.0, {}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {
+            "set": (tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT), {"router_aux_loss_coef": 0.25}),
+            "off": (tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT), {"router_aux_loss_coef": 0.0}),
+            "default": (tiny.mixtral(folder, seed=0, coefficient=DEFAULT), {}),
+            "dense": (tiny.llama(folder, seed=0), {}),
+        }
+        for name, (model, settings) in runs.items():
+            torch.manual_seed(0)
+            trainer = tiny.grpo(tiny.measured(GRPOTrainer), model, GRPOConfig, beta=0.0, **settings)
+            trainer.train()
+            loss += trainer.losses[0]
+            gradients |= {f"{name} {key}": value for key, value in trainer.step.gradients.items()}
+    return tiny.TrainingResult(absent("the arguments decide, or nothing does"), loss, gradients)

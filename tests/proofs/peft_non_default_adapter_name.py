@@ -1,6 +1,7 @@
-"""The proof: one step of GRPOTrainer, and from 0.29.0 on of DPOTrainer, with a trained adapter called "policy".
+"""Train two steps of two micro-batches with the real GRPO, RLOO, DPO and KTO trainers and an adapter called "policy".
 
-The expected result is the same step of the same adapter when it is called "default".
+The adapter was trained before. Losses and gradients are compared with those of the same run when it is called
+"default".
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import tiny
 OVERLAYS = ()
 PARITY = False
 VARIANTS = {"full": "what fails is the copy of an adapter"}
+
+STEPS, MICRO_BATCHES = 2, 2
 
 
 def train() -> tiny.TrainingResult:
@@ -49,7 +52,7 @@ def unaffected() -> tiny.TrainingResult:
 
 
 def _steps(adapter: str | None) -> tuple[float, dict[str, Any]]:
-    """Return the loss of GRPO, and all gradients."""
+    """Return the sum of the losses of all trainers that make such a reference, and all gradients."""
     import trl
     from peft import get_peft_model
 
@@ -61,18 +64,39 @@ def _steps(adapter: str | None) -> tuple[float, dict[str, Any]]:
         tiny.set_adapters(policy)
         return policy
 
-    with tempfile.TemporaryDirectory() as folder:
-        grpo = tiny.grpo_of_one_length(tiny.measured(trl.GRPOTrainer), new_policy(folder), loss_type="grpo")
-        grpo.train()
-        gradients = {f"{adapter} grpo {name}": gradient for name, gradient in grpo.step.gradients.items()}
-        if '"ref"' in inspect.getsource(inspect.unwrap(trl.DPOTrainer.__init__)):
-            dpo = tiny.trainer(
-                tiny.measured(trl.DPOTrainer),
-                model=new_policy(folder),
-                args=tiny.config(trl.DPOConfig, max_length=16, beta=0.5),
-                train_dataset=tiny.preferences(),
-                tokenizer=tiny.tokenizer(),
-            )
-            dpo.train()
-            gradients |= {f"{adapter} dpo {name}": gradient for name, gradient in dpo.step.gradients.items()}
-    return grpo.losses[0], gradients
+    steps = {"max_steps": STEPS, "gradient_accumulation_steps": MICRO_BATCHES, "optim": "sgd", "learning_rate": 0.1}
+    losses: list[float] = []
+    gradients: dict[str, Any] = {}
+    for method in ("GRPO", "RLOO", "DPO", "KTO"):
+        # KTO was experimental from 1.2.0 to 1.7.1.
+        trainer_class, config_class = (
+            tiny.classes(method)
+            if method == "KTO"
+            else (getattr(trl, f"{method}Trainer"), getattr(trl, f"{method}Config"))
+        )
+        if '"ref"' not in inspect.getsource(inspect.unwrap(trainer_class.__init__)):
+            continue
+        recorder = tiny.stepwise(trainer_class)
+        with tempfile.TemporaryDirectory() as folder:
+            if method in ("GRPO", "RLOO"):
+                trainer = tiny.grpo(
+                    recorder, new_policy(folder), config_class, prompts=["w1 w2 w3"] * 16, beta=0.5, **steps
+                )
+            else:
+                trainer = tiny.trainer(
+                    recorder,
+                    model=new_policy(folder),
+                    args=tiny.config(config_class, max_length=16, beta=0.5, **steps),
+                    train_dataset=tiny.preferences() if method == "DPO" else tiny.labelled(),
+                    tokenizer=tiny.tokenizer(),
+                )
+            trainer.train()
+        if [len(step.micro_batches) for step in trainer.steps] != [MICRO_BATCHES] * STEPS:
+            raise AssertionError(f"{method}: expected {STEPS} steps of {MICRO_BATCHES} micro-batches: {trainer.steps}")
+        losses += [micro_batch.loss for step in trainer.steps for micro_batch in step.micro_batches]
+        gradients |= {
+            f"{adapter} {method} {number} {name}": gradient
+            for number, step in enumerate(trainer.steps)
+            for name, gradient in step.gradients.items()
+        }
+    return sum(losses), gradients

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from trl_hotfix.authoring import judge
+from trl_hotfix.authoring import absent, judge
 
 import tiny
 
@@ -29,17 +29,18 @@ def with_adapter(folder: str) -> Any:
     return model
 
 
-def sft(folder: str) -> Any:
+def sft(model: Any, **arguments: Any) -> Any:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     words = " ".join(f"w{index}" for index in range(6))
     return tiny.trainer(
         tiny.measured(SFTTrainer),
-        model=with_adapter(folder),
+        model=model,
         args=tiny.config(SFTConfig, max_length=16, gradient_checkpointing=True),
         train_dataset=Dataset.from_list([{"text": words}] * 8),
         tokenizer=tiny.tokenizer(),
+        **arguments,
     )
 
 
@@ -53,7 +54,7 @@ def grpo(folder: str) -> Any:
 
 def train() -> tiny.TrainingResult:
     with tempfile.TemporaryDirectory() as folder:
-        sft_trainer = sft(folder)
+        sft_trainer = sft(with_adapter(folder))
         sft_trainer.train()
         gradients = {f"sft {name}": gradient for name, gradient in sft_trainer.step.gradients.items()}
         right = 8
@@ -77,3 +78,27 @@ def _grpo_is_right() -> bool:
     from trl.trainer import grpo_trainer
 
     return not hasattr(grpo_trainer, "prepare_peft_model")
+
+
+def unaffected() -> tiny.TrainingResult:
+    """Train a new adapter on a quantised model, an adapter on a model that is not quantised, and all weights."""
+    import torch
+    from peft import get_peft_model
+
+    loss, gradients = 0.0, {}
+    with tempfile.TemporaryDirectory() as folder:
+        not_quantised = get_peft_model(tiny.llama(folder, seed=0), tiny.lora())
+        tiny.set_adapters(not_quantised)
+        runs = {
+            "new adapter": (tiny.quantised(tiny.llama(folder, seed=0)), {"peft_config": tiny.lora()}),
+            "not quantised": (not_quantised, {}),
+            "all weights": (tiny.llama(folder, seed=0), {}),
+        }
+        for name, (model, arguments) in runs.items():
+            torch.manual_seed(0)
+            trainer = sft(model, **arguments)
+            trainer.train()
+            assert trainer.step.gradients, name
+            loss += trainer.losses[0]
+            gradients |= {f"{name} {key}": value for key, value in trainer.step.gradients.items()}
+    return tiny.TrainingResult(absent("whom it does not hit"), loss, gradients)

@@ -7,6 +7,7 @@ reference has the dtype of its policy is checked on every trainer that loads a r
 
 from __future__ import annotations
 
+import inspect
 import math
 import tempfile
 from typing import Any
@@ -90,25 +91,28 @@ def _dpo_loads_a_reference() -> bool:
 
 def _trainers_loading_a_reference() -> list[str]:
     """Return the trainers that can load a reference of their own in this release."""
-    import inspect
-
-    import trl
-
     names = []
     for name in ("GRPO", "RLOO", "DPO", "KTO"):
-        trainer = getattr(trl, f"{name}Trainer", None)
+        trainer = _classes(name)[0]
         source = inspect.getsource(inspect.unwrap(trainer.__init__)) if trainer is not None else ""
         if "self.ref_model = create_model_from_path(" in source or "self.ref_model = architecture" in source:
             names.append(name)
     return names or ["GRPO"]
 
 
-def _trainer(folder: str, name: str, dtype: Any) -> Any:
-    """Return a trainer that has loaded its reference, with a policy of this dtype."""
+def _classes(name: str) -> tuple[Any, Any]:
+    """Return a trainer and its config, or None twice. KTO was experimental from 1.2.0 to 1.7.1."""
     import trl
 
+    if name == "KTO":
+        return tiny.classes(name)
+    return getattr(trl, f"{name}Trainer", None), getattr(trl, f"{name}Config", None)
+
+
+def _trainer(folder: str, name: str, dtype: Any) -> Any:
+    """Return a trainer that has loaded its reference, with a policy of this dtype."""
     policy = _policy(folder, dtype=dtype)
-    trainer_class, config_class = getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
+    trainer_class, config_class = _classes(name)
     if name == "GRPO":
         return tiny.grpo_of_one_length(trainer_class, policy)
     if name == "RLOO":

@@ -1,46 +1,72 @@
-"""The proof: one step of a tiny Mixtral with the real SFTTrainer.
+"""The proof: two optimizer steps of two micro-batches of a tiny Mixtral with the real SFTTrainer, and an evaluation.
 
-The expected loss is what the same model computes from the same batch without a trainer.
+The expected loss of a micro-batch is what the same model computes from it without a trainer; the expected gradients are
+those of that loss, accumulated.
 """
 
 from __future__ import annotations
 
 import tempfile
+from importlib import metadata
 from typing import Any
+
+from packaging.version import Version
 
 from trl_hotfix.authoring import judge
 
 import tiny
 
+ID = "sft-aux-loss-counted-twice"
+TARGET = "trl.trainer.sft_trainer:SFTTrainer.compute_loss"
 COEFFICIENT = 0.5
 OVERLAYS = ()
 PARITY = True
+EQUIVALENT = {"applied twice": "the inner one finds that TRL adds no term any more"}
 
 
 def train() -> tiny.TrainingResult:
-    import torch
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     with tempfile.TemporaryDirectory() as folder:
         model, untrained = (tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT) for _ in range(2))
         rows = [{"text": " ".join(f"w{index + step}" for step in range(4 + index % 3))} for index in range(8)]
+        settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "max_length": 16}
         trainer = tiny.trainer(
-            tiny.measured(SFTTrainer),
+            tiny.stepwise(SFTTrainer),
             model=model,
-            args=tiny.config(SFTConfig, max_length=16, router_aux_loss_coef=COEFFICIENT),
+            args=tiny.config(SFTConfig, router_aux_loss_coef=COEFFICIENT, **settings),
             train_dataset=Dataset.from_list(rows),
+            eval_dataset=Dataset.from_list(rows[:2]),
             tokenizer=tiny.tokenizer(),
         )
         trainer.train()
-    batch: dict[str, Any] = {key: trainer.batches[0][key] for key in ("input_ids", "attention_mask", "labels")}
-    # transformers, where it passes one, divides the sum over the batch by this number of tokens.
-    if "num_items_in_batch" in trainer.keywords[0]:
-        batch["num_items_in_batch"] = trainer.keywords[0]["num_items_in_batch"]
-    with torch.no_grad():
-        outputs = untrained(**batch, output_router_logits=True)
-    once, aux_loss = float(outputs.loss), float(outputs.aux_loss)
+        trainer.evaluate()
+    first = trainer.steps[0]
+    numbers = [tiny.loss_of_model(untrained, first.weights, one) for one in first.micro_batches]
+    once, aux_loss = (float(sum(values).detach()) for values in zip(*numbers, strict=True))
+    if Version(metadata.version("trl")) >= Version("1.16.0"):
+        # A micro-batch adds its share of the term there (sft-moe-aux-loss-times-gas).
+        once -= COEFFICIENT * aux_loss * (1 - 1 / len(numbers))
+    loss = sum(one.loss for one in first.micro_batches)
     twice = once + COEFFICIENT * aux_loss
-    loss = trainer.losses[0]
     outcome = judge(loss, right=once, wrong=twice, coefficient=COEFFICIENT, aux_loss=aux_loss)
-    return tiny.TrainingResult(outcome, loss, trainer.step.gradients)
+    if tiny.acts(ID, TARGET, trainer) is not None:
+        check(trainer, untrained)
+    return tiny.TrainingResult(outcome, loss, first.gradients)
+
+
+def check(trainer: Any, untrained: Any) -> None:
+    """Assert the accumulated gradients of both steps, the loss of the evaluation, and that each call was repaired."""
+    for step in trainer.steps:
+        expected = tiny.expected_gradients(
+            untrained,
+            step.weights,
+            lambda model, step=step: sum(tiny.loss_of_model(model, None, one)[0] for one in step.micro_batches),
+        )
+        assert step.difference(expected) < 1e-5, f"gradients differ by {step.difference(expected)}"
+    evaluated = trainer.evaluations[0]
+    right = tiny.loss_of_model(untrained, trainer.model.state_dict(), evaluated)[0].item()
+    assert abs(evaluated.loss - right) < 1e-5, f"an evaluation has the loss {evaluated.loss}: expected {right}"
+    acted, calls = tiny.acts(ID, TARGET, trainer), 4 + len(trainer.evaluations)
+    assert acted == calls, f"the wrapper acted in {acted} of {calls} calls"

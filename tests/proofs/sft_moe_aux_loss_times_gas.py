@@ -39,7 +39,7 @@ def train() -> tiny.TrainingResult:
     trainer, model = trained(STEPS)
     first = trainer.steps[0]
     loss = sum(one.loss for one in first.micro_batches)
-    numbers = [loss_without_trainer(model, first.weights, one) for one in first.micro_batches]
+    numbers = [tiny.loss_of_model(model, first.weights, one) for one in first.micro_batches]
     wrong, aux_loss = (float(sum(values).detach()) for values in zip(*numbers, strict=True))
     right = wrong - COEFFICIENT * aux_loss * (1 - 1 / STEPS)
     outcome = judge(loss, right=right, wrong=wrong, coefficient=COEFFICIENT, aux_loss=aux_loss)
@@ -48,7 +48,7 @@ def train() -> tiny.TrainingResult:
             check_step(model, step)
         if Version(version("trl")) < Version("1.15.0"):
             evaluated = trainer.evaluations[0]
-            expected = float(loss_without_trainer(model, trainer.model.state_dict(), evaluated)[0].detach())
+            expected = float(tiny.loss_of_model(model, trainer.model.state_dict(), evaluated)[0].detach())
             assert abs(evaluated.loss - expected) < 1e-5, f"an evaluation has the loss {evaluated.loss}: {expected}"
             warns_once()
     acted = tiny.acts(ID, TARGET, trainer)
@@ -125,22 +125,11 @@ class FixedBatches:
         return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
 
 
-def loss_without_trainer(model: Any, weights: Any, one: tiny.MicroBatch) -> tuple[Any, Any]:
-    """Return the loss of a micro-batch as the model computes it, and the auxiliary loss that is in it."""
-    batch = {key: one.inputs[key] for key in ("input_ids", "attention_mask", "labels")}
-    if one.keywords.get("num_items_in_batch") is not None:
-        batch["num_items_in_batch"] = one.keywords["num_items_in_batch"]
-    if weights is not None:
-        model.load_state_dict(weights)
-    outputs = model(**batch, output_router_logits=True)
-    return outputs.loss, outputs.aux_loss
-
-
 def check_step(model: Any, step: tiny.Step) -> None:
     """Assert that a step has the losses and the accumulated gradients of the formula."""
 
     def expected(model: Any) -> Any:
-        parts = [loss_without_trainer(model, None, one) for one in step.micro_batches]
+        parts = [tiny.loss_of_model(model, None, one) for one in step.micro_batches]
         losses = [loss - COEFFICIENT * aux_loss * (1 - 1 / STEPS) for loss, aux_loss in parts]
         for one, loss in zip(step.micro_batches, losses, strict=True):
             assert abs(one.loss - loss.item()) < 1e-5, f"a micro-batch has the loss {one.loss}: expected {loss.item()}"

@@ -20,7 +20,6 @@ from .dpo_runs import (
     one_step_of_moe_dpo,
     precomputed_dpo,
     preference_log_probs,
-    two_steps_of_precomputed_dpo,
 )
 from .grpo_runs import COMPLETION_LENGTHS, PROMPTS, grpo, grpo_of_one_length, one_step_of_unequal_lengths
 from .launching import deepspeed, one_group, one_process
@@ -28,7 +27,7 @@ from .measuring import FirstStep, TrainingResult, measured, warnings_of
 from .models import gpt_neo, llama, lora, mixtral, quantised, qwen2_moe, same_adapter, set_adapters
 from .online_runs import ONLINE_LENGTHS, online_completions, online_dpo, online_log_probs
 from .sft_runs import SftRun, several, sft_step
-from .steps import MicroBatch, Step, acts, expected_gradients, gradients_of, stepwise
+from .steps import FormulaSteps, MicroBatch, Step, acts, expected_gradients, gradients_of, loss_of_model, stepwise
 from .trainers import classes, config, parameters, trainer
 from .variants import state
 
@@ -38,6 +37,7 @@ __all__ = [
     "PROMPTS",
     "DpoRun",
     "FirstStep",
+    "FormulaSteps",
     "MicroBatch",
     "SftRun",
     "Step",
@@ -57,6 +57,7 @@ __all__ = [
     "labelled",
     "llama",
     "lora",
+    "loss_of_model",
     "measured",
     "mixtral",
     "one_group",
@@ -80,7 +81,6 @@ __all__ = [
     "stepwise",
     "tokenizer",
     "trainer",
-    "two_steps_of_precomputed_dpo",
     "warnings_of",
 ]
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from .data import preferences, preferences_of_several_lengths, tokenizer
 from .launching import one_group
-from .measuring import FirstStep, TrainingResult, gradient_differences, measured
-from .models import llama, lora, mixtral, same_adapter
+from .measuring import TrainingResult, gradient_differences, measured
+from .models import lora, mixtral, same_adapter
 from .trainers import config, trainer
-from .variants import state
 
 
-def preference_log_probs(model: Any, batch: Any) -> tuple[Any, Any]:
+def preference_log_probs(model: Any, batch: Any, *, differentiable: bool = False) -> tuple[Any, Any]:
     """Return summed log-probs of the chosen and the rejected completions, each ``(batch,)``, without TRL's code.
 
     A batch has whole sequences with labels up to 0.11, prompts and completions up to 0.28, and all sequences with a
@@ -24,7 +23,7 @@ def preference_log_probs(model: Any, batch: Any) -> tuple[Any, Any]:
     import torch
 
     def summed(token_ids: Any, attention_mask: Any, completion_mask: Any) -> Any:
-        with torch.no_grad():
+        with torch.set_grad_enabled(differentiable):
             logits = model(input_ids=token_ids, attention_mask=attention_mask, use_cache=False).logits[:, :-1]
         log_probs = logits.log_softmax(-1).gather(2, token_ids[:, 1:].unsqueeze(2)).squeeze(2)
         return (log_probs * completion_mask[:, 1:]).sum(1)
@@ -57,68 +56,6 @@ def precomputed_dpo(**settings: Any) -> Any:
 
     defaults = {"learning_rate": 1.0, "optim": "sgd", "beta": 0.5, "max_length": 16, "max_prompt_length": 8}
     return config(DPOConfig, precompute_ref_log_probs=True, **{**defaults, **settings})
-
-
-def two_steps_of_precomputed_dpo() -> tuple[Any, TrainingResult]:
-    """Train two steps of the real DPOTrainer without ``ref_model``; return it and the result of the second step.
-
-    In the first step policy and reference are equal. In the second they differ, and the loss tells with which
-    reference it was computed: with the policy itself it is log 2. The dataset is one batch, so that the shuffle, which
-    the precomputing shifts, does not matter. An adapter is switched off for the reference, so the loss of a model with
-    an adapter is right, and the bug costs an additional forward pass.
-    """
-    import torch
-    from trl import DPOTrainer
-
-    from trl_hotfix.authoring import judge
-
-    record: dict[str, Any] = {}
-    reference_forwards: list[int] = []
-
-    class RecordReference(DPOTrainer):  # type: ignore[misc, valid-type]
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            # At the end only the gradients of the last step are left.
-            step.gradients.clear()
-            reference = preference_log_probs(untouched, inputs)
-            record["right"] = dpo_loss(0.5, preference_log_probs(model, inputs), reference)
-            record["reference_of_untouched_model"] = float(reference[0].sum())
-            reference_forwards.clear()
-            result = super().compute_loss(model, inputs, *args, **kwargs)
-            record["reference_forwards"] = len(reference_forwards)
-            columns = [inputs[name] for name in inputs if name.startswith("ref") and name.endswith("chosen_logps")]
-            record["reference_in_batch"] = float(sum(column.sum() for column in columns)) if columns else None
-            record["measured"] = float(result.detach())
-            return result
-
-    with tempfile.TemporaryDirectory() as folder:
-        policy, untouched = (llama(folder, seed=0) for _ in range(2))
-        step = FirstStep(policy)
-        policy.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else reference_forwards.append(1))
-        prefixing_tokenizer = tokenizer()
-        # 0.9.6 puts this token before every prompt, even if the tokenizer has none.
-        prefixing_tokenizer.bos_token = "<unk>"
-        dpo_trainer = trainer(
-            RecordReference,
-            model=policy,
-            args=precomputed_dpo(max_steps=2),
-            train_dataset=preferences().select(range(2)),
-            tokenizer=prefixing_tokenizer,
-        )
-        dpo_trainer.train()
-    loss = record["measured"]
-    if state.variant == "lora":
-        if not math.isclose(loss, record["right"], rel_tol=1e-5):
-            raise AssertionError(f"the adapter was on in the reference: {record}")
-        outcome = judge(float(record["reference_forwards"]), loss=loss, right=0.0, wrong=1.0)
-    else:
-        outcome = judge(record.pop("measured"), right=record.pop("right"), wrong=math.log(2), **record)
-    if record["reference_forwards"] != (1 if outcome.verdict.value == "reproduced" else 0):
-        raise AssertionError(f"the loss is right and the reference is computed again, or the other way round: {record}")
-    if record["reference_in_batch"] is not None and not math.isclose(
-        record["reference_in_batch"], record["reference_of_untouched_model"], rel_tol=1e-6
-    ):
-        raise AssertionError(f"what was precomputed is not of the untouched model: {record}")
-    return dpo_trainer, TrainingResult(outcome, loss, dict(step.gradients))
 
 
 def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> TrainingResult:

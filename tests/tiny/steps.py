@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trl_hotfix import witness
 
-from .measuring import gradient_differences, loss_of
+from .measuring import TrainingResult, gradient_differences, loss_of
 
 
 @dataclass
@@ -85,3 +86,67 @@ def acts(patch_id: str, target: str, instance: Any) -> int | None:
     """Return in how many of its calls of ``target`` the patch acted, or None if the patch was not on."""
     count = witness.counts_of(patch_id, target).known(instance)
     return None if count is None else count.acted
+
+
+@dataclass
+class FormulaSteps:
+    """A run beside a formula: its micro-batches, the gradients of each optimizer step, and those of each formula."""
+
+    trainer: Any = None
+    micro_batches: list[Any] = field(default_factory=list)
+    gradients: list[dict[str, Any]] = field(default_factory=list)
+    expected: list[dict[str, dict[str, Any]]] = field(default_factory=list)
+    _sums: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _factors: set[float] = field(default_factory=set)
+
+    @property
+    def result(self) -> TrainingResult:
+        """The first loss and the gradients of all steps, without an outcome."""
+        named = {f"{step}.{name}": value for step, part in enumerate(self.gradients) for name, value in part.items()}
+        return TrainingResult(None, self.micro_batches[0].loss, named)
+
+    def add(self, losses: Mapping[str, Any], trainable: Mapping[str, Any]) -> None:
+        """Add the gradients of what each formula gives for a micro-batch."""
+        import torch
+
+        for name, loss in losses.items():
+            gradients = torch.autograd.grad(loss, list(trainable.values()), retain_graph=True, allow_unused=True)
+            sums = self._sums.setdefault(name, {})
+            for parameter, gradient in zip(trainable, gradients, strict=True):
+                sums[parameter] = sums.get(parameter, 0) + (0 if gradient is None else gradient)
+
+    def end_step(self, trainable: Mapping[str, Any]) -> None:
+        """Keep the accumulated gradients of the trainer and of the formulas."""
+        (factor,) = self._factors
+        self.gradients.append({name: parameter.grad.clone() for name, parameter in trainable.items()})
+        self.expected.append(
+            {name: {key: factor * value for key, value in sums.items()} for name, sums in self._sums.items()}
+        )
+        self._sums.clear()
+
+    def measure_factor(self, trainer: Any) -> None:
+        """Measure by what the trainer multiplies a loss before it goes backward. It depends on transformers."""
+        backward = trainer.accelerator.backward
+
+        def record_factor(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            steps, computed = trainer.accelerator.gradient_accumulation_steps, self.micro_batches[-1].loss
+            if computed:  # The rows of a micro-batch can cancel out.
+                self._factors.add(round(float(loss.detach()) / computed / steps, 4))
+            return backward(loss, *args, **kwargs)
+
+        trainer.accelerator.backward = record_factor
+
+
+def loss_of_model(model: Any, weights: Any, micro_batch: MicroBatch) -> tuple[Any, Any]:
+    """Return the loss of a micro-batch as a mixture of experts computes it, and the auxiliary loss that is in it.
+
+    ``weights`` are those that it has then, unless they are None.
+    """
+    batch = {key: micro_batch.inputs[key] for key in ("input_ids", "attention_mask", "labels")}
+    # transformers, where it passes one, divides the sum over the batch by this number of tokens.
+    if micro_batch.keywords.get("num_items_in_batch") is not None:
+        batch["num_items_in_batch"] = micro_batch.keywords["num_items_in_batch"]
+    if weights is not None:
+        model.load_state_dict(weights)
+    outputs = model(**batch, output_router_logits=True)
+    return outputs.loss, outputs.aux_loss

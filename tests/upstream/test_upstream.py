@@ -94,5 +94,5 @@ def test_pinning_the_bug_is_no_new_failure() -> None:
 
 def test_a_patch_that_was_never_applied_is_named() -> None:
     states = dict.fromkeys(runner.expected("0.16.1"), ("applied", "proven"))
-    states["grpo-loss-normalisation"] = ("pending", "not-imported")
-    assert Compared("0.16.1", {}, states, calls={}).not_on == ["grpo-loss-normalisation"]
+    states["grpo-single-eos-only"] = ("pending", "not-imported")
+    assert Compared("0.16.1", {}, states, calls={}).not_on == ["grpo-single-eos-only"]

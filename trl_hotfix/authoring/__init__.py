@@ -3,6 +3,7 @@
 ========================  =============================================================================================
 ``calls``                 a call of the wrapped function: its arguments, the model that it is given, its module
 ``act``                   says that a wrapper acts where the witness cannot see it: in place, or by a hook
+``once``                  what is done once for each trainer
 ``verdicts``              the answer of a self-test: ``judge`` and ``absent``
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
@@ -25,11 +26,13 @@ from .flattened_batches import (
     sequence_numbers,
     why_sequences_mix,
 )
+from .once import Once
 from .training import copies_of_the_loss, micro_batches, prepared_first, with_coefficient_of_plain_model
 from .verdicts import absent, judge
 
 __all__ = [
     "MASKABLE",
+    "Once",
     "absent",
     "act",
     "act_of_this_call",

@@ -25,7 +25,8 @@ def decide(patch: Patch, selection: Selection, version_of: VersionOf = installed
         return Decision(State.DISABLED, Reason.EXCLUDED)
     if selection.only is not None and patch.id not in selection.only:
         return Decision(State.DISABLED, Reason.NOT_SELECTED)
-    if selection.only is None and not patch.default:
+    # A choice of one of its options names a patch too.
+    if selection.only is None and not patch.default and patch.id not in selection.options:
         return Decision(State.DISABLED, Reason.DEFAULT_OFF)
     return applicability(patch, version_of)
 

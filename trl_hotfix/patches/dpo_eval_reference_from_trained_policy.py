@@ -16,16 +16,15 @@ most of a run if the set is large and nothing evaluates. transformers sets ``do_
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act, judge, shadowed
+from ..authoring import Once, absent, act, judge, shadowed
 from ..model import Outcome
 from ..testing import default_arguments, stub_trainer
 
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_first_warning = Once()
 
 
 def precompute_the_evaluation_set_too(
@@ -43,8 +42,7 @@ def precompute_the_evaluation_set_too(
             act()
             instance.get_eval_dataloader()
             torch.set_rng_state(random_state)
-        elif instance not in _warned:
-            _warned.add(instance)
+        elif _first_warning(instance):
             logging.getLogger("trl_hotfix").warning(
                 "the reference log-probs of the evaluation set are not computed before training, since nothing "
                 "evaluates (eval_strategy='no'). An evaluate() after training would take the trained policy as its "
@@ -117,7 +115,7 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
         trainer = stub_trainer(trainer_class, default_arguments(module.DPOConfig, do_eval=do_eval), **attributes)
         trainer.accelerator.prepare, trainer.accelerator.free_memory = (lambda loader: loader), (lambda: None)
         # This trainer is no user's, so the wrapper must not warn about it.
-        _warned.add(trainer)
+        _first_warning(trainer)
         random_state = torch.get_rng_state()
         trainer.get_train_dataloader()
         if not torch.equal(torch.get_rng_state(), random_state):

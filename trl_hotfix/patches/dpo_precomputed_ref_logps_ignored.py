@@ -8,14 +8,23 @@ pass is that of the reference, so the repair answers it with the two values of t
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, judge, shadowed
-from ..model import Outcome
-from ..testing import dpo_stub, tiny_causal_lm
+from ..authoring import argument, shadowed
+from ..model import Outcome, Verdict
+from ..testing import (
+    dpo_stub,
+    judge_with_gradients,
+    pair_batch,
+    pair_log_probs,
+    pair_loss,
+    pair_micro_batches,
+    tiny_causal_lm,
+)
 
 
 def use_the_reference_of_the_batch(
@@ -31,43 +40,59 @@ def use_the_reference_of_the_batch(
     ):
         return wrapped(*args, **kwargs)
     forward = instance.concatenated_forward
-    calls = iter((forward,))
+    # The method unpacks five values of a reference and uses the first two.
+    of_reference = (*log_probs, None, None, None)
+    forwards = iter((forward, lambda *args, **kwargs: of_reference))
 
-    def policy_then_batch(*forward_args: Any, **forward_kwargs: Any) -> Any:
-        # The method unpacks five values of a reference and uses the first two.
-        policy_forward = next(calls, None)
-        if policy_forward is None:
-            return (*log_probs, None, None, None)
-        return policy_forward(*forward_args, **forward_kwargs)
+    def policy_then_batch(*args: Any, **kwargs: Any) -> Any:
+        return next(forwards)(*args, **kwargs)
 
     with shadowed(instance, "concatenated_forward", policy_then_batch):
         return wrapped(*args, **kwargs)
 
 
 def precomputed_reference_is_used(module: ModuleType) -> Outcome:
-    """Compute the loss of one pair whose precomputed reference log-probs are not the policy's.
+    """Compute the loss of two steps and of an evaluation, of pairs whose reference is not the policy.
 
-    Right is ``-log sigmoid(beta * ((pi_chosen - pi_rejected) - (ref_chosen - ref_rejected)))`` (Rafailov et al. 2023,
-    arXiv:2305.18290, equation 7) with the batch's own ``ref``; with the policy as its own reference it is log 2.
+    Right is the loss with the reference of the batch. Wrong is that with the policy as its own reference, log 2.
     """
+    model = tiny_causal_lm()
+    trainers = [
+        dpo_stub(module, model=model, ref_model=None, precompute_ref_log_probs=True, state=SimpleNamespace())
+        for _ in range(2)
+    ]
+    outcome = judge_with_gradients([model.weight], _losses(module, *trainers))
+    own_code = inspect.unwrap(module.DPOTrainer.get_batch_loss_metrics).__code__
+    # From 0.12 on any reference in the batch is used.
+    if outcome.verdict is Verdict.FIXED and "reference_chosen_logps" in own_code.co_consts:
+        _check_other_batches(module, trainers[0])
+    return outcome
+
+
+def _losses(module: ModuleType, training: Any, evaluating: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Give the loss of each micro-batch as it is measured, right and wrong. One trainer trains, another evaluates."""
     import torch
 
-    reference = {"chosen": -1.0, "rejected": -3.0}
-    batch: dict[str, Any] = {
-        "prompt_input_ids": torch.tensor([[1, 2]]),
-        "prompt_attention_mask": torch.ones(1, 2).long(),
-    }
-    for side, ids in (("chosen", [[3, 4]]), ("rejected", [[5, 6]])):
-        batch[f"{side}_input_ids"] = torch.tensor(ids)
-        batch[f"{side}_attention_mask"] = torch.ones(1, 2).long()
-        batch[f"{side}_labels"] = torch.tensor(ids)
-        # The first name is that of releases up to 0.11, the second that of later ones.
-        for name in (f"reference_{side}_logps", f"ref_{side}_logps"):
-            batch[name] = torch.tensor([reference[side]])
-    model = tiny_causal_lm()
-    trainer = dpo_stub(module, model=model, ref_model=None, precompute_ref_log_probs=True)
-    loss, metrics = trainer.get_batch_loss_metrics(model, batch, train_eval="train")
-    margin = float(metrics["logps/chosen"]) - float(metrics["logps/rejected"])
-    margin -= reference["chosen"] - reference["rejected"]
-    right = math.log1p(math.exp(-trainer.args.beta * margin))
-    return judge(float(loss.detach()), right=right, wrong=math.log(2), policy_minus_reference_margin=margin)
+    for micro_batch in pair_micro_batches():
+        trainer = training if micro_batch.is_training else evaluating
+        trainer.state.global_step = micro_batch.step
+        trainer.model.train(micro_batch.is_training)
+        batch = pair_batch(module, micro_batch.pairs)
+        mode = "train" if micro_batch.is_training else "eval"
+        measured, _ = trainer.get_batch_loss_metrics(trainer.model, batch, train_eval=mode)
+        policy = pair_log_probs(trainer.model, micro_batch.pairs)
+        chosen, rejected = torch.tensor([pair.reference for pair in micro_batch.pairs]).T
+        right = pair_loss(trainer.args.beta, policy, (chosen, rejected))
+        yield measured, right, pair_loss(trainer.args.beta, policy, (policy[0].detach(), policy[1].detach()))
+
+
+def _check_other_batches(module: ModuleType, trainer: Any) -> None:
+    """Check that the reference is computed where nothing was precomputed, and where the batch has half of it."""
+    pairs = next(pair_micro_batches()).pairs
+    for missing in ("", "reference_chosen_logps", "reference_rejected_logps"):
+        trainer.precompute_ref_log_probs = bool(missing)
+        batch = pair_batch(module, pairs)
+        batch.pop(missing, None)
+        loss, _ = trainer.get_batch_loss_metrics(trainer.model, batch)
+        if abs(float(loss.detach()) - math.log(2)) > 1e-6:
+            raise AssertionError(f"the loss is {loss}, and not log 2, without {missing or 'a precomputed reference'}")

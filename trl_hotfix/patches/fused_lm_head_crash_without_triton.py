@@ -13,7 +13,8 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import update_wrapper
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -29,9 +30,10 @@ _NAME = "_ChunkedLogProbFunction"
 
 def score_in_torch(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give the model a forward that needs no Triton if Triton does not run."""
+    import torch
+
     result = wrapped(*args, **kwargs)
-    function = getattr(module_of(wrapped), _NAME)
-    if function is not None and _triton_runs():
+    if getattr(module_of(wrapped), _NAME) is not None and _triton_runs(torch, os.environ):
         return result
     model = argument(wrapped, args, kwargs, "model")
     fused = model.forward.__func__
@@ -44,11 +46,12 @@ def score_in_torch(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, 
     return result
 
 
-def _triton_runs() -> bool:
-    import torch
-
-    xpu = getattr(torch, "xpu", None)
-    return os.environ.get("TRITON_INTERPRET") == "1" or torch.cuda.is_available() or bool(xpu and xpu.is_available())
+def _triton_runs(torch: Any, environment: Mapping[str, str]) -> bool:
+    """Return whether there is a device for Triton's kernels, or its interpreter is asked for."""
+    devices = (getattr(torch, name, None) for name in ("cuda", "xpu"))
+    return environment.get("TRITON_INTERPRET") == "1" or any(
+        device is not None and device.is_available() for device in devices
+    )
 
 
 class _TorchLogProbFunction:
@@ -119,33 +122,157 @@ _OPTIONAL = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 
 def tokens_are_scored_without_triton(module: ModuleType) -> Outcome:
-    """Compare the log-prob of three tokens and its gradient with torch, in a module imported without Triton.
+    """Compare what the head gives for two rows, and its gradients, with torch, in a module imported without Triton.
 
     A private copy of the kernels module, imported without Triton, shows what such a module has under the name.
     """
     import torch
 
-    model = tiny_attention_model()
-    # The model's own forward would return the same as TRL's head. The test measures TRL's head.
-    tokens = torch.tensor([[3, 4, 5, 6]])
-    hidden = model.base_model(input_ids=tokens).last_hidden_state[:, :-1]
-    logits = torch.nn.functional.linear(hidden, model.lm_head.weight)
-    right = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum()
-    (gradient,) = torch.autograd.grad(right, model.lm_head.weight)
     with ExitStack() as stack:
         stack.enter_context(_as_without_triton(module))
-        module.add_fused_lm_head(model, outputs=("log_probs", *_OPTIONAL))
+        plain = _Case(module)
         try:
-            outputs = model(input_ids=tokens, labels=tokens, fused_lm_head=True)
+            measured = plain.scores()
         except AttributeError as error:
             if "'NoneType' object has no attribute 'apply'" not in str(error):
                 raise
-            return judge(0.0, right=float(right.detach()), wrong=0.0, error=str(error))
-        (measured_gradient,) = torch.autograd.grad(outputs.log_probs.sum(), model.lm_head.weight)
-    error_of_gradient = float((measured_gradient - gradient).abs().max())
-    if error_of_gradient > 1e-5:
-        raise AssertionError(f"the log-probs are {outputs.log_probs}, and their gradient is off by {error_of_gradient}")
-    return judge(float(outputs.log_probs.sum().detach()), right=float(right.detach()), wrong=0.0)
+            return judge(0.0, right=float(plain.expected()[0].sum()), wrong=0.0, error=str(error))
+        # A chunk is smaller than the labels.
+        stack.enter_context(shadowed(sys.modules[__name__], "_TOKENS", 3))
+        settings = {"final_logit_softcapping": 0.5, "logit_scale": 3.0}
+        cases = {
+            "plain": plain,
+            "capped": _Case(module, settings, temperature=0.7),
+            "with a bias": _Case(module, bias=True),
+            "log-probs alone": _Case(module, outputs=("log_probs",)),
+            "in float32": _Case(module, dtype=torch.bfloat16, cast_lm_head_to_fp32=True),
+            "in bfloat16": _Case(module, dtype=torch.bfloat16),
+            "without labels": _Case(module, labels=False),
+        }
+        mistakes = [f"{name}: {mistake}" for name, case in cases.items() for mistake in case.mistakes()]
+        with torch.autocast("cpu", torch.bfloat16):
+            mistakes += [f"under autocast: {mistake}" for mistake in _Case(module, autocast=True).mistakes()]
+    mistakes += _mistakes_about_triton()
+    if mistakes:
+        raise AssertionError("; ".join(mistakes))
+    return judge(float(measured[0].detach().sum()), right=float(plain.expected()[0].sum()), wrong=0.0)
+
+
+class _Case:
+    """A model with TRL's head, two rows of three and two labels, and by torch what the head is to give for them."""
+
+    def __init__(
+        self,
+        module: ModuleType,
+        settings: Mapping[str, float] | None = None,
+        *,
+        bias: bool = False,
+        dtype: Any = None,
+        labels: bool = True,
+        autocast: bool = False,
+        **options: Any,
+    ) -> None:
+        import torch
+
+        self.model = tiny_attention_model().to(dtype)
+        vars(self.model.config).update(settings or {})
+        if bias:
+            values = torch.linspace(-1, 1, len(self.model.lm_head.weight))
+            self.model.lm_head.bias = torch.nn.Parameter(values)
+        self.options: dict[str, Any] = {
+            "temperature": 1.0,
+            "cast_lm_head_to_fp32": False,
+            "outputs": ("log_probs", *_OPTIONAL),
+        }
+        self.options.update(options)
+        self.under_autocast, self.in_bfloat16 = autocast, autocast or dtype is torch.bfloat16
+        self.ids = torch.tensor([[3, 4, 5, 6], [7, 3, 6, 2]])
+        self.labels = torch.tensor([[3, 4, 5, 6], [7, 3, -100, 2]]) if labels else torch.full_like(self.ids, -100)
+        # The model's own forward would return the same as TRL's head. The test measures TRL's head.
+        self.own_forward = self.model.forward
+        module.add_fused_lm_head(self.model, **self.options)
+
+    def scores(self) -> tuple[Any, ...]:
+        """Return what the head gives for the labels, in the order of the kernel."""
+        outputs = self.model(input_ids=self.ids, labels=self.labels, fused_lm_head=True)
+        mask = self.labels[:, 1:] != -100
+        found = (getattr(outputs, name) for name in ("log_probs", *_OPTIONAL))
+        return tuple(None if value is None else value[mask] for value in found)
+
+    def expected(self) -> tuple[Any, ...]:
+        """Return the same by torch: by the formulas of ``FusedCausalLMOutput``'s fields."""
+        import torch
+
+        config, head = self.model.config, self.model.lm_head
+        hidden = self.model.base_model(input_ids=self.ids).last_hidden_state[:, :-1]
+        weight, bias = head.weight, head.bias
+        if self.options["cast_lm_head_to_fp32"]:
+            hidden, weight = hidden.float(), weight.float()
+        elif self.under_autocast:
+            hidden, weight = hidden.bfloat16(), weight.bfloat16()
+        mask = self.labels[:, 1:] != -100
+        with torch.autocast("cpu", enabled=False):
+            logits = torch.nn.functional.linear(hidden[mask], weight, bias).float()
+        logits = logits * getattr(config, "logit_scale", 1.0)
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        logits = logits / self.options["temperature"]
+        targets = self.labels[:, 1:][mask]
+        probabilities = logits.softmax(-1)
+        scores = {
+            "log_probs": torch.log(probabilities[range(len(targets)), targets]),
+            "entropy": -(probabilities * probabilities.log()).sum(-1),
+            "log_sum_sq_probs": torch.log((probabilities**2).sum(-1)).detach(),
+            "mean_logits": logits.mean(-1).detach(),
+            "is_top1": logits.argmax(-1) == targets,
+        }
+        return tuple(scores[name] if name in self.options["outputs"] else None for name in scores)
+
+    def mistakes(self) -> Iterator[str]:
+        """Give what differs, a line each."""
+        import torch
+
+        parameters = list(self.model.parameters())
+        # bfloat16 has 8 bits, and a gradient goes through several roundings.
+        tolerance = 0.05 if self.in_bfloat16 else 1e-5
+        found, expected = self.scores(), self.expected()
+        for name, one, other in zip(("log_probs", *_OPTIONAL), found, expected, strict=True):
+            if (one is None) != (other is None):
+                yield f"{name} is {one}"
+            elif one is not None:
+                if one.requires_grad != other.requires_grad or not torch.allclose(one, other, atol=1e-5):
+                    yield f"{name} is {one} instead of {other}"
+                if one.requires_grad:
+                    gradients = [
+                        torch.autograd.grad((scores**2).sum(), parameters, retain_graph=True, allow_unused=True)
+                        for scores in (one, other)
+                    ]
+                    if not all(
+                        (mine is None and right is None) or _is_close(mine, right, tolerance)
+                        for mine, right in zip(*gradients, strict=True)
+                    ):
+                        yield f"the gradient of {name} is another one"
+        if not torch.equal(self.model(input_ids=self.ids).logits, self.own_forward(input_ids=self.ids).logits):
+            yield "without the head the logits are others"
+
+
+def _is_close(value: Any, right: Any, tolerance: float) -> bool:
+    return bool((value - right).abs().max() <= tolerance * (1 + right.abs().max()))
+
+
+def _mistakes_about_triton() -> Iterator[str]:
+    """Give where it is not known whether Triton runs."""
+    there, away = (SimpleNamespace(is_available=lambda there=there: there) for there in (True, False))
+    cases: list[tuple[Any, Mapping[str, str], bool]] = [
+        (SimpleNamespace(cuda=away), {}, False),
+        (SimpleNamespace(cuda=there), {}, True),
+        (SimpleNamespace(cuda=away, xpu=there), {}, True),
+        (SimpleNamespace(cuda=away, xpu=away), {"TRITON_INTERPRET": "0"}, False),
+        (SimpleNamespace(cuda=away), {"TRITON_INTERPRET": "1"}, True),
+    ]
+    for torch, environment, runs in cases:
+        if _triton_runs(torch, environment) is not runs:
+            yield f"with {torch} and {environment}, Triton is said to run: {not runs}"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ mixture-of-experts models, which is divided correctly already.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -38,53 +38,100 @@ def count_the_tokens_of_one_optimizer_step(
 
 
 def loss_is_divided_by_the_tokens_of_one_optimizer_step(module: ModuleType) -> Outcome:
-    """Let an optimizer step see two of four micro-batches: its loss is twice that of a step that sees all four."""
-    import torch
+    """Let an optimizer step see two of four micro-batches, then one: the losses are 2 and 4 times as large as of four.
 
-    def loss(kind: str, *, accumulated: int, generated: int, training: bool = True) -> float:
-        trainer = stub_grpo_trainer(
-            module,
-            torch.full(mask.shape, -0.5),
-            training=training,
-            loss_type=kind,
-            beta=0.0,
-            steps_per_generation=generated,
-        )
-        trainer.current_gradient_accumulation_steps = accumulated
-        return float(trainer._compute_loss(None, inputs))
-
-    lengths = torch.tensor([2, 4, 8, 6])
-    mask = (torch.arange(8) < lengths.unsqueeze(1)).long()
-    inputs = {
-        "prompt_ids": torch.ones(4, 1, dtype=torch.long),
-        "prompt_mask": torch.ones(4, 1, dtype=torch.long),
-        "completion_ids": torch.ones_like(mask),
-        "completion_mask": mask,
-        "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5]),
-        "old_per_token_logps": None,
-        "num_items_in_batch": torch.tensor(4 * 20),
-    }
-    outcomes = {}
+    A step that sees all four, an evaluation and the other losses are right already, and are left alone.
+    """
+    outcomes: list[Outcome] = []
     for kind in _BY_TOKEN_COUNT:
         try:
-            full_step = loss(kind, accumulated=4, generated=4)
+            outcomes += _outcomes(module, kind)
         except ValueError as error:
             if "Unknown loss type" not in str(error):
                 raise
-            continue
-        outcomes[kind] = judge(
-            loss(kind, accumulated=2, generated=4),
-            right=2 * full_step,
-            wrong=full_step,
-            loss_type=kind,
-            evaluation=loss(kind, accumulated=2, generated=4, training=False),
-            tokens=80,
-        )
-        if abs(outcomes[kind].numbers["evaluation"] - full_step) > 1e-6:
-            raise AssertionError(f"{kind}: an evaluation loss is not divided by the whole count: {outcomes[kind]}")
     if not outcomes:
         return absent("this release has none of the losses that are divided by a token count")
-    # The ratio of the probabilities is 1: the loss is the sum of -advantage * length over 80 tokens, 1 / 80.
-    if abs(outcomes["dapo"].numbers["right"] - 2 / 80) > 1e-6:
-        raise AssertionError(f"dapo is not the sum of the token losses over their count: {outcomes['dapo']}")
-    return next((outcome for outcome in outcomes.values() if outcome.verdict is not Verdict.FIXED), outcomes["dapo"])
+    first, *others = outcomes
+    # The ratio of the probabilities is 1: dapo is the sum of -advantage * length over 80 tokens, 1 / 80.
+    if abs(first.numbers["right"] - 2 / 80) > 1e-6:
+        raise AssertionError(f"dapo is not the sum of the token losses over their count: {first}")
+    if any(outcome.verdict is not first.verdict for outcome in others):
+        raise AssertionError(f"some micro-batches are divided correctly, and others are not: {outcomes}")
+    # Another loss needs no count of tokens.
+    inputs = _Inputs(_micro_batches()[0])
+    del inputs["num_items_in_batch"]
+    _Step(module, "grpo").loss_and_gradient(inputs, accumulated=2)
+    return first
+
+
+class _Inputs(dict[str, Any]):
+    """The inputs of a micro-batch, which note whether the loss is computed from them and not from a copy."""
+
+    are_read = False
+
+    def __getitem__(self, name: str) -> Any:
+        self.are_read = self.are_read or name == "completion_mask"
+        return super().__getitem__(name)
+
+
+class _Step:
+    """A trainer whose generations are of four micro-batches."""
+
+    def __init__(self, module: ModuleType, kind: str) -> None:
+        import torch
+
+        self.log_probs = torch.full((4, 8), -0.5, requires_grad=True)
+        self.trainer = stub_grpo_trainer(module, self.log_probs, loss_type=kind, beta=0.0, steps_per_generation=4)
+
+    def loss_and_gradient(self, inputs: dict[str, Any], *, accumulated: int) -> tuple[float, Any]:
+        """Return the loss, and its gradient for the log-prob of each token."""
+        import torch
+
+        self.trainer.current_gradient_accumulation_steps = accumulated
+        loss = self.trainer._compute_loss(None, inputs)
+        return float(loss.detach()), torch.autograd.grad(loss, self.log_probs)[0]
+
+
+def _micro_batches() -> tuple[_Inputs, _Inputs]:
+    """Return two of the four micro-batches of a generation of 80 tokens."""
+    import torch
+
+    def micro_batch(lengths: list[int], advantages: list[float]) -> _Inputs:
+        mask = (torch.arange(8) < torch.tensor(lengths).unsqueeze(1)).long()
+        return _Inputs(
+            prompt_ids=torch.ones(4, 1, dtype=torch.long),
+            prompt_mask=torch.ones(4, 1, dtype=torch.long),
+            completion_ids=torch.ones_like(mask),
+            completion_mask=mask,
+            advantages=torch.tensor(advantages),
+            old_per_token_logps=None,
+            num_items_in_batch=torch.tensor(80),
+        )
+
+    return micro_batch([2, 4, 8, 6], [1.0, -1.0, 0.5, -0.5]), micro_batch([5, 1, 3, 7], [-0.5, 0.25, 1.0, -1.0])
+
+
+def _outcomes(module: ModuleType, kind: str) -> Iterator[Outcome]:
+    """Judge each micro-batch by the same one in a step of four. The second is in a step of two, and in one of one."""
+    import torch
+
+    step, batches = _Step(module, kind), _micro_batches()
+    of_four = [step.loss_and_gradient(batch, accumulated=4) for batch in batches]
+    if not all(batch.are_read for batch in batches):
+        raise AssertionError(f"{kind}: a step of four is given other inputs than its own")
+    # A later step uses the same inputs again if num_iterations > 1.
+    for global_step, accumulated, number in ((0, 2, 0), (0, 2, 1), (1, 1, 1)):
+        step.trainer.state.global_step = global_step
+        loss, gradient = step.loss_and_gradient(batches[number], accumulated=accumulated)
+        (loss_of_four, gradient_of_four), factor = of_four[number], 4 / accumulated
+        outcome = judge(loss, right=factor * loss_of_four, wrong=loss_of_four, loss_type=kind, tokens=80)
+        expected = gradient_of_four * (factor if outcome.verdict is Verdict.FIXED else 1)
+        if not torch.allclose(gradient, expected, rtol=1e-5, atol=1e-7):
+            raise AssertionError(f"{kind}: the gradient is not that of the loss: {gradient}, expected {expected}")
+        yield outcome
+    step.trainer.model.training = False
+    evaluated, _ = step.loss_and_gradient(batches[1], accumulated=2)
+    if abs(evaluated - of_four[1][0]) > 1e-6:
+        raise AssertionError(
+            f"{kind}: an evaluation is not divided by the whole count: {evaluated}, not {of_four[1][0]}"
+        )

@@ -24,10 +24,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..authoring import absent, argument, judge, replaced_argument, shadowed
-from ..model import Options, Outcome
+from ..model import Options, Outcome, Verdict
 from ..testing import stub_grpo_trainer, tiny_causal_lm
 
 
@@ -69,77 +69,147 @@ def _sequences(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
 
 
 def sequences_or_tokens_weigh_the_same(module: ModuleType, options: Options) -> Outcome:
-    """Compare loss and ``kl`` of four unequally long sequences with the formula, for ``global`` on one rank of two."""
-    import torch
+    """Compare loss, gradient and ``kl`` of unequally long sequences with the formula, on one rank of two.
 
-    beta = 0.1
-    lengths = torch.tensor([2, 4, 8, 6])
-    mask = (torch.arange(8) < lengths.unsqueeze(1)).long()
-    tokens = torch.arange(36).reshape(4, 9) % 11
-    inputs: dict[str, Any] = {
-        "prompt_ids": tokens[:, :1],
-        "prompt_mask": torch.ones(4, 1, dtype=torch.long),
-        "completion_ids": tokens[:, 1:],
-        "completion_mask": mask,
-        "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5]),
-        "old_per_token_logps": None,
-    }
-    model = tiny_causal_lm(SimpleNamespace())
-    attention_masks: list[Any] = []
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: attention_masks.append(kwargs["attention_mask"]), with_kwargs=True
-    )
-    next_token_log_probs = torch.log_softmax(model.weight[tokens[:, :-1]].detach(), dim=-1)
-    log_probs = next_token_log_probs.gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
-    inputs["ref_per_token_logps"] = log_probs + 0.1 * lengths.unsqueeze(1)
+    Three micro-batches of two training steps, and one of an evaluation.
+    """
     if not hasattr(module.GRPOTrainer, "_generate_and_score_completions"):
         return absent("0.14 generates in compute_loss; it has the loss of the paper (0.14.0, line 512)")
-    # In a release with loss_type, only the loss of "grpo" is computed, from the given log-probs.
     has_loss_type = "loss_type" in module.GRPOConfig.__dataclass_fields__
     over_ranks = options["normalisation"] == "global"
     if over_ranks and has_loss_type:
         return absent("GRPOConfig has loss_type")
-    trainer = stub_grpo_trainer(
-        module,
-        log_probs if has_loss_type else None,
-        inputs["ref_per_token_logps"],
-        loss_type="grpo",
-        beta=beta,
-        temperature=1.0,
-        num_iterations=1,
-    )
-    tokens_elsewhere = 44 if over_ranks else 0  # on the other rank
-    trainer.accelerator.num_processes = 2 if over_ranks else 1
-    trainer.accelerator.reduce = lambda tokens, reduction: tokens + tokens_elsewhere
-    loss = float(trainer.compute_loss(model, inputs).detach())
+    rank = _Rank(module, has_loss_type=has_loss_type)
+    outcomes: list[Outcome] = []
+    for global_step, mode, lengths, tokens_elsewhere in (
+        (0, "train", (2, 4, 8, 6), 44),
+        (0, "eval", (2, 4, 8, 6), 44),
+        (0, "train", (7, 3, 1, 5), 9),
+        (1, "train", (2, 4, 8, 6), 10),
+    ):
+        micro_batch = rank.micro_batch(global_step, mode, lengths, tokens_elsewhere)
+        sequences, tokens, all_tokens = micro_batch.expected()
+        loss = float(micro_batch.loss.detach())
+        if over_ranks and math.isclose(loss, float(sequences), rel_tol=1e-5):
+            return absent("every sequence weighs the same, on every rank")
+        right, wrong = all_tokens if over_ranks else sequences, tokens
+        outcome = judge(loss, right=float(right), wrong=float(wrong), lengths=list(lengths))
+        micro_batch.check_gradient(right if outcome.verdict is Verdict.FIXED else wrong)
+        outcomes.append(outcome)
+        if not has_loss_type:
+            of_sequences, of_tokens, of_all_tokens = micro_batch.expected_kl()
+            right_kl = of_all_tokens if over_ranks else of_sequences
+            outcomes.append(judge(micro_batch.kl, right=right_kl, wrong=of_tokens))
+    if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
+        raise AssertionError(f"losses and kl are not all of one kind: {outcomes}")
+    return outcomes[0]
 
-    # Of each token, exp(d) - d - 1 with d = reference - policy = length / 10, arXiv:2402.03300, equation 4.
-    kl = torch.exp(0.1 * lengths) - 0.1 * lengths - 1
-    loss_per_sequence = beta * kl - inputs["advantages"]
 
-    def over_sequences(value: Any) -> float:
-        return float(value.mean())
+_BETA = 0.1
 
-    def over_tokens(value: Any) -> float:
-        return float((value * lengths).sum() / lengths.sum())
 
-    def over_all_tokens(value: Any) -> float:
-        return float(2 * (value * lengths).sum() / (lengths.sum() + tokens_elsewhere))
+class _Rank:
+    """A trainer on one of two ranks, with a real model, whose reference differs more from one sequence than another."""
 
-    right = over_all_tokens if over_ranks else over_sequences
-    if over_ranks and math.isclose(loss, over_sequences(loss_per_sequence), rel_tol=1e-5):
-        return absent("every sequence weighs the same, on every rank")
-    outcome = judge(
-        loss, right=right(loss_per_sequence), wrong=over_tokens(loss_per_sequence), lengths=lengths.tolist()
-    )
-    if not has_loss_type:
-        metrics = trainer._metrics["train"] if trainer._metrics["train"] else trainer._metrics
-        kl_outcome = judge(metrics["kl"][-1], right=right(kl), wrong=over_tokens(kl))
-        if kl_outcome.verdict is not outcome.verdict:
-            raise AssertionError(f"loss and kl are not of the same kind: {outcome}, {kl_outcome}")
-        attended, expected = attention_masks[0], torch.cat([inputs["prompt_mask"], mask], dim=1)
-        if not torch.equal(attended, expected) or attended.dtype != mask.dtype:
-            raise AssertionError(f"the model was given another attention mask than the one of the batch: {attended}")
-    if inputs["completion_mask"] is not mask:
-        raise AssertionError("the inputs were changed, and the trainer uses them again")
-    return outcome
+    def __init__(self, module: ModuleType, *, has_loss_type: bool) -> None:
+        import torch
+
+        self.model = tiny_causal_lm(SimpleNamespace())
+        self.tokens = torch.arange(36).reshape(4, 9) % 11
+        # Of the other rank.
+        self.tokens_elsewhere = 0
+        self.attention_masks: list[Any] = []
+        self.model.register_forward_pre_hook(
+            lambda _, args, kwargs: self.attention_masks.append(kwargs["attention_mask"]), with_kwargs=True
+        )
+        self.log_ratio = torch.tensor([[0.2], [0.4], [0.8], [0.6]])
+        self.reference = self.log_probs().detach() + self.log_ratio
+        # In a release with loss_type, only the loss of "grpo" is computed, from given log-probs.
+        self.trainer = stub_grpo_trainer(
+            module,
+            self.log_probs() if has_loss_type else None,
+            self.reference,
+            loss_type="grpo",
+            beta=_BETA,
+            temperature=1.0,
+            num_iterations=1,
+            use_bias_correction_kl=False,
+        )
+        ranks = {"num_processes": 2, "reduce": lambda tokens, reduction: tokens + self.tokens_elsewhere}
+        vars(self.trainer.accelerator).update(ranks)
+
+    def log_probs(self) -> Any:
+        import torch
+
+        next_tokens = torch.log_softmax(self.model.weight[self.tokens[:, :-1]], dim=-1)
+        return next_tokens.gather(-1, self.tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+
+    def micro_batch(self, global_step: int, mode: str, lengths: tuple[int, ...], tokens_elsewhere: int) -> _MicroBatch:
+        """Have the trainer compute the loss of sequences of these lengths."""
+        import torch
+
+        self.tokens_elsewhere, self.trainer.state.global_step = tokens_elsewhere, global_step
+        self.trainer.model.training, self.trainer.control.should_evaluate = mode == "train", mode == "eval"
+        mask = (torch.arange(8) < torch.tensor(lengths).unsqueeze(1)).long()
+        inputs = {
+            "prompt_ids": self.tokens[:, :1],
+            "prompt_mask": torch.ones(4, 1, dtype=torch.long),
+            "completion_ids": self.tokens[:, 1:],
+            "completion_mask": mask,
+            "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5]),
+            "old_per_token_logps": None,
+            "ref_per_token_logps": self.reference,
+        }
+        self.attention_masks.clear()
+        loss = self.trainer.compute_loss(self.model, inputs)
+        if inputs["completion_mask"] is not mask:
+            raise AssertionError("the inputs were changed, and the trainer uses them again")
+        for attended in self.attention_masks:
+            if attended.dtype != mask.dtype or not torch.equal(attended[:, 1:], mask) or not attended[:, 0].all():
+                raise AssertionError(f"the model was given another attention mask than the batch: {attended}")
+        # Up to 0.15 the metrics are not kept by mode.
+        metrics = self.trainer._metrics
+        metrics = metrics if "kl" in metrics else metrics[mode]
+        return _MicroBatch(self, inputs["advantages"], mask, loss, metrics["kl"][-1])
+
+
+class _MicroBatch(NamedTuple):
+    """A loss, its ``kl``, and what they are computed from."""
+
+    rank: _Rank
+    advantages: Any
+    mask: Any
+    loss: Any
+    kl: float
+
+    def expected(self) -> tuple[Any, Any, Any]:
+        """Return the means of the losses over sequences, over tokens, and over the tokens of both ranks."""
+        import torch
+
+        log_probs = self.rank.log_probs()
+        log_ratio = self.rank.reference - log_probs
+        # The ratio of the probabilities is 1, and only its derivative counts.
+        ratio = torch.exp(log_probs - log_probs.detach())
+        return self._means(_BETA * (torch.exp(log_ratio) - log_ratio - 1) - ratio * self.advantages.unsqueeze(1))
+
+    def expected_kl(self) -> tuple[float, float, float]:
+        """Return these means of exp(d) - d - 1 with d = reference - policy (arXiv:2402.03300, equation 4)."""
+        import torch
+
+        sequences, tokens, all_tokens = self._means(torch.exp(self.rank.log_ratio) - self.rank.log_ratio - 1)
+        return float(sequences), float(tokens), float(all_tokens)
+
+    def check_gradient(self, expected: Any) -> None:
+        """Assert that the gradient of the loss is the one of the expected loss."""
+        import torch
+
+        weight = self.rank.model.weight
+        (gradient,) = torch.autograd.grad(self.loss, weight, retain_graph=True)
+        (expected_gradient,) = torch.autograd.grad(expected, weight)
+        if not torch.allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6):
+            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {expected_gradient}")
+
+    def _means(self, values: Any) -> tuple[Any, Any, Any]:
+        total, tokens = (values * self.mask).sum(), self.mask.sum()
+        sequences = ((values * self.mask).sum(1) / self.mask.sum(1)).mean()
+        return sequences, total / tokens, 2 * total / (tokens + self.rank.tokens_elsewhere)

@@ -1,6 +1,6 @@
 """A GRPO loss of 0.0 looks the same in a healthy run and in one that learns nothing; one log line names the case.
 
-``log`` and ``__init__`` run unchanged. The case follows from what the trainer logs anyway. It is reported once per run,
+``log`` and ``__init__`` run unchanged. A case follows from what the trainer logs anyway. Each is reported once per run,
 on the main process, and no collective operation is called.
 
 - No bug (TRL issues 2703, 3452): the ratio of the probabilities is 1 while the policy is the one that sampled, and the
@@ -16,14 +16,15 @@ One logged step may prove nothing, since a hard task has steps without a signal.
 - ``frac_reward_zero_std``, the share of the groups without a signal, is logged from 0.18 on. ``reward_std`` cannot
   replace it from 0.27 on, where it is that of the batch. Both are means over the generations of a log entry, and
   neither is negative: a mean of 0 (or of 1, for the share) means 0 (or 1) in each generation. "No signal" takes ten
-  generations, the first of the run.
+  generations, the first of the run, in which the loss is not above what beta * KL explains: MiniLLM has a loss besides
+  the rewards, which are all 0 by default.
 - ``grad_norm`` is that of the last step before the log entry and, with ``steps_per_generation``, of a part of a
   generation. In a healthy run it is 0 with at most the probability ``share`` that a group has no signal. "No gradient"
   waits until the sum of ``1 - share`` is ten and there never was a gradient: the probability of that is at most
   ``prod(share) <= exp(-10)``. Under fp16 it waits for forty, because the first steps are skipped until the loss scale
   fits (DeepSpeed logs 0 for them). A model with no trainable tensor when training began needs no proof: PEFT thaws a
   frozen adapter after it was disabled for the reference, so its ``grad_norm`` is not 0, but the optimizer does not have
-  it.
+  it. DeepSpeed's optimizer shows partitions, or under ZeRO-3 nothing: what it has is not known.
 - With ``scale_rewards="batch"`` or ``normalize_then_sum`` the share is that of the batch. It then proves only that no
   group has a signal.
 
@@ -37,7 +38,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -58,7 +59,7 @@ class _Run:
     ``signal_without_gradient`` is the sum of ``1 - share`` over the log entries whose ``grad_norm`` is 0.
     """
 
-    reported: bool = False
+    reported: set[str] = field(default_factory=set)
     entries: int = 0
     zeros: int = 0  # logged losses of 0 in a row, with a signal and a gradient
     had_signal: bool = False
@@ -89,19 +90,19 @@ def _no_signal(generations: int, beta: float, rewards: Mapping[str, float]) -> s
     named = ", ".join(f"{name} (mean {mean:.4g})" for name, mean in rewards.items()) or "the reward functions"
     consequence = "the KL term alone moves the policy" if beta else "nothing is trained"
     return (
-        f"no learning signal: in each of the first {generations} generations all completions of every group got the "
-        f"same reward, so all advantages are 0 and {consequence}. Look at what these give to completions of one "
+        f"no learning signal so far: in each of the first {generations} generations all completions of every group got "
+        f"the same reward, so all advantages are 0 and {consequence}. Look at what these give to completions of one "
         f"prompt: {named}"
     )
 
 
-def _no_gradient(proven: bool, entries: int, optimized: int, state: str, masked: bool) -> str | None:
-    if optimized and not proven:
+def _no_gradient(proven: bool, entries: int, optimized: int | None, state: str, masked: bool) -> str | None:
+    if optimized != 0 and not proven:
         return None
     reason = f"grad_norm was 0 in all {entries} logged steps, with rewards that differ"
     if masked:
         reason += "; every completion was cut off, and mask_truncated_completions=True leaves those out"
-    if not optimized:
+    if optimized == 0:
         reason = "nothing was trainable when training began"
     return f"no gradient: {reason}. In numbers: {state}. What is to be trained needs requires_grad=True before train()"
 
@@ -168,7 +169,8 @@ def _inputs_need_grad(model: Any) -> bool:
 def _state(trainer: Any, tensors: Mapping[str, Any]) -> Iterator[str]:
     """Yield the facts that explain a missing gradient."""
     model = trainer.model
-    yield f"the optimizer has {_optimized(trainer)} of {len(tensors)} parameter tensors"
+    if (optimized := _optimized(trainer)) is not None:
+        yield f"the optimizer has {optimized} of {len(tensors)} parameter tensors"
     for adapter in model.active_adapters if _is_peft(model) else ():
         trainable = [tensor.requires_grad for name, tensor in tensors.items() if f".{adapter}." in name]
         yield f"of adapter {adapter}, {trainable.count(False)} of {len(trainable)} are frozen"
@@ -176,11 +178,13 @@ def _state(trainer: Any, tensors: Mapping[str, Any]) -> Iterator[str]:
     yield f"gradients of the inputs are {'on' if _inputs_need_grad(model) else 'off'}"
 
 
-def _optimized(trainer: Any) -> int:
-    """Count the tensors in the optimizer: those that were trainable when training began."""
+def _optimized(trainer: Any) -> int | None:
+    """Count the tensors in the optimizer: those that were trainable when training began. None: they are hidden."""
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        return None
     if (optimizer := getattr(trainer, "optimizer", None)) is None:
-        return sum(tensor.requires_grad for tensor in trainer.model.parameters())
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+        return sum(bool(tensor.requires_grad) for tensor in trainer.model.parameters())
+    return sum(map(len, (group["params"] for group in optimizer.param_groups)))
 
 
 def _is_cut_off(trainer: Any) -> bool:
@@ -213,7 +217,9 @@ def _diagnose(trainer: Any, run: _Run, logs: Mapping[str, Any], metrics: Mapping
     patience = 4 * _PATIENCE if trainer.args.fp16 else _PATIENCE
     has_gradient = math.isfinite(grad_norm) and grad_norm > 1e-6
     run.entries += 1
-    if share == 1.0:
+    # With equal rewards GRPO's loss is the KL term. Sums over tokens and over sequences weigh it differently.
+    explained = abs(loss) < 10 * trainer.beta * mean.get("kl", 0.0) + _SHOWN_AS_ZERO
+    if share == 1.0 and explained:
         run.generations_without_signal += len(metrics.get("reward_std", ()))
     elif "reward_std" in mean:
         run.had_signal = True
@@ -226,7 +232,7 @@ def _diagnose(trainer: Any, run: _Run, logs: Mapping[str, Any], metrics: Mapping
         run.zeros = run.zeros + 1 if zero else 0
 
     proven = not run.had_gradient and run.signal_without_gradient >= patience
-    if run.entries == 1 or proven:
+    if "no gradient" not in run.reported and (run.entries == 1 or proven):
         tensors = dict(trainer.model.named_parameters())
         masked = (
             getattr(trainer.args, "mask_truncated_completions", False) and mean.get("completions/clipped_ratio") == 1
@@ -253,12 +259,12 @@ def say_why_the_loss_is_zero(
     logs = argument(wrapped, args, kwargs, "logs")
     message = None
     # The entry at the end of a run has no loss, that of an evaluation has an eval_loss, a callback's own has neither.
-    if not run.reported and instance.accelerator.is_main_process and "loss" in logs:
+    if instance.accelerator.is_main_process and "loss" in logs:
         # Up to 0.15 the metrics are not kept by mode.
         message = _diagnose(instance, run, logs, instance._metrics.get("train", instance._metrics))
     result = wrapped(*args, **kwargs)
-    if message is not None:
-        run.reported = True
+    if message is not None and (case := message.partition(":")[0]) not in run.reported:
+        run.reported.add(case)
         act()
         _log.log(logging.INFO if message.startswith("no bug") else logging.WARNING, "GRPO: %s", message)
     return result
@@ -297,14 +303,16 @@ def say_what_became_of_the_adapter(
         if instance.accelerator.is_main_process:
             _log.warning("GRPO: %s", message)
         # If the model was given frozen, "no gradient" follows from that and would be reported twice.
-        _runs.setdefault(instance, _Run()).reported |= message.startswith("0 of")
+        if message.startswith("0 of"):
+            _runs.setdefault(instance, _Run()).reported.add("no gradient")
     return result
 
 
 def the_case_is_named(module: ModuleType) -> Outcome:
-    """Count the runs whose case is named exactly, of three runs of ten log entries that show a 0.
+    """Count the runs whose cases are named exactly, of five runs of ten or twenty log entries.
 
-    A fourth, healthy run must get no message.
+    Healthy runs must get no message: one whose loss is not 0, one under ZeRO-3, whose optimizer shows no parameter, one
+    with a loss besides its rewards, which are equal, and a rank that is not the main process.
     """
     import torch
 
@@ -320,14 +328,17 @@ def the_case_is_named(module: ModuleType) -> Outcome:
         logged.append(record.getMessage())
         return False
 
-    def messages_of(loss: float, grad_norm: float, deviation: float) -> list[str]:
+    def messages_of(*entries: tuple[float, float, float], main: bool = True, **attributes: Any) -> list[str]:
+        """Return the messages of a run that logs each entry ten times: loss, grad_norm, deviation of the rewards."""
         trainer = stub_grpo_trainer(module, beta=0.0, fp16=False)
+        vars(trainer).update(attributes)
+        trainer.accelerator.is_main_process = main
         trainer.model = torch.nn.Embedding(1, 1)
         trainer.model.get_input_embeddings = lambda: trainer.model
         trainer.state = SimpleNamespace(epoch=None, log_history=[], global_step=1, num_input_tokens_seen=0)
         trainer.callback_handler = SimpleNamespace(on_log=lambda args, state, control, logs: control)
         logged.clear()
-        for _ in range(_PATIENCE):
+        for loss, grad_norm, deviation in [entry for entry in entries for _ in range(_PATIENCE)]:
             metrics = {
                 "reward_std": [deviation],
                 "frac_reward_zero_std": [float(deviation == 0)],
@@ -341,16 +352,26 @@ def the_case_is_named(module: ModuleType) -> Outcome:
     _log.setLevel(logging.INFO)
     _log.addFilter(keep)
     try:
-        healthy = messages_of(0.1, 0.5, 0.3)
-        cases = {
-            "no bug": messages_of(0.0, 0.5, 0.3),
-            "no learning signal": messages_of(0.0, 0.0, 0.0),
-            "no gradient": messages_of(0.0, 0.0, 0.3),
-        }
+        learning, no_signal, no_gradient = (0.1, 0.5, 0.3), (0.0, 0.0, 0.0), (0.0, 0.0, 0.3)
+        no_parameters = SimpleNamespace(param_groups=[{"params": []}])
+        healthy = [
+            *messages_of(learning),
+            *messages_of(learning, optimizer=no_parameters, is_deepspeed_enabled=True),
+            *messages_of((0.1, 0.5, 0.0)),
+            *messages_of(no_signal, main=False),
+        ]
+        cases = [
+            (messages_of((0.0, 0.5, 0.3)), ["no bug"]),
+            (messages_of(no_signal), ["no learning signal so far"]),
+            (messages_of(no_gradient), ["no gradient"]),
+            (messages_of(learning, optimizer=no_parameters), ["no gradient"]),
+            (messages_of(no_signal, no_gradient), ["no learning signal so far", "no gradient"]),
+        ]
     finally:
         _log.removeFilter(keep)
         _log.setLevel(level)
     if healthy:
-        raise AssertionError(f"of a healthy run it was said: {healthy}")
-    correct = sum(len(messages) == 1 and messages[0].startswith(f"GRPO: {case}") for case, messages in cases.items())
-    return judge(correct, right=3, wrong=0, messages=sum(map(len, cases.values())))
+        raise AssertionError(f"of healthy runs it was said: {healthy}")
+    named = [([message.split(":")[1].strip() for message in messages], expected) for messages, expected in cases]
+    correct = sum(messages == expected for messages, expected in named)
+    return judge(correct, right=len(cases), wrong=0, messages=sum(len(messages) for messages, _ in cases))

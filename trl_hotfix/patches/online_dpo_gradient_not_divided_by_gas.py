@@ -13,13 +13,15 @@ on two other places that divide: the ``backward`` of a DeepSpeed engine, and ``a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from inspect import signature
 from types import ModuleType
 from typing import Any
 
 from ..authoring import absent, judge, micro_batches, shadowed
-from ..model import Outcome
+from ..model import Outcome, Verdict
 from ..testing import absent_if_reexported, online_dpo_stub
 
 
@@ -41,32 +43,73 @@ def take_the_mean_of_the_micro_batches(
 
 
 def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
-    """Check that ``backward`` is called with a quarter of the loss of one of four micro-batches.
+    """Check the loss that ``backward`` is called with, and its gradient, in three micro-batches of two steps.
 
-    A single micro-batch and one under DeepSpeed keep the undivided loss.
+    A single micro-batch, one under DeepSpeed and one that accelerate divides keep the undivided loss.
     """
-
-    def loss_of(steps: int, **accelerator_attributes: Any) -> float:
-        trainer = online_dpo_stub(module, gradient_accumulation_steps=steps)
-        trainer.current_gradient_accumulation_steps = steps
-        vars(trainer.accelerator).update(accelerator_attributes)
-        trainer.training_step(trainer.model, {"prompt": ["a"]}, None)
-        (loss,) = trainer.went_backward
-        return float(loss.detach())
-
     class_names = {"xpo_trainer": "XPOTrainer", "nash_md_trainer": "NashMDTrainer"}
     trainer_class = getattr(module, class_names.get(module.__name__.rpartition(".")[2], "OnlineDPOTrainer"))
     if reexported := absent_if_reexported(module, trainer_class.training_step):
         return reexported
     if "num_items_in_batch" not in signature(trainer_class.training_step).parameters:
         return absent("transformers 4.46 and later cannot call it, and earlier ones have accelerate divide")
-    undivided = loss_of(1)
-    outcome = judge(loss_of(4), right=undivided / 4, wrong=undivided)
-    under_deepspeed = loss_of(4, distributed_type="DEEPSPEED")
-    divided_by_accelerate = loss_of(4, gradient_accumulation_steps=4)
-    if not under_deepspeed == divided_by_accelerate == undivided:
-        raise AssertionError(
-            f"divided twice: {under_deepspeed} under DeepSpeed, {divided_by_accelerate} by accelerate, "
-            f"{undivided} undivided"
-        )
+    # The last step of an epoch may have fewer micro-batches.
+    counts = (4, 4, 2)
+    undivided, divided = _run(module, (1, 1, 1)), _run(module, counts)
+    outcome = judge(
+        sum(divided.losses),
+        right=sum(loss / count for loss, count in zip(undivided.losses, counts, strict=True)),
+        wrong=sum(undivided.losses),
+    )
+    mistakes = []
+    if outcome.verdict is Verdict.FIXED:
+        for number, count in enumerate(counts):
+            loss, gradient = undivided.losses[number] / count, undivided.gradients[number] / count
+            measured = divided.losses[number], divided.gradients[number]
+            if not math.isclose(measured[0], loss, rel_tol=1e-5) or not measured[1].allclose(gradient):
+                mistakes.append(f"micro-batch {number}: {measured}, and not {(loss, gradient)}")
+    under_deepspeed = _run(module, counts[:1], distributed_type="DEEPSPEED")
+    divided_by_accelerate = _run(module, counts[:1], gradient_accumulation_steps=4)
+    for name, run in {"one": undivided, "DeepSpeed": under_deepspeed, "accelerate": divided_by_accelerate}.items():
+        if run.losses != undivided.losses[: len(run.losses)] or run.replaced:
+            mistakes.append(f"{name}: divided twice, {run.losses}, and undivided {undivided.losses}")
+    for run in (divided, under_deepspeed):
+        if run.returned != [loss / 4 for loss in undivided.losses[: len(run.losses)]]:
+            mistakes.append(f"the logged losses are {run.returned}")
+    if mistakes:
+        raise AssertionError("; ".join(mistakes))
     return outcome
+
+
+@dataclass
+class _Run:
+    """What ``backward`` was called with in each micro-batch, and whether it was TRL's own ``backward``."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[Any] = field(default_factory=list)
+    returned: list[float] = field(default_factory=list)
+    replaced: bool = False
+
+
+def _run(module: ModuleType, counts: tuple[int, ...], **accelerator_attributes: Any) -> _Run:
+    """Run a micro-batch for each of ``counts``, the micro-batches of its step. Before the second is an evaluation."""
+    import torch
+
+    run = _Run()
+    trainer = online_dpo_stub(module, gradient_accumulation_steps=max(counts))
+
+    def backward(loss: Any) -> None:
+        run.replaced = run.replaced or trainer.accelerator.backward is not backward
+        run.losses.append(float(loss.detach()))
+        run.gradients.append(torch.autograd.grad(loss, trainer.model.weight)[0])
+
+    vars(trainer.accelerator).update(backward=backward, **accelerator_attributes)
+    for number, count in enumerate(counts):
+        trainer.current_gradient_accumulation_steps = count
+        trainer.state.global_step = number // 2
+        trainer.model.train(number != 1)
+        run.returned.append(float(trainer.training_step(trainer.model, {"prompt": ["a"]}, None)))
+        with torch.no_grad():
+            # The next loss is another one.
+            trainer.model.weight.mul_(1.5)
+    return run

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
-from ..testing import StopConstruction, begin_trainer
+from ..testing import StopConstruction, begin_trainer, single_process
 
 
 def copy_the_active_adapter(
@@ -80,39 +80,64 @@ def _copy(model: Any, source: str, target: str) -> None:
 
 
 def reference_is_a_copy_of_the_adapter(module: ModuleType) -> Outcome:
-    """Check that the LoRA matrices of "ref" are 0.5 in a trainer whose model has an adapter "policy", all of 0.5.
+    """Check that the LoRA matrices of "ref" are those of the adapter, whatever its name, in several trainers.
 
     With the bug the trainer cannot be made. Without a copy half of the matrices are 0.
     """
+    trainer_class = getattr(module, module.__name__.rpartition(".")[2].removesuffix("_trainer").upper() + "Trainer")
+    if not _makes_a_reference_adapter(trainer_class):
+        return absent("in this release this trainer makes no adapter of its own")
+    # A module of the model has the second name.
+    outcomes = [_judged(module, trainer_class, name) for name in ("policy", "self_attn")]
+    if len({outcome.verdict for outcome in outcomes}) != 1:
+        raise AssertionError(f"the adapters are not all copied: {outcomes}")
+    return outcomes[0]
+
+
+def _judged(module: ModuleType, trainer_class: Any, adapter: str) -> Outcome:
+    """Judge how far the adapter "ref" is from its original, which is active among three."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    trainer_class = getattr(module, module.__name__.rpartition(".")[2].removesuffix("_trainer").upper() + "Trainer")
-    if not _makes_a_reference_adapter(trainer_class):
-        return absent("in this release this trainer makes no adapter of its own")
     sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "max_position_embeddings": 8}
     heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     base = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=None, eos_token_id=1))
-    model = get_peft_model(base, LoraConfig(r=1, target_modules=["q_proj"]), adapter_name="policy")
-    for name, weight in model.named_parameters():
-        if ".policy." in name:
-            torch.nn.init.constant_(weight, 0.5)
+    lora = LoraConfig(r=1, target_modules=["q_proj", "v_proj"])
+    model = get_peft_model(base, lora, adapter_name="before")
+    for name in (adapter, "behind"):
+        model.add_adapter(name, LoraConfig(r=2 if name == adapter else 1, target_modules=["q_proj", "v_proj"]))
+    model.set_adapter(adapter)
+    weights = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
+    for number, weight in enumerate(weights.values()):
+        weight.data = torch.cos(number + torch.arange(1.0, weight.numel() + 1)).reshape(weight.shape)
+    untouched = {name: weight.detach().clone() for name, weight in weights.items()}
 
     def stop(trainer: Any) -> None:
         raise StopConstruction
 
-    adapters = model.peft_config
+    adapters, add_adapter = model.peft_config, type(model).add_adapter
     try:
-        begin_trainer(module, trainer_class, model, parent=stop)
+        with single_process(module):
+            begin_trainer(module, trainer_class, model, parent=stop, gradient_checkpointing=False)
     except KeyError as error:
         if error.args != ("default",):
             raise
-        return judge(0.0, right=0.5, wrong=0.0, error=repr(error))
-    copies = [weight.detach() for name, weight in model.named_parameters() if ".ref." in name]
-    if model.peft_config is not adapters or list(adapters) != ["policy", "ref"] or model.active_adapter != "policy":
+        return judge(1.0, right=0.0, wrong=1.0, error=repr(error))
+    names = ["before", adapter, "behind", "ref"]
+    if model.peft_config is not adapters or list(adapters) != names or model.active_adapter != adapter:
         raise AssertionError(f"the model is left with {model.peft_config}, and {model.active_adapter!r} is active")
-    return judge(float(torch.cat([weight.flatten() for weight in copies]).mean()), right=0.5, wrong=0.0)
+    if type(adapters) is not dict or getattr(model.add_adapter, "__func__", None) is not add_adapter:
+        raise AssertionError(f"the model is left with {type(adapters)} and {model.add_adapter}")
+    after = dict(model.named_parameters())
+    if any(not after[name].equal(weight) for name, weight in untouched.items()):
+        raise AssertionError("an adapter of the user's is changed")
+    pairs = [
+        (weight, untouched[name.replace(".ref.", f".{adapter}.")]) for name, weight in after.items() if ".ref." in name
+    ]
+    if len(pairs) != 4:
+        raise AssertionError(f"the adapter ref has {len(pairs)} matrices")
+    return judge(max(float((weight - own).abs().max()) for weight, own in pairs), right=0.0, wrong=1.0)
 
 
 def _makes_a_reference_adapter(trainer_class: Any) -> bool:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ..authoring import absent, act, argument, judge
-from ..model import Outcome
+from ..model import Outcome, Verdict
 
 
 def keep_what_is_trained(
@@ -38,11 +38,71 @@ def keep_what_is_trained(
 
 
 def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
-    """Check that of two adapters on a model marked as loaded in 4 bits the trainable one stays trainable."""
+    """Check which weights of models that are marked as loaded in 4 bits are trained after they are prepared.
+
+    Of two adapters one is trained, and the copy of a layer in ``modules_to_save``: four weights.
+    """
+    try:
+        prepared = _prepare(module, model := _quantised_peft_model())
+    except ValueError as error:
+        if "Expected PeftConfig object" not in str(error):
+            raise
+        return absent("this release prepares no PeftModel that it is handed")
+    trained = _trained(prepared)
+    if not trained <= _TRAINED or prepared is not model:
+        raise AssertionError(f"{sorted(trained - _TRAINED)} was not trained before")
+    outcome = judge(len(trained), right=4, wrong=0)
+    if outcome.verdict is Verdict.FIXED and (mistakes := _mistakes_elsewhere(module)):
+        raise AssertionError("; ".join(mistakes))
+    return outcome
+
+
+def _mistakes_elsewhere(module: ModuleType) -> list[str]:
+    """Return what is wrong with other models: a second one, one that is not trained, and one without an adapter."""
+    second, frozen, base = _quantised_peft_model(), _quantised_peft_model(), _quantised(_base())
+    for weight in frozen.parameters():
+        weight.requires_grad_(False)
+    expected = {"a second model": (second, _TRAINED), "a frozen model": (frozen, set()), "no adapter": (base, set())}
+    trained = {name: _trained(_prepare(module, model)) for name, (model, _) in expected.items()}
+    mistakes = [f"{name}: {sorted(names)} are trained" for name, names in trained.items() if names != expected[name][1]]
+    # peft would look for bitsandbytes if this model were marked.
+    if (names := _trained(_prepare(module, _base(), _lora()))) != _TRAINED:
+        mistakes.append(f"a new adapter: {sorted(names)} are trained")
+    return mistakes
+
+
+_TRAINED = {f"base_model.model.{name}.weight" for name in ("inner.lora_A.default", "inner.lora_B.default")} | {
+    f"base_model.model.head.modules_to_save.default.{name}" for name in ("weight", "bias")
+}
+
+
+def _prepare(module: ModuleType, model: Any, peft_config: Any = None) -> Any:
+    """Call the method, which reads nothing of its trainer."""
     import dataclasses
 
+    @dataclasses.dataclass
+    class Arguments:
+        bf16: bool = False
+        gradient_checkpointing: bool = True
+        gradient_checkpointing_kwargs: Any = None
+
+    trainer = getattr(module, "SFTTrainer", None)
+    prepare = module.prepare_peft_model if trainer is None else object.__new__(trainer)._prepare_peft_model
+    return prepare(model, peft_config, Arguments())
+
+
+def _trained(model: Any) -> set[str]:
+    return {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def _lora() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=1, target_modules=["inner"], modules_to_save=["head"])
+
+
+def _base() -> Any:
     import torch
-    from peft import LoraConfig, get_peft_model
 
     class Base(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -53,31 +113,23 @@ def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None: ...
         def enable_input_require_grads(self) -> None: ...
 
-    @dataclasses.dataclass
-    class Arguments:
-        bf16: bool = False
-        gradient_checkpointing: bool = True
-        gradient_checkpointing_kwargs: Any = None
+    return Base()
 
-    lora = LoraConfig(r=1, target_modules=["inner"], modules_to_save=["head"])
-    model = get_peft_model(Base(), lora)
-    model.add_adapter("ref", lora)
+
+def _quantised(model: Any) -> Any:
+    model.is_loaded_in_4bit = True
+    return model
+
+
+def _quantised_peft_model() -> Any:
+    """Return a model with a trained adapter and a frozen one."""
+    from peft import get_peft_model
+
+    model = get_peft_model(_base(), _lora())
+    model.add_adapter("ref", _lora())
     model.set_adapter("default")
     # If the flag were set earlier, peft would look for bitsandbytes.
-    model.base_model.model.is_loaded_in_4bit = True
-    trainable_before = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    if len(trainable_before) != 4 or any(".ref." in name for name in trainable_before):
-        raise AssertionError(f"peft trains {sorted(trainable_before)}")
-    # The method reads nothing of its trainer.
-    trainer = getattr(module, "SFTTrainer", None)
-    prepare = module.prepare_peft_model if trainer is None else object.__new__(trainer)._prepare_peft_model
-    try:
-        prepared = prepare(model, None, Arguments())
-    except ValueError as error:
-        if "Expected PeftConfig object" not in str(error):
-            raise
-        return absent("this release prepares no PeftModel that it is handed")
-    trainable_after = {name for name, weight in prepared.named_parameters() if weight.requires_grad}
-    if not trainable_after <= trainable_before:
-        raise AssertionError(f"{sorted(trainable_after - trainable_before)} was not trained before")
-    return judge(len(trainable_after), right=4, wrong=0, trained_before=len(trainable_before))
+    _quantised(model.base_model.model)
+    if _trained(model) != _TRAINED:
+        raise AssertionError(f"peft trains {sorted(_trained(model))}")
+    return model

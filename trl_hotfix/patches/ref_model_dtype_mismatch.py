@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, module_of, shadowed
 from ..model import Outcome
-from ..testing import StopConstruction, begin_trainer, tiny_causal_lm
+from ..testing import StopConstruction, begin_trainer, single_process, tiny_causal_lm
 
 
 def load_the_reference_like_the_policy(
@@ -39,10 +39,8 @@ def load_the_reference_like_the_policy(
             policy = instance.model
             if not {"dtype", "torch_dtype"} & set(options):
                 options[dtype_name] = policy.dtype
-            attention = getattr(policy.config, "_attn_implementation", None)
-            # A model of several parts may have a dict with one implementation for each.
-            if isinstance(attention, str):
-                options.setdefault("attn_implementation", attention)
+            # Of a model of several parts it may be a dict, with one implementation for each.
+            options.setdefault("attn_implementation", getattr(policy.config, "_attn_implementation", None))
             return load(*args, **options)
 
         return load_like_the_policy
@@ -86,7 +84,12 @@ def _replaced_loaders(
 
 
 def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
-    """Check how many bits the reference of a policy in bfloat16 is loaded with: 32 if no dtype is given."""
+    """Check how many bits the references of policies in bfloat16 are loaded with: 32 if no dtype is given.
+
+    What ``model_init_kwargs`` set is left alone.
+    """
+    import torch
+
     method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
     trainer_class = getattr(module, f"{method}Trainer")
     parameters = inspect.signature(trainer_class.__init__).parameters
@@ -94,17 +97,39 @@ def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
     loads_by_path = hasattr(module, "create_model_from_path") and not hasattr(module, "create_reference_model")
     if (generates and "reward_funcs" not in parameters) or not (generates or loads_by_path):
         return absent("in this release the reference is not loaded by this trainer")
-    options = _options_of_the_reference(module, trainer_class)
-    if options is None:
-        return absent("in this release the reference is a copy of the policy")
-    dtype = options.get("dtype", options.get("torch_dtype"))
-    attention = options.get("attn_implementation")
-    if (attention == "flash_attention_2") != (dtype is not None):
-        raise AssertionError(f"the reference is loaded with {options}")
-    return judge(32 if dtype is None else dtype.itemsize * 8, right=16, wrong=32, attention=attention)
+    outcomes = []
+    for attention in ("flash_attention_2", {"text": "sdpa"}):
+        options = _options_of_the_reference(module, trainer_class, attention)
+        if options is None:
+            return absent("in this release the reference is a copy of the policy")
+        dtype = options.get("dtype", options.get("torch_dtype"))
+        expected = None if dtype is None else attention
+        if options.get("attn_implementation") != expected:
+            raise AssertionError(f"a policy with {attention} has a reference that is loaded with {options}")
+        bits = 32 if dtype is None else dtype.itemsize * 8
+        outcomes.append(judge(bits, right=16, wrong=32, attention=expected))
+    if len({outcome.verdict for outcome in outcomes}) != 1:
+        raise AssertionError(f"the references are not all loaded alike: {outcomes}")
+    if "attn_implementation" in inspect.unwrap(trainer_class.__init__).__code__.co_consts:
+        return outcomes[0]  # The trainer does it itself.
+    for name in ("dtype", "torch_dtype"):
+        own = {name: torch.float64, "attn_implementation": "eager"}
+        try:
+            options = _options_of_the_reference(module, trainer_class, "sdpa", model_init_kwargs=own)
+        except ValueError:
+            continue  # This release allows them for a policy that is given by name only.
+        if (
+            options is None
+            or {key: options.get(key) for key in own} != own
+            or len({"dtype", "torch_dtype"} & set(options)) > 1
+        ):
+            raise AssertionError(f"with model_init_kwargs {own} the reference is loaded with {options}")
+    return outcomes[0]
 
 
-def _options_of_the_reference(module: ModuleType, trainer_class: Any) -> dict[str, Any] | None:
+def _options_of_the_reference(
+    module: ModuleType, trainer_class: Any, attention: Any, **settings: Any
+) -> dict[str, Any] | None:
     """Return the keyword arguments with which ``__init__`` loads the reference, or None if it copies the policy."""
     import torch
     import transformers
@@ -120,7 +145,7 @@ def _options_of_the_reference(module: ModuleType, trainer_class: Any) -> dict[st
 
     text = SimpleNamespace(router_aux_loss_coef=0.0, output_router_logits=False)
     config: Any = SimpleNamespace(
-        get_text_config=lambda: text, _attn_implementation="flash_attention_2", _name_or_path="a policy", model_type=""
+        get_text_config=lambda: text, _attn_implementation=attention, _name_or_path="a policy", model_type=""
     )
     model = tiny_causal_lm(config)
     model.dtype, model.warnings_issued = torch.bfloat16, {}
@@ -133,5 +158,9 @@ def _options_of_the_reference(module: ModuleType, trainer_class: Any) -> dict[st
         "transformers": SimpleNamespace(Policy=policy, __version__=transformers.__version__),
         "create_reference_model": stop_at_copy,
     }
-    begin_trainer(module, trainer_class, model, shadows=shadows)
+    before = {name: getattr(module, name, None) for name in shadows}
+    with single_process(module):
+        begin_trainer(module, trainer_class, model, shadows=shadows, gradient_checkpointing=False, **settings)
+    if any(getattr(module, name, None) is not value for name, value in before.items()):
+        raise AssertionError(f"{module.__name__} is left with other loaders")
     return loads[0] if loads else None

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, argument, prepared_first, replaced_argument
 from ..model import Outcome, Verdict
-from ..testing import CharacterTokenizer, sft_prepared
+from ..testing import CharacterTokenizer, sft_prepared, stream
 
 
 def end_the_texts(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,12 +62,65 @@ def texts_end(module: ModuleType) -> Outcome:
     prepare = getattr(module.SFTTrainer, "_prepare_dataset", None)
     if prepare is None or "args" not in inspect.signature(prepare).parameters:
         return absent("this release adds no end-of-sequence token")
-    tokenizer = CharacterTokenizer()
-    last_ids = {
-        field: sft_prepared(module, [{field: "ab"}], tokenizer, dataset_text_field=field)[0]["input_ids"][-1]
-        for field in ("text", "content")
-    }
-    if last_ids["text"] != tokenizer.eos_token_id:
+    # One of the texts ends already.
+    texts = ("ab", "c", "ab\1")
+    ids = {field: _ids(module, texts, field) for field in ("text", "content")}
+    ended, without = [[97, 98, 1], [99, 1], [97, 98, 1]], [[97, 98], [99], [97, 98, 1]]
+    if ids["text"] != ended:
         return absent("this release adds no end-of-sequence token")
-    is_ended = last_ids["content"] == tokenizer.eos_token_id
-    return Outcome(Verdict.FIXED if is_ended else Verdict.REPRODUCED, {"last": last_ids})
+    if ids["content"] == without:
+        return Outcome(Verdict.REPRODUCED, {"ids": ids})
+    mistakes = _mistakes_elsewhere(module)
+    if ids["content"] != ended or _ids(module, texts, "content") != ended:
+        mistakes.append(f"the ids are {ids['content']}: expected {ended}")
+    if mistakes:
+        raise AssertionError("; ".join(mistakes))
+    return Outcome(Verdict.FIXED, {"ids": ids})
+
+
+def _ids(module: ModuleType, texts: tuple[str, ...], field: str) -> list[list[int]]:
+    rows = [{field: text} for text in texts]
+    return [
+        example["input_ids"] for example in sft_prepared(module, rows, CharacterTokenizer(), dataset_text_field=field)
+    ]
+
+
+def _mistakes_elsewhere(module: ModuleType) -> list[str]:
+    """Return what is wrong with datasets and tokenizers whose texts are to stay."""
+
+    class EndingTokenizer(CharacterTokenizer):
+        def __call__(self, text: str, **kwargs: Any) -> Any:
+            return super().__call__(text + "\1", **kwargs)
+
+    without_end: Any = CharacterTokenizer()
+    without_end.eos_token = None
+    text, words = {"content": "ab"}, CharacterTokenizer()
+    message = {"role": "user", "content": "ab"}
+    calls: dict[str, tuple[dict[str, Any], Any, str, Any]] = {
+        "a field called text": ({"text": "ab"}, words, "text", None),
+        "no end of sequence": (text, without_end, "content", None),
+        "a formatting function": (text, words, "content", str),
+        "a tokenizer that ends the texts": (text, EndingTokenizer(), "content", None),
+        "tokens": ({**text, "input_ids": [97]}, words, "content", None),
+        "a pair": ({**text, "prompt": "ab"}, words, "content", None),
+        "no text": ({"content": [97]}, words, "content", None),
+        "a conversation": ({**text, "messages": [message]}, words, "content", None),
+    }
+    mistakes = []
+    for name, (row, tokenizer, field, function) in calls.items():
+        dataset, settings = stream([row]), SimpleNamespace(dataset_text_field=field)
+        processor = SimpleNamespace(tokenizer=tokenizer)
+        if end_the_texts(_dataset, None, (dataset, processor, settings, function), {}) is not dataset:
+            mistakes.append(f"{name}: the dataset is another one")
+    plain = {"content": "ab"}
+    if (
+        end_the_texts(_dataset, None, (plain, words, SimpleNamespace(dataset_text_field="content"), None), {})
+        is not plain
+    ):
+        mistakes.append("what is no dataset is another one")
+    return mistakes
+
+
+def _dataset(dataset: Any, processing_class: Any, args: Any, formatting_func: Any, dataset_name: str = "train") -> Any:
+    """Have the arguments of ``_prepare_dataset`` that the wrapper reads, and return the first."""
+    return dataset

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act, argument, judge
-from ..model import Outcome
+from ..authoring import absent, act, argument, judge, shadowed
+from ..model import Outcome, Verdict
 from ..testing import CharacterTokenizer, constructed, default_arguments, single_process, tiny_causal_lm
 
 
@@ -46,17 +47,87 @@ def _labels_of_all_but_padding(collator: Any, examples: list[Any]) -> Any:
 
 
 def ends_are_labels(module: ModuleType) -> Outcome:
-    """Count the end-of-sequence labels in a batch of two sequences of a trainer with its default collator."""
+    """Count the end-of-sequence labels in batches of two sequences of trainers with their default collator."""
     if not getattr(module, "DataCollatorForLanguageModeling", module.SFTTrainer).__module__.startswith("transformers."):
         return absent("this release has a collator of its own, which knows padding by its place")
-    tokenizer = CharacterTokenizer()
-    tokenizer.pad_token, tokenizer.pad_token_id = tokenizer.eos_token, tokenizer.eos_token_id
+    labels = _labels(_trainer(module).data_collator)
+    outcome = judge(float(_ends(labels)), right=2.0, wrong=0.0, labels=labels)
+    if outcome.verdict is Verdict.FIXED and (mistakes := _mistakes_elsewhere(module)):
+        raise AssertionError("; ".join(mistakes))
+    return outcome
+
+
+def _mistakes_elsewhere(module: ModuleType) -> list[str]:
+    """Return what is wrong with a second trainer, with batches of other kinds, and with collators that are to stay."""
+    from transformers import DataCollatorForLanguageModeling
+
+    second = _trainer(module, training=False).data_collator
+    mistakes = []
+    # Padding is not a label, though it has the id of the end.
+    expected = [[97, 1, -100, -100], [97, 98, 99, 1]]
+    if any(_labels(second) != expected for _ in range(2)):
+        mistakes.append(f"the labels are {_labels(second)}: expected {expected}")
+    try:
+        pickle.dumps(second.torch_call.func)
+    except (AttributeError, pickle.PicklingError) as error:
+        mistakes.append(f"a worker process cannot have the collator: {error}")
+
+    class OwnCollator(DataCollatorForLanguageModeling):  # type: ignore[misc]
+        pass
+
+    words = _tokenizer()
+    passed = DataCollatorForLanguageModeling(tokenizer=words, mlm=False)
+    left_alone = {
+        "a collator that is passed": _trainer(module, data_collator=passed),
+        "padding of its own": _trainer(module, tokenizer=CharacterTokenizer()),
+        "neither token": _trainer(module, tokenizer=_tokenizer(None)),
+    }
+    for name, replacement in {"a subclass": OwnCollator, "masked words": _of_masked_words}.items():
+        with shadowed(module, "DataCollatorForLanguageModeling", replacement):
+            left_alone[name] = _trainer(module)
+    mistakes += [f"{name}: the collator is changed" for name, trainer in left_alone.items() if _is_changed(trainer)]
+    with_mask = words.pad
+    words.pad = lambda *args, **kwargs: {"input_ids": with_mask(*args, **kwargs)["input_ids"]}
+    if _ends(_labels(_trainer(module, tokenizer=words).data_collator)):
+        mistakes.append("without an attention mask, the labels are changed")
+    return mistakes
+
+
+def _tokenizer(pad_token_id: int | None = 1) -> Any:
+    """Return a tokenizer whose padding token is the end of sequence, or which has neither."""
+    tokenizer: Any = CharacterTokenizer()
+    tokenizer.pad_token, tokenizer.pad_token_id = tokenizer.eos_token, pad_token_id
+    tokenizer.eos_token_id = pad_token_id
+    return tokenizer
+
+
+def _of_masked_words(tokenizer: Any, **kwargs: Any) -> Any:
+    from transformers import DataCollatorForLanguageModeling
+
+    collator = DataCollatorForLanguageModeling(tokenizer=tokenizer, mlm=False)
+    collator.mlm = True
+    return collator
+
+
+def _trainer(module: ModuleType, *, tokenizer: Any = None, training: bool = True, **arguments: Any) -> Any:
     parameters = inspect.signature(module.SFTTrainer.__init__).parameters
     tokenizer_argument = "processing_class" if "processing_class" in parameters else "tokenizer"
-    model = tiny_causal_lm(SimpleNamespace(_name_or_path="tiny", _attn_implementation="eager"))
+    model = tiny_causal_lm(SimpleNamespace(_name_or_path="tiny", _attn_implementation="eager")).train(training)
     args = default_arguments(module.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, dataset_text_field="text")
+    arguments |= {"model": model, "args": args, tokenizer_argument: tokenizer or _tokenizer()}
     with single_process(module):
-        trainer = constructed(module.SFTTrainer, model=model, args=args, **{tokenizer_argument: tokenizer})
-    batch = trainer.data_collator([tokenizer(f"{text}{tokenizer.eos_token}") for text in ("a", "abc")])
-    ends = int((batch["labels"] == tokenizer.eos_token_id).sum())
-    return judge(float(ends), right=2.0, wrong=0.0, labels=batch["labels"].tolist())
+        return constructed(module.SFTTrainer, **arguments)
+
+
+def _is_changed(trainer: Any) -> bool:
+    return "torch_call" in vars(trainer.data_collator)
+
+
+def _labels(collator: Any) -> list[list[int]]:
+    examples = [CharacterTokenizer()(text) for text in ("a\1", "abc\1")]
+    labels: list[list[int]] = collator(examples)["labels"].tolist()
+    return labels
+
+
+def _ends(labels: list[list[int]]) -> int:
+    return sum(row.count(1) for row in labels)

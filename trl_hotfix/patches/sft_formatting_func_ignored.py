@@ -15,19 +15,19 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import weakref
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, replaced_argument
+from ..authoring import Once, absent, argument, replaced_argument, shadowed
 from ..model import Outcome, Verdict
-from ..testing import CharacterTokenizer, sft_prepared
+from ..testing import CharacterTokenizer, sft_prepared, stream
 
 _KINDS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
 """The columns by which TRL recognises the kind of an example."""
 
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_log = logging.getLogger("trl_hotfix")
+_first_warning = Once()
 
 
 def tokenise_what_the_function_returns(
@@ -43,15 +43,14 @@ def tokenise_what_the_function_returns(
         return wrapped(*args, **kwargs)
     first = next(iter(dataset))
     if "input_ids" in first:
-        return wrapped(*args, **kwargs)  # TRL itself warns that a tokenised dataset is not formatted.
+        return wrapped(*args, **kwargs)  # From 0.15.1 on TRL itself warns that a tokenised dataset is not formatted.
     hidden = _preferred_columns(first)
     if not hidden and settings.dataset_text_field == "text":
         return wrapped(*args, **kwargs)
     obstacle = _obstacle(dataset, settings) if hidden else None
     if obstacle is not None:
-        if instance not in _warned:
-            _warned.add(instance)
-            logging.getLogger("trl_hotfix").warning(
+        if _first_warning(instance):
+            _log.warning(
                 "formatting_func is not applied: the dataset has the columns %s, which TRL tokenises instead, and %s",
                 ", ".join(hidden),
                 obstacle,
@@ -100,36 +99,77 @@ def function_wins(module: ModuleType) -> Outcome:
     """Check which texts are tokenised: for conversations, for prompts and completions, and with another text field."""
     if not hasattr(module.SFTTrainer, "_prepare_dataset") or not _takes_config(module):
         return absent("this release takes the text of the formatting function and looks at no other column")
-
-    tokenizer = CharacterTokenizer()
     message = {"role": "user", "content": "bad"}
-    conversation: dict[str, Any] = {"messages": [message, {**message, "role": "assistant"}]}
-    rows: dict[str, dict[str, Any]] = {
-        "messages": conversation,
-        "prompt": {"prompt": "ba", "completion": "d"},
-        "field": {"content": "bad"},
+    conversation = [message, {**message, "role": "assistant"}]
+    rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "messages": ({"messages": conversation}, {}),
+        "prompt": ({"prompt": "ba", "completion": "d", "other": "bad"}, {}),
+        "field": ({"content": "bad"}, {"dataset_text_field": "content"}),
+        "messages and field": ({"messages": conversation, "content": "bad"}, {"dataset_text_field": "content"}),
     }
+    texts = {name: _tokenised(module, row, **settings) for name, (row, settings) in rows.items()}
+    if not any(text.startswith("good") for two in texts.values() for text in two):
+        return Outcome(Verdict.REPRODUCED, {"tokenised": texts})
+    # The function sees all columns under their own names.
+    mistakes = [
+        f"{name}: {texts[name]} are tokenised"
+        for name, (row, _) in rows.items()
+        if texts[name] != [_formatted(row), _formatted(row)]
+    ]
+    mistakes += _mistakes_elsewhere(module, conversation)
+    if mistakes:
+        raise AssertionError("; ".join(mistakes))
+    return Outcome(Verdict.FIXED, {"tokenised": texts})
 
-    def formatting_func(example: Mapping[str, Any]) -> str:
-        return f"good {len(example)}"
 
-    tokenised = {
-        name: tokenizer.decode(
-            sft_prepared(
-                module,
-                [row],
-                tokenizer,
-                formatting_func,
-                dataset_text_field="content" if name == "field" else "text",
-                completion_only_loss=False,
-            )[0]["input_ids"]
-        )
-        for name, row in rows.items()
-    }
-    is_formatted = {name: text.startswith(f"good {len(rows[name])}") for name, text in tokenised.items()}
-    if len(set(is_formatted.values())) > 1:
-        raise AssertionError(f"the function is taken here and ignored there: {tokenised}")
-    return Outcome(Verdict.FIXED if all(is_formatted.values()) else Verdict.REPRODUCED, {"tokenised": tokenised})
+def _mistakes_elsewhere(module: ModuleType, conversation: list[dict[str, str]]) -> list[str]:
+    """Return what is wrong where TRL takes the text anyway, and where the function cannot be applied."""
+    mistakes = []
+    question = {"question": "bad", "answer": "good"}
+    if (texts := _tokenised(module, question)) != [_formatted(question)] * 2:
+        mistakes.append(f"without a column of TRL's, {texts} are tokenised")
+    handed_in = (stream([{"input_ids": [98, 97], "messages": conversation}]), SimpleNamespace(), _formatted)
+    if (passed := tokenise_what_the_function_returns(_Trainer.prepare, _Trainer(), handed_in, {})) != handed_in:
+        mistakes.append(f"of a tokenised dataset, {passed} are handed on")
+    if (texts := _tokenised(module, {"content": "bad"}, None, dataset_text_field="content")) != ["bad"] * 2:
+        mistakes.append(f"without a function, {texts} are tokenised")
+    # Lists that are no conversation, and messages of the older form.
+    older = [{"from": "user", "value": "bad"}]
+    kinds = {"messages": conversation, "conversations": older, "chosen": [], "rejected": ["bad"], "prompt": "a"}
+    preferred = {name: bool(_preferred_columns({name: value})) for name, value in kinds.items()}
+    if [name for name, is_preferred in preferred.items() if not is_preferred] != ["chosen", "rejected"]:
+        mistakes.append(f"TRL would prefer {preferred}")
+    said: list[Any] = []
+    settings = SimpleNamespace(dataset_text_field="text", completion_only_loss=True)
+    with shadowed(_log, "warning", lambda *args: said.append(args)):
+        for trainer in (one := _Trainer(), one, _Trainer()):
+            dataset = stream([{"messages": conversation}])
+            passed = tokenise_what_the_function_returns(trainer.prepare, trainer, (dataset, settings, _formatted), {})
+            if passed != (dataset, settings, _formatted):
+                mistakes.append(f"where completions alone are trained on, {passed} are handed on")
+    if len(said) != 2 or "messages" not in said[0] or "completion_only_loss=True" not in said[0][-1]:
+        mistakes.append(f"of two trainers it is said: {said}")
+    return mistakes
+
+
+class _Trainer:
+    """It can be referred to weakly, as a trainer can."""
+
+    @staticmethod
+    def prepare(dataset: Any, args: Any, formatting_func: Any) -> tuple[Any, Any, Any]:
+        return dataset, args, formatting_func
+
+
+def _formatted(example: Mapping[str, Any]) -> str:
+    return f"good {sorted(example)}"
+
+
+def _tokenised(module: ModuleType, row: Mapping[str, Any], function: Any = _formatted, **settings: Any) -> list[str]:
+    """Return the texts that are tokenised of two rows like this one, without the end of sequence."""
+    tokenizer = CharacterTokenizer()
+    settings = {"dataset_text_field": "text", "completion_only_loss": False, **settings}
+    rows = sft_prepared(module, [dict(row), dict(row)], tokenizer, function, **settings)
+    return [tokenizer.decode(prepared["input_ids"]).removesuffix(tokenizer.eos_token) for prepared in rows]
 
 
 def _takes_config(module: ModuleType) -> bool:

@@ -24,14 +24,14 @@ from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, copies_of_the_loss, judge, micro_batches, shadowed
+from ..authoring import Once, argument, copies_of_the_loss, judge, micro_batches, shadowed
 from ..model import Outcome, Verdict
 from ..testing import SftMoeStep, absent_if_reexported
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 """The names of the coefficient in transformers: in nearly all models, in JetMoE, and in DBRX."""
 
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_first_warning = Once()
 
 
 def weigh_the_aux_loss_once(
@@ -48,8 +48,7 @@ def weigh_the_aux_loss_once(
         return wrapped(*args, **kwargs)
     coefficients = list(_coefficients_of_model(argument(wrapped, args, kwargs, "model")))
     if not coefficients:
-        if getattr(instance, "aux_loss_enabled", False) and instance not in _warned:
-            _warned.add(instance)
+        if getattr(instance, "aux_loss_enabled", False) and _first_warning(instance):
             logging.getLogger("trl_hotfix").warning(
                 "the coefficient of the model's auxiliary loss is not found: it is added up over %d micro-batches and "
                 "ranks, and not averaged. Divide the coefficient by that number yourself",

@@ -20,18 +20,40 @@ there.
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import logging
-import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act, argument, attention_keeps_apart, isolated, judge, padded, replaced_argument
-from ..model import Outcome
-from ..testing import default_arguments, stub_trainer, tiny_attention_model
+from ..authoring import (
+    Once,
+    absent,
+    act,
+    argument,
+    attention_keeps_apart,
+    isolated,
+    judge,
+    padded,
+    replaced_argument,
+    shadowed,
+)
+from ..model import Outcome, Verdict
+from ..testing import (
+    StopConstruction,
+    constructed,
+    default_arguments,
+    single_process,
+    stub_trainer,
+    tiny_attention_model,
+    tiny_tokenizer,
+)
 
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_log = logging.getLogger("trl_hotfix")
+_first_warning = Once()
 
 
 def fit_the_collator(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -136,57 +158,59 @@ def _is_flattened(trainer: Any, inputs: Mapping[str, Any]) -> bool:
 
 
 def _warn_about_padding(trainer: Any, model: Any) -> None:
-    if trainer in _warned:
-        return
-    _warned.add(trainer)
-    logging.getLogger("trl_hotfix").warning(
-        "padding_free and packing make one row of a batch, whose sequences %s with attn_implementation=%r is not known "
-        "to keep apart. They are trained as padded batches: right, but no faster than without padding_free. For rows "
-        "without padding, load the model with attn_implementation='flash_attention_2' (by name: model_init_kwargs)",
-        type(model).__name__,
-        getattr(getattr(model, "config", None), "_attn_implementation", None),
-    )
+    if _first_warning(trainer):
+        _log.warning(
+            "padding_free and packing make one row of a batch, whose sequences %s with attn_implementation=%r is not "
+            "known to keep apart. They are trained as padded batches: right, but no faster than without padding_free. "
+            "For rows without padding, load the model with attn_implementation='flash_attention_2' (by name: "
+            "model_init_kwargs)",
+            type(model).__name__,
+            getattr(getattr(model, "config", None), "_attn_implementation", None),
+        )
+
+
+_Rows = tuple[list[int], ...]
+
+_STEPS: tuple[tuple[_Rows, ...], ...] = (
+    (([3, 5, 7, 9], [4, 4, 11, 2, 6, 13], [8, 10]), ([2, 6, 4], [12, 5, 9, 3, 7])),
+    (([9, 3, 12, 6, 2], [5, 11, 14]), ([7, 13, 3], [10, 2, 8, 4], [6, 9, 5, 11, 3])),
+)
+"""The sequences of two steps of two micro-batches. Two tokens of each second one are a prompt."""
 
 
 def flattened_batch_has_the_loss_of_the_padded_one(module: ModuleType) -> Outcome:
-    """Check that rows that pass the collator and ``compute_loss`` have the mean loss over the tokens of all sequences.
+    """Check rows that pass the collator of a trainer and ``compute_loss``, in training and in evaluation.
 
-    The wrong loss is that of the collator's batch as one sequence, with plain causal attention.
+    Right is the mean cross-entropy over the completions, of each sequence alone. Wrong is that of the collator's batch
+    as one sequence, with plain causal attention. Gradients are compared for each micro-batch.
     """
-    import torch
-
-    config = default_arguments(module.SFTConfig)
-    if not hasattr(config, "padding_free"):
+    if not hasattr(default_arguments(module.SFTConfig), "padding_free"):
         return absent("SFTConfig has no padding_free")
-    rows = [[3, 5, 7, 9], [4, 4, 11, 2, 6, 13], [8, 10]]
-    collator_class = module.DataCollatorForLanguageModeling
-    fields = getattr(collator_class, "__dataclass_fields__", {})
-    if "padding_free" in fields:
-        without_flash = {"return_position_ids": False} if "return_position_ids" in fields else {}
-        collator = collator_class(pad_token_id=0, padding_free=True, **without_flash)
-    else:
-        collator = module.DataCollatorWithFlattening()
-    batch = dict(collator([{"input_ids": row} for row in rows]))
     model = tiny_attention_model()
+    trainer, collate = _stub(module, model), _trainer_of_one_row(module, model).data_collator
+    numbers = {"measured": 0.0, "right": 0.0, "wrong": 0.0}
+    mistakes: list[str] = []
+    for step, micro_batches in enumerate(_STEPS):
+        trainer.state.global_step = step
+        for rows in micro_batches:
+            mistakes += _add_measurement(numbers, trainer, rows, collate(_examples(collate, rows)))
+    outcome = judge(**numbers)
+    if outcome.verdict is Verdict.FIXED:
+        second = _trainer_of_one_row(module, model, dataloader_num_workers=1).data_collator
+        batch = second(_examples(second, _STEPS[0][0]))
+        mistakes += _mistakes_elsewhere(module, batch)
+        mistakes += _mistakes_of_collators(module, second, batch)
+        mistakes += _mistakes_of_calls(module, dict(batch))
+        if mistakes:
+            raise AssertionError("; ".join(mistakes))
+    return outcome
 
-    def cross_entropy(logits: Any, labels: Any) -> Any:
-        return torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], reduction="sum", ignore_index=-100)
 
-    with torch.no_grad():
-        sequences = [torch.tensor([row]) for row in rows]
-        right = sum(float(cross_entropy(model(input_ids=sequence).logits, sequence)) for sequence in sequences)
-        ids, labels = batch["input_ids"], batch["labels"]
-        length = ids.shape[1]
-        causal = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
-        positions = batch.get("position_ids", torch.arange(length)[None])
-        logits_of_one_sequence = model(
-            input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False
-        ).logits
-        wrong = float(cross_entropy(logits_of_one_sequence, labels))
-    label_count = int((labels[:, 1:] != -100).sum())
+def _stub(module: ModuleType, model: Any) -> Any:
+    """Return a trainer for ``compute_loss``, which is not constructed."""
     trainer = stub_trainer(
         module.SFTTrainer,
-        config,
+        default_arguments(module.SFTConfig, n_gpu=1),
         model=model,
         padding_free=True,
         aux_loss_enabled=False,
@@ -196,19 +220,179 @@ def flattened_batch_has_the_loss_of_the_padded_one(module: ModuleType) -> Outcom
         num_virtual_tokens=0,
         current_gradient_accumulation_steps=1,
         control=SimpleNamespace(should_evaluate=False),
+        state=SimpleNamespace(global_step=0),
         _metrics=_Log(),
         _total_train_tokens=0,
         _tp_size=1,
     )
     trainer.accelerator.parallelism_config = None
-    loss = float(trainer.compute_loss(model, batch).detach())
-    return judge(
-        loss,
-        right=right / sum(len(row) - 1 for row in rows),
-        wrong=wrong / label_count,
-        tokens=label_count,
-        keys=sorted(batch),
+    # It is no user's, so the wrapper must not warn about it.
+    _first_warning(trainer)
+    return trainer
+
+
+def _trainer_of_one_row(module: ModuleType, model: Any, *, prompts: bool = True, **settings: Any) -> Any:
+    """Return a trainer as its constructor leaves it, with ``padding_free`` and prompts that are not trained on."""
+    from datasets import Dataset
+
+    # Releases before 0.17 know no prompts.
+    trainer_class = type("SFTTrainer", (module.SFTTrainer,), {"completion_only_loss": prompts})
+    usual = {"padding_free": True, "completion_only_loss": prompts, "loss_type": "nll", "max_length": None}
+    usual |= {"n_gpu": 1, "world_size": 1, "average_tokens_across_devices": False, "pad_to_multiple_of": None}
+    with single_process(module):
+        return constructed(
+            trainer_class,
+            model=model,
+            args=default_arguments(
+                module.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, **{**usual, **settings}
+            ),
+            train_dataset=Dataset.from_list([{"input_ids": [5, 6, 7]}]),
+            processing_class=tiny_tokenizer(),
+        )
+
+
+def _completion_masks(rows: _Rows) -> list[list[int]]:
+    return [[int(place >= 2 * (number % 2)) for place in range(len(row))] for number, row in enumerate(rows)]
+
+
+def _examples(collate: Any, rows: _Rows) -> list[dict[str, list[int]]]:
+    """Return what a dataset has of these sequences, under the names of this release."""
+    examples = [
+        {"input_ids": row, "completion_mask": mask} for row, mask in zip(rows, _completion_masks(rows), strict=True)
+    ]
+    fields = getattr(collate, "__dataclass_fields__", {})
+    if "padding_free" in fields and "completion_only_loss" not in fields:
+        # These releases take the prompts out when they prepare the dataset.
+        return [{**example, "labels": _labels(example)} for example in examples]
+    return examples
+
+
+def _add_measurement(numbers: dict[str, float], trainer: Any, rows: _Rows, batch: Any) -> list[str]:
+    """Add the loss of a batch of ``rows`` to ``numbers``. Return what is wrong with its gradients."""
+    import torch
+
+    model, pad = trainer.model, torch.nn.utils.rnn.pad_sequence
+    ids, mask = (
+        pad([torch.tensor(values) for values in each], batch_first=True) for each in (rows, _completion_masks(rows))
     )
+    # Padding comes last, so that nothing attends to it.
+    right = model(input_ids=ids, labels=ids.masked_fill(mask == 0, -100)).loss
+    length = batch["input_ids"].shape[1]
+    causal = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
+    positions = batch.get("position_ids", torch.arange(length)[None])
+    with torch.no_grad():
+        wrong = model(
+            input_ids=batch["input_ids"],
+            labels=batch["labels"],
+            position_ids=positions,
+            attention_mask=causal,
+            use_cache=False,
+        ).loss
+    loss = trainer.compute_loss(model, dict(batch))
+    for name, value in (("measured", loss), ("right", right), ("wrong", wrong)):
+        numbers[name] += float(value.detach())
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    gradients = zip(torch.autograd.grad(loss, weights), torch.autograd.grad(right, weights), strict=True)
+    worst = max(float((measured - expected).abs().max()) for measured, expected in gradients)
+    return [f"the gradients of {rows} differ by {worst}"] if worst > 1e-5 else []
+
+
+def _mistakes_elsewhere(module: ModuleType, batch: Any) -> list[str]:
+    """Return what is wrong in evaluation, with another trainer, and where the model cannot take a mask."""
+    rows, model = _STEPS[0][0], tiny_attention_model()
+    mistakes: list[str] = []
+    for attribute in ("training", "sliding_window"):
+        if attribute == "training":
+            model.eval()
+        else:
+            # Such a model gets a padded batch.
+            model.config.sliding_window = 4
+        numbers = dict.fromkeys(("measured", "right", "wrong"), 0.0)
+        trainer = _stub(module, model)
+        mistakes += _add_measurement(numbers, trainer, rows, batch)
+        if abs(numbers["measured"] - numbers["right"]) > 1e-5:
+            mistakes.append(f"{attribute}: {numbers}")
+    return mistakes
+
+
+def _mistakes_of_collators(module: ModuleType, collate: Any, batch: Any) -> list[str]:
+    """Return what is wrong with the batches of packed rows and in workers, and of collators that are to stay."""
+    model, rows = tiny_attention_model(), _STEPS[0][0]
+    positions = [position for row in rows for position in range(len(row))]
+    mistakes = _mistakes_of_positions(batch, positions)
+    if "padding_free" in getattr(collate, "__dataclass_fields__", {}):
+        # 0.19 notes the positions, and later releases the lengths.
+        by_lengths = any("seq_lengths" in name for name in dir(collate))
+        collate.pad_to_multiple_of = 16
+        packed = {
+            "input_ids": [token for row in rows for token in row],
+            **({"seq_lengths": list(map(len, rows))} if by_lengths else {"position_ids": positions}),
+        }
+        mistakes += _mistakes_of_positions(collate([packed, packed]), 2 * positions)
+        batch_of_trl = inspect.unwrap(type(collate).torch_call)(collate, _examples(collate, rows))
+        if "attention_mask" in batch_of_trl and "torch_call" not in vars(collate):
+            mistakes.append("workers that are not forked import a class that is not patched")
+    for name, settings in {"padded": {"padding_free": False}, "prompts": {"prompts": False}}.items():
+        other = _trainer_of_one_row(module, model, dataloader_num_workers=1, **settings).data_collator
+        padded_rows = "attention_mask" in other([{"input_ids": row} for row in rows])
+        is_changed = isinstance(other, _CompletionsOnly) or (name == "padded" and "torch_call" in vars(other))
+        if is_changed or padded_rows != (name == "padded"):
+            mistakes.append(f"{name}: the collator is {other}")
+    return mistakes
+
+
+def _mistakes_of_positions(batch: Any, positions: list[int]) -> list[str]:
+    padding = [0] * (batch["input_ids"].shape[1] - len(positions))
+    expected = [*positions, *padding]
+    labelled = (batch["labels"][0] != -100).tolist()
+    right = batch["position_ids"].tolist() == [expected] and "attention_mask" not in batch
+    if right and not any(label for label, position in zip(labelled, expected, strict=True) if position == 0):
+        return []
+    return [f"the batch of the positions {positions} is {batch}"]
+
+
+def _mistakes_of_calls(module: ModuleType, flat: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the outputs of a padded batch, and in calls that are to stay as they are."""
+    import torch
+
+    model, rows = tiny_attention_model(), _STEPS[0][0]
+    ids = flat["input_ids"]
+    mistakes, seen = [], []
+
+    def stop(model: Any, args: Any, kwargs: Any) -> None:
+        seen.append(kwargs)
+        raise StopConstruction
+
+    two_rows = {name: torch.cat([flat[name], flat[name]]) for name in ("input_ids", "labels", "position_ids")}
+    calls = {
+        "no flattened batches": ({"padding_free": False}, "sdpa", flat),
+        "FlashAttention": ({}, "flash_attention_2", flat),
+        "an attention mask": ({}, "sdpa", {**flat, "attention_mask": torch.ones_like(ids)}),
+        "two rows": ({}, "sdpa", two_rows),
+        "positions of all rows": ({}, "sdpa", {**two_rows, "position_ids": flat["position_ids"]}),
+        "no positions": ({}, "sdpa", {"input_ids": ids, "labels": flat["labels"]}),
+    }
+    hook = model.register_forward_pre_hook(stop, with_kwargs=True)
+    for name, (attributes, attention, batch) in calls.items():
+        trainer = _stub(module, model)
+        vars(trainer).update(attributes)
+        with shadowed(model.config, "_attn_implementation_internal", attention), suppress(StopConstruction):
+            trainer.compute_loss(model, dict(batch))
+        changed = [key for key, value in batch.items() if seen[-1].get(key) is not value]
+        if changed or "attention_mask" in {*seen[-1]} - {*batch}:
+            mistakes.append(f"{name}: the model is given {seen[-1]} instead of {batch}")
+    hook.remove()
+    model.config.sliding_window = 4
+    # A copy has not been warned about.
+    trainer, messages = copy.copy(_stub(module, model)), []
+    with shadowed(_log, "warning", lambda *args: messages.append(args)):
+        outputs = [trainer.compute_loss(model, dict(flat), return_outputs=True)[1].logits for _ in range(2)]
+    expected = torch.cat([model(input_ids=torch.tensor([row])).logits for row in rows], dim=1)
+    if len(messages) > 1 or not all(logits.shape == expected.shape for logits in outputs):
+        mistakes.append(f"with the outputs, the logits are {outputs}, and {messages} is said")
+    elif not torch.allclose(outputs[0], expected, atol=1e-5):
+        mistakes.append("the logits are those of other sequences")
+    return mistakes
 
 
 class _Log(dict):  # type: ignore[type-arg]

@@ -54,7 +54,7 @@ def _selected(patch: Patch, selection: Selection) -> Step:
         Reason.DEFAULT_OFF: f"off unless it is asked for: TRL_HOTFIX_ONLY={patch.id}",
     }
     off = decision.state is State.DISABLED
-    on = "asked for" if selection.only is not None else "on by default"
+    on = "on by default" if selection.only is None and patch.default else "asked for"
     return Step("selection", words[decision.reason] if off else on, not off)
 
 

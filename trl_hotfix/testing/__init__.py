@@ -6,14 +6,16 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ==============  =======================================================================================================
 ``trainers``    a trainer of any family: ``stub_trainer``, ``constructed``, ``begin_trainer`` with ``StopConstruction``,
                 ``default_arguments`` of a config, ``absent_if_reexported``
-``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``
+``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``; steps of pairs and their loss by the formula (``Pair``,
+                ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``, ``pair_loss``,
+                ``judge_with_gradients``)
 ``grpo``        the loss of GRPO: ``stub_grpo_trainer``, and an empty ``metrics_by_mode``
 ``generation``  GRPO and RLOO generate (``stub_that_generates``, ``completions_of``) and score (``stub_that_scores``,
                 ``scored_completions``), with a ``PromptTokenizer``
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``
 ``sft``         SFT prepares a dataset (``sft_prepared``) and trains mixtures of experts (``sft_moe_loss``,
                 ``SftMoeStep`` to differentiate it)
-``models``      ``tiny_causal_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
+``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
 ``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache
 ==============  =======================================================================================================
@@ -23,10 +25,19 @@ torch, transformers, datasets and TRL are imported inside functions only, becaus
 
 from __future__ import annotations
 
-from .dpo import dpo_stub
+from .dpo import (
+    Pair,
+    PairMicroBatch,
+    dpo_stub,
+    judge_with_gradients,
+    pair_batch,
+    pair_log_probs,
+    pair_loss,
+    pair_micro_batches,
+)
 from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
 from .grpo import metrics_by_mode, stub_grpo_trainer
-from .models import tiny_attention_model, tiny_causal_lm, wrapped_like_deepspeed
+from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
 from .online import online_dpo_stub
 from .processes import single_process, stream
 from .sft import SftMoeStep, sft_moe_loss, sft_prepared
@@ -44,6 +55,8 @@ from .trainers import (
 __all__ = [
     "ONE_PROCESS",
     "CharacterTokenizer",
+    "Pair",
+    "PairMicroBatch",
     "PromptTokenizer",
     "SftMoeStep",
     "StopConstruction",
@@ -53,8 +66,13 @@ __all__ = [
     "constructed",
     "default_arguments",
     "dpo_stub",
+    "judge_with_gradients",
     "metrics_by_mode",
     "online_dpo_stub",
+    "pair_batch",
+    "pair_log_probs",
+    "pair_loss",
+    "pair_micro_batches",
     "scored_completions",
     "sft_moe_loss",
     "sft_prepared",
@@ -66,6 +84,7 @@ __all__ = [
     "stub_trainer",
     "tiny_attention_model",
     "tiny_causal_lm",
+    "tiny_moe_lm",
     "tiny_tokenizer",
     "wrapped_like_deepspeed",
 ]

@@ -46,6 +46,27 @@ def tiny_causal_lm(
     return TinyCausalLM()
 
 
+def tiny_moe_lm(config: SimpleNamespace, router: float = 2.0) -> Any:
+    """Return ``tiny_causal_lm`` with a router of one weight: ``aux_loss`` is its square times the mean token id.
+
+    Called with ``output_router_logits=True``, it returns the term in its outputs, and appends it to ``aux_losses``.
+    """
+    import torch
+
+    model = tiny_causal_lm(config)
+    model.router = torch.nn.Parameter(torch.tensor(router))
+    model.aux_losses = []
+
+    def add(model: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        if kwargs.get("output_router_logits"):
+            (token_ids,) = args or (kwargs["input_ids"],)
+            outputs.aux_loss = model.router.square() * token_ids.float().mean()
+            model.aux_losses.append(outputs.aux_loss)
+
+    model.register_forward_hook(add, with_kwargs=True)
+    return model
+
+
 def tiny_attention_model() -> Any:
     """Return a Llama of one layer with real attention, sdpa.
 

@@ -35,7 +35,7 @@ def test_explain_shows_each_gate_of_an_applicable_patch() -> None:
 
 
 def test_explain_shows_the_gate_that_stops_a_patch() -> None:
-    answer = json.loads(run("explain", "grpo-loss-normalisation", "--json").stdout)
+    answer = json.loads(run("explain", "grpo-dapo-normaliser", "--json").stdout)
     assert (answer["state"], answer["trail"][-1]["passed"]) == ("skipped", False)
     assert answer["trail"][-1]["gate"] == "TRL"
     skipped = json.loads(run("explain", ID, "--json", TRL_HOTFIX_SKIP=ID).stdout)

@@ -187,6 +187,13 @@ def test_a_patch_off_by_default_is_pending_when_named() -> None:
     assert gates.decide(patch(default=False), named, having(trl="0.11.4")).state is State.PENDING
 
 
+def test_a_patch_off_by_default_is_pending_when_an_option_of_it_is_chosen() -> None:
+    chosen = Selection(options={"some-patch": {"kind": "global"}})
+    assert gates.decide(patch(default=False), chosen, having(trl="0.11.4")).state is State.PENDING
+    another = Selection(options={"third-patch": {"kind": "global"}})
+    assert gates.decide(patch(default=False), another, having(trl="0.11.4")).reason is Reason.DEFAULT_OFF
+
+
 def test_a_selected_patch_is_still_retired_by_its_fix() -> None:
     named = Selection(only=frozenset({"some-patch"}))
     assert gates.decide(PATCH, named, having(trl="0.12.0")).state is State.RETIRED

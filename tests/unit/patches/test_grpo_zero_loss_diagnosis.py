@@ -45,6 +45,11 @@ def test_a_deviation_over_the_batch_is_no_group_signal() -> None:
     assert messages_of(*[entry(0.0, 0.0, 1.0, deviation=0.7)] * 10)[0].startswith("no learning signal")
 
 
+def test_no_signal_is_not_reported_of_a_loss_that_the_rewards_do_not_explain() -> None:
+    # MiniLLM has a loss besides the rewards, which are all equal by default.
+    assert messages_of(*[entry(0.0166, 0.74, 1.0, deviation=0.0)] * 20) == []
+
+
 def test_one_group_with_a_signal_in_ten_is_enough() -> None:
     assert messages_of(*[entry(0.0, 0.0, 1.0)] * 5, entry(0.0, 0.4, 0.5), *[entry(0.0, 0.0, 1.0)] * 20) == []
 
@@ -60,6 +65,23 @@ def test_no_gradient_is_reported_after_ten_steps_of_signal() -> None:
 
 def test_one_earlier_gradient_is_enough() -> None:
     assert messages_of(entry(0.1, 0.2, 0.0), *[entry(0.0, 0.0, 0.0)] * 50) == []
+
+
+@pytest.mark.parametrize("deepspeed", [True, False])
+def test_an_optimizer_without_parameters_proves_nothing_under_deepspeed(deepspeed: bool) -> None:
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(fp16=False, gradient_checkpointing=False),
+        model=SimpleNamespace(named_parameters=list, get_input_embeddings=_no_embedding),
+        optimizer=SimpleNamespace(param_groups=[{"params": []}]),
+        is_deepspeed_enabled=deepspeed,
+        beta=0.0,
+    )
+    logs, metrics = entry(0.1, 1.08, 0.0)
+    assert (diagnosis._diagnose(trainer, diagnosis._Run(), logs, metrics) is None) is deepspeed
+
+
+def _no_embedding() -> Any:
+    raise NotImplementedError
 
 
 @pytest.mark.parametrize("grad_norm", [None, math.nan, math.inf, -1.0])

@@ -1,0 +1,26 @@
+"""What is done once for each trainer."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from trl_hotfix.authoring import Once
+
+
+@dataclass
+class Trainer:
+    """It cannot be hashed, and is equal to each of its class."""
+
+
+def test_each_trainer_has_a_first_time() -> None:
+    first_time, one, other = Once(), Trainer(), Trainer()
+    assert [first_time(trainer) for trainer in (one, other, one, copy.copy(one), other)] == [
+        *(True, True),
+        *(False, True, False),
+    ]
+
+
+def test_two_questions_are_apart() -> None:
+    warned, counted, trainer = Once(), Once(), Trainer()
+    assert [warned(trainer), counted(trainer), warned(trainer)] == [True, True, False]
