@@ -1,7 +1,8 @@
 """The witness: how often each trainer called a patched method, and in how many of these calls the wrapper acted.
 
 A wrapper acts if it hands on other arguments than it was given, returns another result than TRL's method, or says
-``act()``. Trainers are held weakly. The calls of functions, and of methods of classes, belong to the process.
+``act()``. One that asks for the act of its call (``act_of_this_call``) acts if it calls that, and not otherwise.
+Trainers are held weakly. The calls of functions, and of methods of classes, belong to the process.
 """
 
 from __future__ import annotations
@@ -169,10 +170,11 @@ class Call:
 
     def end(self, count: Count, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Count the call if a wrapper that was given these arguments, and has returned ``result``, has acted."""
-        own = result is self.result or _same(self.result, result)
-        acted = not own or self.marked or self.raised or not self.unchanged(args, kwargs)
         if self.mark is not None:
-            acted = self.mark.end(count, acted)
+            acted = self.mark.end(count)
+        else:
+            own = result is self.result or _same(self.result, result)
+            acted = not own or self.marked or self.raised or not self.unchanged(args, kwargs)
         if acted:
             count.acted += 1
         # What keeps the wrapped method for later must not keep the batch.
@@ -200,9 +202,9 @@ class Mark:
             self._count.acted += 1
         self._acted = True
 
-    def end(self, count: Count, acted: bool) -> bool:
+    def end(self, count: Count) -> bool:
         """Return whether the call, which ends now, has acted. From now on ``count`` is told."""
-        self._acted, self._count = self._acted or acted, count
+        self._count = count
         return self._acted
 
     def __reduce__(self) -> Any:
@@ -231,7 +233,10 @@ def act() -> None:
 
 
 def act_of_this_call() -> Mark:
-    """Return the ``act`` of this call of the wrapper, for what is called later: a hook, a view, a transform."""
+    """Return the ``act`` of this call of the wrapper, for what is called later: a hook, a view, a transform.
+
+    It alone says whether this call acts. What it is for is handed on in every call, also where it finds nothing to do.
+    """
     call = _current_call()
     if call is None:
         return Mark()

@@ -101,13 +101,14 @@ def dpo_with_liger(**settings: Any) -> Any:
     return trainer
 
 
-def precomputed_dpo(**settings: Any) -> Any:
-    return trainers.dpo(precompute_ref_log_probs=True, **settings)
+def precomputed(make: Callable[..., Any], **settings: Any) -> Any:
+    return make(precompute_ref_log_probs=True, **settings)
 
 
 MAKERS: dict[str, Callable[..., Any]] = {
     **{name: trainers.TRAINERS[name] for name in ("DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "GKD")},
-    "DPO, precomputed": precomputed_dpo,
+    "DPO, precomputed": functools.partial(precomputed, trainers.dpo),
+    "KTO, precomputed": functools.partial(precomputed, trainers.kto),
     "DPO, Liger": dpo_with_liger,
     "BCO": bco,
     "OnlineDPO": functools.partial(online, "OnlineDPO"),
@@ -138,7 +139,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.22.2": ("SFT", "Reward", "GRPO, reusing", "RLOO, reusing", *(f"proof {patch}" for patch in PEFT)),
     "0.23.0": ("DPO", "SFT", "ORPO", "proof qlora-peftmodel-frozen", *ON_POLICY),
     "0.26.1": ("DPO", "SFT", "GKD", "ORPO", "GRPO, Liger", "proof dpo-padding-free-liger", *ON_POLICY),
-    "1.5.1": ("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "ORPO", "GRPO, Liger", *ON_POLICY),
+    "1.5.1": (
+        *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GRPO, Liger"),
+        *ON_POLICY,
+    ),
+    "1.8.0": ("KTO", "KTO, precomputed"),
     "1.13.0": (
         *("DPO", "SFT", "KTO", "GKD", "Reward", "Distillation", *ON_POLICY),
         "proof left-padded-logprobs-absolute-positions",

@@ -107,6 +107,8 @@ def write(
         record[kind] = [merged[place] for place in sorted(merged, key=_order) if place in known]
     # A proof that is not planned any more is not run again, so what is on record of it would be of other code.
     record["proofs"] = [proof for proof in record["proofs"] if proof["key"] == keys.proof_key(patch, place_of(proof))]
+    proven = set(map(place_of, record["proofs"]))
+    record["parity"] = [comparison for comparison in record["parity"] if place_of(comparison) in proven]
     _save(patch, record, folder)
 
 

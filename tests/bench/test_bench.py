@@ -243,9 +243,13 @@ def test_two_parts_merge_into_what_one_run_writes(tmp_path: Path, sources: None)
 
 
 def test_a_proof_of_other_code_does_not_stay_on_record(tmp_path: Path, sources: None) -> None:
-    first, *others = evidence.load(PATCH.id)["proofs"]
-    evidence.write(PATCH, proofs=[{**first, "key": "of other code"}, *others], folder=tmp_path)
-    assert evidence.load(PATCH.id, tmp_path)["proofs"] == others
+    proofs_on_record = evidence.load(PATCH.id)["proofs"]
+    first, *others = proofs_on_record
+    parity = [{name: proof.get(name) for name in evidence.PARITY} for proof in proofs_on_record]
+    evidence.write(PATCH, proofs=[{**first, "key": "of other code"}, *others], parity=parity, folder=tmp_path)
+    record = evidence.load(PATCH.id, tmp_path)
+    assert record["proofs"] == others
+    assert list(map(evidence.place_of, record["parity"])) == list(map(evidence.place_of, others))
 
 
 def test_proven_is_what_has_no_cell_that_failed() -> None:

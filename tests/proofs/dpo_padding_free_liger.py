@@ -1,68 +1,63 @@
-"""Train and evaluate the real DPOTrainer with the Liger loss and padding_free, and compare with padding.
+"""Train two steps of two micro-batches, and evaluate, with the real DPOTrainer, the Liger loss and padding_free.
 
-Liger is an optional package that the stacks lack. The formula that it fuses replaces it, on the rows that it would take
-for the chosen and for the rejected ones.
+Losses and gradients are compared with the formula. Liger is an optional package that the stacks lack. The formula that
+it fuses replaces it, on the rows that it would take for the chosen and for the rejected ones.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import tempfile
 from typing import Any
 
-import trl_hotfix
 from trl_hotfix.authoring import absent, judge
+from trl_hotfix.model import Verdict
 
 import tiny
-
-ID = "dpo-padding-free-liger"
+from tiny import dpo_steps
+from tiny.grpo_steps import several_runs
 
 OVERLAYS = ()
 PARITY = False
+EQUIVALENT = {
+    "pad_for_liger: `return wrapped(*args, **kwargs)` detached": "a dictionary has no gradient",
+}
 VARIANTS = {"lora": "TRL's Liger loss asks the model for its decoder: a TypeError with an adapter, patched or not."}
 
 
 def train() -> tiny.TrainingResult:
     import trl
 
-    methods = ("_compute_loss_liger", "concatenated_forward")
-    if not all(hasattr(trl.DPOTrainer, name) for name in methods):
+    if not all(hasattr(trl.DPOTrainer, name) for name in ("_compute_loss_liger", "concatenated_forward")):
         return tiny.TrainingResult(absent("the Liger loss is given no flattened batch"))
-    rows: list[int] = []
-    with tempfile.TemporaryDirectory() as folder:
-
-        def run(**settings: Any) -> tiny.DpoRun:
-            rows.clear()
-            return tiny.dpo_run(*(tiny.llama(folder, seed=seed) for seed in (0, 1)), **settings)
-
-        without_liger = run()
-        constructor = trl.DPOTrainer.__init__
-
-        @functools.wraps(constructor)
-        def with_liger(self, *args, **kwargs):
-            constructor(self, *args, **kwargs)
-            # Older and newer releases name this argument differently.
-            self.args.use_liger_loss = self.args.use_liger_kernel = True
-            self.dpo_loss_fn = functools.partial(fused, rows, self.beta)
-
-        trl.DPOTrainer.__init__ = with_liger
-        try:
-            padded = run()
-            assert abs(padded.loss - without_liger.loss) < 1e-6
-            flattened = run(padding_free=True)
-        finally:
-            trl.DPOTrainer.__init__ = constructor
-    outcome = judge(rows[0], right=4, wrong=1)
-    if trl_hotfix.status()[ID].state.value == "applied":
-        assert padded.difference(flattened) < 1e-6
-    else:
-        assert math.isnan(flattened.loss)
-    loss = None if math.isnan(flattened.loss) else flattened.loss
-    return tiny.TrainingResult(outcome, loss, flattened.gradients)
+    run = steps(padding_free=True)
+    losses = [micro_batch.loss for micro_batch in run.micro_batches]
+    numbers = sum(math.isfinite(loss) for loss in losses)
+    outcome = judge(float(numbers), right=float(len(losses)), wrong=0.0)
+    if outcome.verdict is Verdict.FIXED:
+        dpo_steps.assert_right(run)
+    result = run.result
+    return tiny.TrainingResult(outcome, None if math.isnan(losses[0]) else losses[0], result.gradients)
 
 
-def fused(rows: list[int], beta: float, weight: Any, hidden: Any, labels: Any, **reference: Any) -> Any:
+def unaffected() -> tiny.TrainingResult:
+    """Train without padding_free."""
+    run = steps()
+    dpo_steps.assert_right(run)
+    return several_runs({"padded": run}, absent("every sequence has a row"))
+
+
+def steps(**settings: Any) -> tiny.FormulaSteps:
+    return dpo_steps.dpo_steps(dpo_steps.reference_or_policy, reference=1, prepare=use_liger, **settings)
+
+
+def use_liger(trainer: Any) -> None:
+    # Older and newer releases name this argument differently.
+    trainer.args.use_liger_loss = trainer.args.use_liger_kernel = True
+    trainer.dpo_loss_fn = functools.partial(fused, trainer.beta)
+
+
+def fused(beta: float, weight: Any, hidden: Any, labels: Any, **reference: Any) -> Any:
     """Return what ``LigerFusedLinearDPOLoss`` (liger-kernel 0.6.4) returns."""
     import torch
 
@@ -72,7 +67,6 @@ def fused(rows: list[int], beta: float, weight: Any, hidden: Any, labels: Any, *
         token_log_probs = logits.log_softmax(-1).gather(-1, labels.masked_fill(~mask, 0)[..., None])[..., 0]
         return (token_log_probs * mask).sum(-1), logits
 
-    rows.append(len(labels))
     chosen = len(labels) // 2
     policy, logits = log_probs(hidden, weight)
     with torch.no_grad():

@@ -1,91 +1,116 @@
-"""Train and evaluate the real DPOTrainer with padding_free and each setting, and compare with padding.
+"""Train two steps of two micro-batches, and evaluate, with the real DPOTrainer, padding_free and the loss of IPO.
 
 The model is a Llama without its attention, so the sequences of a flattened batch cannot mix, as with FlashAttention on
-a GPU. Only the terms that are computed per row remain wrong.
+a GPU. Only the terms that are computed per row remain wrong. Losses and gradients are compared with IPO
+(arXiv:2310.12036), those of other settings with padding.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
-import tempfile
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import trl_hotfix
-from trl_hotfix.authoring import absent, judge
+from trl_hotfix.authoring import absent
 
 import tiny
+from tiny import dpo_steps
+from tiny.grpo_steps import judged_steps, several_runs
 
 ID = "dpo-padding-free-wrong-terms"
 
 OVERLAYS = ()
 PARITY = False
+EQUIVALENT = {
+    "pad_for_terms_that_count_by_row: `return wrapped(*args, **kwargs)` detached": "a dictionary has no gradient",
+    "applied twice": "padding_free is off in the inner call",
+}
 VARIANTS = {"lora": "The adapters are in the attention, which this proof takes out of the model."}
 
 
 def train() -> tiny.TrainingResult:
     import trl
 
-    if not hasattr(trl.DPOTrainer, "concatenated_forward") or "padding_free" not in inspect.getsource(
-        trl.DPOTrainer.concatenated_forward
-    ):
+    if not flattens(trl):
         return tiny.TrainingResult(absent("nothing is flattened"))
-    patched = trl_hotfix.status()[ID].state.value == "applied"
-    with tempfile.TemporaryDirectory() as folder:
-
-        def run(*, padding_free: bool, **settings: Any) -> tiny.DpoRun:
-            models = (without_attention(tiny.llama(folder, seed=seed)) for seed in (0, 1))
-            return tiny.dpo_run(*models, padding_free=padding_free, **settings)
-
-        def differs_by(**settings: Any) -> float:
-            return run(padding_free=False, **settings).difference(run(padding_free=True, **settings))
-
-        # The default loss has no term that is computed per row.
-        assert differs_by() < 1e-5
-        padded, flattened = (run(padding_free=padding_free, loss_type="ipo") for padding_free in (False, True))
-        models = [without_attention(tiny.llama(folder, seed=seed)) for seed in (0, 1)]
-        wrong = ipo_over_all_completions(*models, padded.batch)
-        gradient_difference = max(
-            float((gradient - flattened.gradients[name]).abs().max()) for name, gradient in padded.gradients.items()
-        )
-        outcome = judge(flattened.loss, right=padded.loss, wrong=wrong, gradients_differ_by=gradient_difference)
-        assert patched == (padded.difference(flattened) < 1e-6)
-        if tiny.variant:  # A variant is one more setting by itself: it does not repeat the others.
-            return tiny.TrainingResult(outcome, flattened.loss, flattened.gradients)
-        for setting in silently_wrong_settings(trl):
-            assert patched == (differs_by(**setting) < 1e-6), setting
-        for setting in crashing_settings(trl.DPOConfig):
-            with contextlib.nullcontext() if patched else raises():
-                assert differs_by(**setting) < 1e-6, setting
-    return tiny.TrainingResult(outcome, flattened.loss, flattened.gradients)
+    run = steps(ipo, padding_free=True, loss_type="ipo")
+    result = run.result
+    result.outcome = judged_steps(run)
+    if not tiny.variant:  # A variant is one more setting by itself: it does not repeat the others.
+        check_other_settings(trl, patched=trl_hotfix.status()[ID].state.value == "applied")
+    return result
 
 
-def without_attention(model: Any) -> Any:
-    """Return the model with an attention whose output is 0 and stays 0."""
+def unaffected() -> tiny.TrainingResult:
+    """Train with a loss that has no term per row, and without padding_free."""
+    runs = {
+        "sigmoid": steps(dpo_steps.reference_or_policy, padding_free=True),
+        "padded": steps(ipo, loss_type="ipo"),
+    }
+    for run in runs.values():
+        dpo_steps.assert_right(run)
+    return several_runs(runs, absent("no term counts by row, or every sequence has a row"))
+
+
+def flattens(trl: Any) -> bool:
+    forward = getattr(trl.DPOTrainer, "concatenated_forward", None)
+    return forward is not None and "padding_free" in inspect.getsource(forward)
+
+
+def steps(formula: dpo_steps.Formula, **settings: Any) -> tiny.FormulaSteps:
+    return dpo_steps.dpo_steps(formula, llama_without_attention, reference=1, **settings)
+
+
+def llama_without_attention(folder: str, *, seed: int) -> Any:
+    """Return a Llama with an attention whose output is 0 and stays 0. Nothing before it is trained."""
+    model = tiny.llama(folder, seed=seed)
     for name, parameter in model.named_parameters():
-        if "self_attn" in name:
+        if "self_attn" in name or "input_layernorm" in name:
             parameter.requires_grad_(False)
             if "o_proj" in name:
                 parameter.data.zero_()
     return model
 
 
-def ipo_over_all_completions(policy: Any, reference: Any, batch: Any) -> float:
-    """Return IPO (arXiv:2310.12036, equation 17) with log-probs divided by the tokens of all completions of a batch."""
-    tokens = sum(int(batch[f"{side}_attention_mask"].sum()) for side in ("chosen", "rejected"))
-    margins = [
-        (chosen - rejected) / tokens
-        for chosen, rejected in (tiny.preference_log_probs(model, batch) for model in (policy, reference))
-    ]
-    return float(((margins[0] - margins[1] - 1 / (2 * 0.5)) ** 2).mean())
+def ipo(policy: Any, reference: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return IPO (equation 17) with log-probs divided by the tokens of their completion, or of all completions."""
+    lengths = [batch[f"{side}_attention_mask"].sum(1) for side in ("chosen", "rejected")]
+    of_policy = tiny.preference_log_probs(policy, batch, differentiable=True)
+    of_reference = tiny.preference_log_probs(reference, batch)
+
+    def loss(divisors: Any) -> Any:
+        margins = [chosen / divisors[0] - rejected / divisors[1] for chosen, rejected in (of_policy, of_reference)]
+        return ((margins[0] - margins[1] - 1 / (2 * dpo_steps.BETA)) ** 2).mean()
+
+    return {"right": loss(lengths), "wrong": loss([sum(length.sum() for length in lengths)] * 2)}
 
 
-def silently_wrong_settings(trl: Any) -> list[dict[str, Any]]:
-    settings: list[dict[str, Any]] = [{"rpo_alpha": 0.5}]
+def check_other_settings(trl: Any, *, patched: bool) -> None:
+    """Compare each setting with padding: patched they are equal, else they differ or crash."""
+
+    def differs_by(setting: Mapping[str, Any]) -> float:
+        flattened = steps(lambda *_: {}, padding_free=True, **setting)
+        return dpo_steps.difference_of_runs(padded(json.dumps(setting)), flattened)
+
+    silent: list[dict[str, Any]] = [{"rpo_alpha": 0.5}]
     if "'sft'" in inspect.getsource(trl.DPOTrainer.dpo_loss):
-        settings.append({"loss_type": ["sigmoid", "ipo", "sft"]})
-    return settings
+        silent.append({"loss_type": ["sigmoid", "ipo", "sft"]})
+    for setting in silent:
+        assert patched == (differs_by(setting) < 1e-6), setting
+    for setting in crashing_settings(trl.DPOConfig):
+        with contextlib.nullcontext() if patched else raises():
+            assert differs_by(setting) < 1e-6, setting
+
+
+@functools.cache
+def padded(setting: str) -> tiny.FormulaSteps:
+    """Return the run with padding, which is the same with the patch and without it. ``setting`` is JSON."""
+    return steps(lambda *_: {}, **json.loads(setting))
 
 
 def crashing_settings(config_class: type) -> list[dict[str, Any]]:

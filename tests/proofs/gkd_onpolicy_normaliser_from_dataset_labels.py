@@ -1,6 +1,7 @@
-"""Train one optimizer step of two micro-batches with the real GKDTrainer, whose student generates long completions.
+"""Train two optimizer steps of two micro-batches with the real GKDTrainer on long completions, and evaluate.
 
-The divergence of the first micro-batch is computed without TRL, and divided by its own tokens and the micro-batches.
+The student writes them, or the teacher. Losses and accumulated gradients are compared with the divergence, which is
+computed without TRL: that of each micro-batch is divided by its own tokens and the micro-batches.
 """
 
 from __future__ import annotations
@@ -10,86 +11,172 @@ import tempfile
 from types import SimpleNamespace
 from typing import Any
 
+from trl_hotfix import witness
 from trl_hotfix.authoring import absent, judge
+from trl_hotfix.model import Outcome, Verdict
 
 import tiny
 
 OVERLAYS = ()
 PARITY = False
 
-STEPS, BETA = 2, 0.5
+EQUIVALENT = {
+    "note_what_is_generated: `return generated` detached": "token ids have no gradient",
+}
+
+ID = "gkd-onpolicy-normaliser-from-dataset-labels"
+COMPUTES = "trl.experimental.gkd.gkd_trainer:GKDTrainer.compute_loss"
+GENERATES = "trl.experimental.gkd.gkd_trainer:GKDTrainer.generate_on_policy_outputs"
+STEPS, MICRO_BATCHES, BETA = 2, 2, 0.5
 
 
 def train() -> tiny.TrainingResult:
-    return _train(lmbda=1.0)
+    if not _divides_by_a_count():
+        return tiny.TrainingResult(absent("the loss is a mean over the micro-batch"))
+    acted = witness.counts_of(ID, GENERATES).process.acted
+    runs = {"student": _Run(lmbda=1.0), "teacher": _Run(lmbda=0.0, seq_kd=True)}
+    outcomes = [run.judged() for run in runs.values()]
+    if {outcome.verdict for outcome in outcomes} != {outcomes[0].verdict}:
+        raise AssertionError(f"not all completions are treated alike: {outcomes}")
+    acted = witness.counts_of(ID, GENERATES).process.acted - acted
+    generated = len(runs) * STEPS * MICRO_BATCHES
+    if acted != (generated if outcomes[0].verdict is Verdict.FIXED else 0):
+        raise AssertionError(f"{acted} of {generated} generations are counted")
+    return _result(runs, outcomes[0])
 
 
 def unaffected() -> tiny.TrainingResult:
     """Train on the dataset's completions, so the loss is over the dataset's tokens."""
-    result = _train(lmbda=0.0)
-    return tiny.TrainingResult(absent("nothing is generated"), result.loss, result.gradients)
+    run = _Run(lmbda=0.0)
+    run.judged()  # All conversations are equally long: the two counts are one.
+    assert not run.acted, "the wrapper acts on what is not generated"
+    return _result({"dataset": run}, absent("nothing is generated"))
 
 
-def _train(lmbda: float) -> tiny.TrainingResult:
+def _divides_by_a_count() -> bool:
+    loss_of = getattr(tiny.classes("GKD")[0], "generalized_jsd_loss", None)
+    return loss_of is not None and "num_items_in_batch" in inspect.signature(loss_of).parameters
+
+
+def _result(runs: dict[str, _Run], outcome: Outcome) -> tiny.TrainingResult:
+    gradients = {
+        f"{name} {number} {key}": value
+        for name, run in runs.items()
+        for number, step in enumerate(run.steps)
+        for key, value in step.gradients.items()
+    }
+    losses = [micro_batch.loss for run in runs.values() for step in run.steps for micro_batch in step.micro_batches]
+    return tiny.TrainingResult(outcome, sum(losses), gradients)
+
+
+class _Run:
+    """A run of the real trainer on one conversation, where who generates writes longer completions each time."""
+
+    def __init__(self, **settings: Any) -> None:
+        from datasets import Dataset
+
+        trainer_class, config_class = tiny.classes("GKD")
+        tokenizer = tiny.tokenizer()
+        tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+        conversation = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
+        data = Dataset.from_list([{"messages": conversation}] * 8)
+        with tempfile.TemporaryDirectory() as folder:
+            (student, self.student), self.teacher = (
+                (tiny.llama(folder, seed=0) for _ in range(2)),
+                tiny.llama(folder, seed=1),
+            )
+            student.generate = self.teacher.generate = _writer()
+            trainer = tiny.trainer(
+                tiny.stepwise(trainer_class),
+                model=student,
+                teacher_model=self.teacher,
+                args=tiny.config(
+                    config_class,
+                    gradient_accumulation_steps=MICRO_BATCHES,
+                    max_steps=STEPS,
+                    optim="sgd",
+                    learning_rate=0.5,
+                    beta=BETA,
+                    max_new_tokens=8,
+                    max_length=16,
+                    temperature=1.0,
+                    **settings,
+                ),
+                train_dataset=data,
+                eval_dataset=data.select(range(4)),
+                tokenizer=tokenizer,
+            )
+            trainer.train()
+            trainer.evaluate()
+        self.steps, self.evaluations = trainer.steps, trainer.evaluations
+        self.acted = tiny.acts(ID, COMPUTES, trainer)
+
+    def judged(self) -> Outcome:
+        """Judge all losses and gradients by the tokens of the micro-batch, or by those of the dataset."""
+        outcomes = []
+        for number, step in enumerate(self.steps):
+            tokens = [_tokens(micro_batch.inputs) for micro_batch in step.micro_batches]
+            items = [float(micro_batch.keywords["num_items_in_batch"]) for micro_batch in step.micro_batches]
+            self.student.load_state_dict(step.weights)
+            divisors = {"right": [MICRO_BATCHES * count for count in tokens], "wrong": items}
+            for place, micro_batch in enumerate(step.micro_batches):
+                total = float(self._divergence(micro_batch.inputs).detach())
+                right, wrong = (total / divisors[name][place] for name in ("right", "wrong"))
+                outcomes.append(judge(micro_batch.loss, right=right, wrong=wrong, tokens=tokens, items=items))
+            kind = "right" if outcomes[-1].verdict is Verdict.FIXED else "wrong"
+
+            def loss(model: Any, step: tiny.Step = step, by: list[float] = divisors[kind]) -> Any:
+                return sum(
+                    self._divergence(micro_batch.inputs) / count
+                    for micro_batch, count in zip(step.micro_batches, by, strict=True)
+                )
+
+            difference = step.difference(tiny.expected_gradients(self.student, step.weights, loss))
+            if difference > 1e-6 or len(step.micro_batches) != MICRO_BATCHES:
+                raise AssertionError(f"step {number}: the gradients differ from {kind} by {difference}")
+        if len(self.steps) != STEPS or len({outcome.verdict for outcome in outcomes}) != 1:
+            raise AssertionError(f"{len(self.steps)} steps, of several kinds: {outcomes}")
+        if len(self.evaluations) != 2 or any(_tokens(evaluation.inputs) > 8 for evaluation in self.evaluations):
+            raise AssertionError(f"the evaluation is not of the dataset: {self.evaluations}")
+        return outcomes[0]
+
+    def _divergence(self, batch: dict[str, Any]) -> Any:
+        """Return the generalized Jensen-Shannon divergence, summed over the labels of the batch."""
+        import torch
+
+        def probabilities(model: Any) -> Any:
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            return logits[:, :-1].softmax(-1)
+
+        with torch.no_grad():
+            of_teacher = probabilities(self.teacher)
+        of_student = probabilities(self.student)
+        mixture = BETA * of_teacher + (1 - BETA) * of_student
+        divergence = sum(
+            weight * (probs * (probs / mixture).log()).sum(-1)
+            for weight, probs in ((1 - BETA, of_student), (BETA, of_teacher))
+        )
+        return (divergence * (batch["labels"][:, 1:] != -100)).sum()
+
+
+def _tokens(batch: dict[str, Any]) -> int:
+    return int((batch["labels"][:, 1:] != -100).sum())
+
+
+def _writer() -> Any:
+    """Return a ``generate`` whose rows are unequally long, and longer in every call, with the end of sequence."""
     import torch
-    from datasets import Dataset
 
-    trainer_class, config_class = tiny.classes("GKD")
-    loss_of = getattr(trainer_class, "generalized_jsd_loss", None)
-    if loss_of is None or "num_items_in_batch" not in inspect.signature(loss_of).parameters:
-        return tiny.TrainingResult(absent("the loss is a mean over the micro-batch"))
+    calls: list[Any] = []
 
     def generate(input_ids: Any, **kwargs: Any) -> Any:
-        rows = [[*(10 + (11 * row + 3 * place) % 50 for place in range(4 + row)), 1] for row in range(len(input_ids))]
+        calls.append(input_ids)
+        rows = [
+            [*(10 + (11 * row + 3 * place + len(calls)) % 50 for place in range(2 + len(calls) + row)), 1]
+            for row in range(len(input_ids))
+        ]
         longest = max(map(len, rows))
         padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
         return SimpleNamespace(sequences=torch.cat([input_ids, padded], dim=1))
 
-    tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    conversation = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
-    with tempfile.TemporaryDirectory() as folder:
-        (student, untrained), teacher = (tiny.llama(folder, seed=0) for _ in range(2)), tiny.llama(folder, seed=1)
-        student.generate = generate
-        trainer = tiny.trainer(
-            tiny.measured(trainer_class),
-            model=student,
-            teacher_model=teacher,
-            args=tiny.config(
-                config_class,
-                gradient_accumulation_steps=STEPS,
-                lmbda=lmbda,
-                beta=BETA,
-                max_new_tokens=8,
-                max_length=16,
-                temperature=1.0,
-            ),
-            train_dataset=Dataset.from_list([{"messages": conversation}] * 8),
-            tokenizer=tokenizer,
-        )
-        trainer.train()
-    loss, batch, gradients = trainer.losses[0], trainer.batches[0], trainer.step.gradients
-    items = float(trainer.keywords[0]["num_items_in_batch"])
-    divergence, tokens = _summed_divergence(untrained, teacher, batch)
-    if not lmbda:
-        return tiny.TrainingResult(judge(loss, right=divergence / items, wrong=-1.0), loss, gradients)
-    right, wrong = divergence / (tokens * STEPS), divergence / items
-    return tiny.TrainingResult(judge(loss, right=right, wrong=wrong, tokens=tokens, items=items), loss, gradients)
-
-
-def _summed_divergence(student: Any, teacher: Any, batch: dict[str, Any]) -> tuple[float, float]:
-    """Return the generalized Jensen-Shannon divergence, summed over the labels of the batch, and their number."""
-    import torch
-
-    with torch.no_grad():
-        student_probs, teacher_probs = (
-            model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].softmax(-1)
-            for model in (student, teacher)
-        )
-    mixture = BETA * teacher_probs + (1 - BETA) * student_probs
-    jsd = sum(
-        weight * (probs * (probs / mixture).log()).sum(-1)
-        for weight, probs in ((1 - BETA, student_probs), (BETA, teacher_probs))
-    )
-    mask = batch["labels"][:, 1:] != -100
-    return float((jsd * mask).sum()), float(mask.sum())
+    return generate

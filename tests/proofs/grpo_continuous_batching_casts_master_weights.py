@@ -1,14 +1,15 @@
-"""Train two steps with the real GRPO and RLOO trainers, bf16=True and continuous batching.
+"""Train two steps of two micro-batches with the real GRPO, RLOO and OnlineDPO trainers, bf16=True and continuous
+batching, and evaluate.
 
 Continuous batching needs a GPU, so a substitute for ``generate_batch`` returns the completions of the padded
-``generate``. The expected result is a run with the padded ``generate``: it has the same losses, the same gradients and
-the same weights after two steps.
+``generate``. The expected result is a run with the padded ``generate``: it has the same losses, the same gradients in
+both steps, the same evaluation and the same weights in the end.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,91 +21,46 @@ OVERLAYS = ()
 PARITY = False
 
 OPTIONS = ("use_transformers_paged", "use_transformers_continuous_batching")
+STEPS, MICRO_BATCHES = 2, 2
+EOS = 1
 
 
 @dataclass
-class TwoSteps:
-    """Losses, first gradients, the trained weights after two steps, and the bits of the weights that generated."""
+class Run:
+    """Losses, gradients by step, the trained weights in the end, and the bits of the weights that generated."""
 
-    losses: list[float]
-    gradients: dict[str, Any]
-    weights: dict[str, Any]
-    generation_bits: set[int]
-
-
-def two_steps(method: str, *, batching: bool, bf16: bool = True, dtype: Any = None) -> TwoSteps:
-    import torch
-    import trl
-
-    generation_bits: set[int] = set()
-    with tempfile.TemporaryDirectory() as folder:
-        policy = tiny.llama(folder, seed=0)
-        if dtype is not None:
-            policy.to(dtype)
-        torch.manual_seed(0)
-        trainer = tiny.grpo_of_one_length(
-            tiny.measured(getattr(trl, f"{method}Trainer")),
-            policy,
-            config_class=getattr(trl, f"{method}Config"),
-            num_iterations=1,
-            beta=0.0,
-            max_steps=2,
-            learning_rate=1e-6,
-            bf16=bf16,
-        )
-        padded_generate = policy.generate
-
-        def generate_batch(inputs: Any, **kwargs: Any) -> dict[int, Any]:
-            generation_bits.update(8 * parameter.element_size() for parameter in policy.parameters())
-            prompts = torch.tensor(inputs)
-            completions = padded_generate(prompts)[:, prompts.shape[1] :].tolist()
-            return {row: SimpleNamespace(generated_tokens=tokens) for row, tokens in enumerate(completions)}
-
-        policy.generate_batch = generate_batch
-        if batching:
-            # Not in the config: some releases would then require a newer transformers for its own generate_batch.
-            trainer.continuous_batching_config = None
-            for name in OPTIONS:
-                setattr(trainer, name, True)
-        trainer.train()
-    weights = {
-        name: parameter.detach() for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
-    }
-    return TwoSteps(trainer.losses, trainer.step.gradients, weights, generation_bits)
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Any] = field(default_factory=dict)
+    generation_bits: set[int] = field(default_factory=set)
 
 
 def train() -> tiny.TrainingResult:
     import torch
-    import trl
 
-    methods = [
-        method
-        for method in ("GRPO", "RLOO")
-        if any(
-            name in getattr(trl, f"{method}Config", object).__dict__.get("__dataclass_fields__", {}) for name in OPTIONS
-        )
-    ]
+    methods = [method for method in ("GRPO", "RLOO", "OnlineDPO") if _has_batching(method)]
     if not methods:
         return tiny.TrainingResult(absent("this release has no continuous batching"))
     kept = trained = 0
-    gradients: dict[str, Any] = {}
-    for method in methods:
-        padded, batched = two_steps(method, batching=False), two_steps(method, batching=True)
+    runs = {method: _run(method, batching=True) for method in methods}
+    for method, batched in runs.items():
+        padded = _run(method, batching=False)
         if batched.generation_bits != {16}:
             raise AssertionError(f"{method} generated with {batched.generation_bits} bits")
         trained += len(padded.weights)
         full_precision = [name for name, weight in batched.weights.items() if weight.dtype == torch.float32]
         kept += len(full_precision)
+        if not full_precision:
+            continue
         different = [
             name
             for expected, measured in ((padded.weights, batched.weights), (padded.gradients, batched.gradients))
-            for name in full_precision
+            for name in expected
             if not torch.equal(measured[name], expected[name])
         ]
-        if different or (full_precision and batched.losses != padded.losses):
+        if different or batched.losses != padded.losses:
             raise AssertionError(f"{method}: not as with the padded generate: {different}, {batched.losses}")
-        gradients |= {f"{method}.{name}": gradient for name, gradient in batched.gradients.items()}
-    return tiny.TrainingResult(judge(kept, right=trained, wrong=0), batched.losses[0], gradients)
+    return _result(runs, judge(kept, right=trained, wrong=0))
 
 
 def unaffected() -> tiny.TrainingResult:
@@ -112,9 +68,96 @@ def unaffected() -> tiny.TrainingResult:
     import torch
 
     runs = {
-        "padded": two_steps("GRPO", batching=False),
-        "float32": two_steps("GRPO", batching=True, bf16=False),
-        "bfloat16": two_steps("GRPO", batching=True, dtype=torch.bfloat16),
+        "padded": _run("GRPO", batching=False),
+        "float32": _run("GRPO", batching=True, bf16=False),
+        "bfloat16": _run("GRPO", batching=True, dtype=torch.bfloat16),
     }
+    return _result(runs, absent("nothing is cast"))
+
+
+def _has_batching(method: str) -> bool:
+    fields = getattr(tiny.classes(method)[1], "__dataclass_fields__", {})
+    return any(name in fields for name in OPTIONS)
+
+
+def _result(runs: dict[str, Run], outcome: Any) -> tiny.TrainingResult:
     gradients = {f"{name}.{key}": gradient for name, run in runs.items() for key, gradient in run.gradients.items()}
-    return tiny.TrainingResult(absent("nothing is cast"), sum(sum(run.losses) for run in runs.values()), gradients)
+    return tiny.TrainingResult(outcome, sum(sum(run.losses) for run in runs.values()), gradients)
+
+
+def _run(method: str, *, batching: bool, bf16: bool = True, dtype: Any = None) -> Run:
+    import torch
+    from transformers import TrainerCallback
+
+    run = Run()
+    trainer_class, config_class = tiny.classes(method)
+
+    class Recorder(trainer_class):  # type: ignore[misc, valid-type]
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().training_step(*args, **kwargs)
+            run.losses.append(float(loss))
+            return loss
+
+    class Gradients(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, args: Any, state: Any, *others: Any, **kwargs: Any) -> None:
+            gradients = tiny.gradients_of(trainer.model)
+            run.gradients.update({f"{state.global_step}.{name}": value for name, value in gradients.items()})
+
+    settings: dict[str, Any] = {
+        "max_steps": STEPS,
+        "gradient_accumulation_steps": MICRO_BATCHES,
+        "learning_rate": 1e-6,
+        "bf16": bf16,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        policy = tiny.llama(folder, seed=0)
+        if dtype is not None:
+            policy.to(dtype)
+        torch.manual_seed(0)
+        if method == "OnlineDPO":
+            trainer = tiny.online_dpo(Recorder, config_class, policy, **settings)
+        else:
+            trainer = tiny.grpo(
+                Recorder,
+                policy,
+                config_class,
+                prompts=["w1 w2 w3"] * 8,
+                num_iterations=1,
+                beta=0.0,
+                per_device_eval_batch_size=4,
+                **settings,
+            )
+        padded_generate = policy.generate
+
+        def generate_and_train(*args: Any, **kwargs: Any) -> Any:
+            # From 0.24 on TRL itself does so after generate_batch, in an evaluation too, which changes the loss of it.
+            completions = padded_generate(*args, **kwargs)
+            policy.train()
+            return completions
+
+        def generate_batch(inputs: Any, **kwargs: Any) -> dict[int, Any]:
+            run.generation_bits.update(8 * parameter.element_size() for parameter in policy.parameters())
+            prompts = torch.tensor(inputs)
+            completions = generate_and_train(prompts)[:, prompts.shape[1] :].tolist()
+            # Nothing comes behind the end of a sequence: nothing is padded.
+            return {
+                row: SimpleNamespace(generated_tokens=tokens[: tokens.index(EOS) + 1])
+                for row, tokens in enumerate(completions)
+            }
+
+        policy.generate, policy.generate_batch = generate_and_train, generate_batch
+        if batching:
+            # Not in the config: some releases would then require a newer transformers for its own generate_batch.
+            trainer.continuous_batching_config = None
+            for name in OPTIONS:
+                setattr(trainer, name, True)
+        trainer.add_callback(Gradients())
+        trainer.train()
+        if method != "OnlineDPO":  # It evaluates nothing that it generates.
+            run.losses.append(trainer.evaluate(trainer.train_dataset.select(range(4)))["eval_loss"])
+    if len(run.losses) < STEPS * MICRO_BATCHES:
+        raise AssertionError(f"expected {STEPS} steps of {MICRO_BATCHES} micro-batches: {run.losses}")
+    run.weights = {
+        name: parameter.detach() for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
+    }
+    return run

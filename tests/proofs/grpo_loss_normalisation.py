@@ -5,6 +5,7 @@ Losses, accumulated gradients and the ``kl`` metric are compared with the paper 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,19 @@ def train() -> tiny.TrainingResult:
     result = run.result
     result.outcome = outcome
     return result
+
+
+def unaffected() -> tiny.TrainingResult:
+    """Train on completions of eight tokens each: every token then has the weight of every other.
+
+    The weights are powers of two, so that not even the rounding differs.
+    """
+    from trl import GRPOTrainer
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = tiny.grpo_of_one_length(tiny.measured(GRPOTrainer), tiny.llama(folder, seed=0), max_steps=2)
+        trainer.train()
+    return tiny.TrainingResult(absent("all are equally long"), sum(trainer.losses), trainer.step.gradients)
 
 
 def _means(trainer: Any, inputs: Mapping[str, Any], values: Any, mask: Any) -> dict[str, Any]:

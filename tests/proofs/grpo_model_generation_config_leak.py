@@ -1,16 +1,19 @@
-"""Train one step with the real GRPO and RLOO trainers on a checkpoint that ships a temperature of 0.0001.
+"""Train two steps of two micro-batches with the real GRPO and RLOO trainers, and evaluate.
 
-The trainers ask for 1.0, at which four completions of a prompt differ; at 0.0001 all four are the same. The expected
-completions are those of a checkpoint without a temperature of its own, from the same random numbers.
+The checkpoint ships a temperature of 0.0001, at which all completions of a prompt are the same, and more. The trainers
+ask for the defaults of the library. The expected completions are those of transformers for a checkpoint that ships
+nothing, with the weights of that moment and the same random numbers. Losses, accumulated gradients and evaluation are
+those of a run of such a checkpoint.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trl_hotfix.authoring import absent, judge
+from trl_hotfix.model import Verdict
 
 import tiny
 
@@ -18,105 +21,134 @@ OVERLAYS = ()
 # Up to 0.17 the trainer samples from the 50 likeliest tokens: other completions.
 PARITY = ">=0.18.0"
 
-SEED = 9
-"""With these random numbers no completion ends: all have eight tokens, so every release has the same loss."""
+EQUIVALENT = {"applied twice": "the inner one finds the trainer's values in the model's config"}
+
+STEPS, MICRO_BATCHES = 2, 2
+SHIPPED = {"temperature": 1e-4, "top_p": 0.5, "repetition_penalty": 1.5}
 
 
 @dataclass
-class Step:
-    """One step: its loss, its gradients, its completions, and those of a checkpoint without a temperature."""
+class Run:
+    """The steps and the evaluation of a run, and for each generation the completions, as they are and as expected."""
 
-    loss: float
-    gradients: dict[str, Any]
-    completions: list[list[int]]
-    expected_completions: list[list[int]]
+    steps: list[tiny.Step] = field(default_factory=list)
+    evaluations: list[tiny.MicroBatch] = field(default_factory=list)
+    completions: list[Any] = field(default_factory=list)
+    expected: list[Any] = field(default_factory=list)
+    evaluated: list[Any] = field(default_factory=list)
 
+    @property
+    def losses(self) -> list[float]:
+        of_steps = [micro_batch.loss for step in self.steps for micro_batch in step.micro_batches]
+        return of_steps + [micro_batch.loss for micro_batch in self.evaluations]
 
-def one_step(method: str, *, temperature: float | None, asked_for: float = 1.0) -> Step:
-    """Train one step. ``temperature`` is the checkpoint's, ``asked_for`` the trainer's."""
-    import torch
-    import trl
-
-    completions: list[list[int]] = []
-    expected_completions: list[list[int]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        policy, plain = (tiny.llama(folder, seed=0) for _ in range(2))
-        # Scaled, the head gives probabilities that are neither all alike nor all on one token.
-        for model in (policy, plain):
-            model.get_output_embeddings().weight.data *= 10
-        trainer = tiny.grpo_of_one_length(
-            tiny.measured(getattr(trl, f"{method}Trainer")),
-            policy,
-            config_class=getattr(trl, f"{method}Config"),
-            # 0.14.0 has four completions of each prompt of the batch, later releases four in a batch.
-            per_device_train_batch_size=1 if trl.__version__ == "0.14.0" else 4,
-            num_iterations=1,
-            beta=0.0,
-            temperature=asked_for,
-        )
-        # The policy samples by itself, from the same random numbers each time.
-        del policy.generate
-        generate = policy.generate
-
-        def seeded_generate(input_ids: Any = None, **settings: Any) -> Any:
-            torch.manual_seed(SEED)
-            sequences = generate(input_ids=input_ids, **settings)
-            completions[:] = sequences[:, input_ids.shape[1] :].tolist()
-            torch.manual_seed(SEED)
-            plain_sequences = plain.generate(
-                input_ids=input_ids,
-                attention_mask=settings["attention_mask"],
-                temperature=asked_for,
-                do_sample=True,
-                max_new_tokens=8,
-                pad_token_id=0,
-                eos_token_id=1,
-                # Up to 0.17 the trainer asks for 50.
-                top_k=getattr(trainer.generation_config, "top_k", None),
-                # 0.14.0 has the model answer a prompt several times.
-                num_return_sequences=getattr(trainer.generation_config, "num_return_sequences", None) or 1,
-            )
-            expected_completions[:] = plain_sequences[:, input_ids.shape[1] :].tolist()
-            return sequences
-
-        policy.generate = seeded_generate
-        if temperature is not None:
-            policy.generation_config.temperature = temperature
-        trainer.train()
-        if getattr(policy.generation_config, "temperature", None) != (temperature or 1.0):
-            raise AssertionError(f"the checkpoint's temperature is {policy.generation_config.temperature} afterwards")
-    if any(len(tokens) != 8 or 1 in tokens for tokens in expected_completions) or not expected_completions:
-        raise AssertionError(f"a completion comes to an end: {expected_completions}")
-    return Step(trainer.losses[0], trainer.step.gradients, completions, expected_completions)
+    @property
+    def gradients(self) -> dict[str, Any]:
+        return {
+            f"{number}.{name}": value
+            for number, step in enumerate(self.steps)
+            for name, value in step.gradients.items()
+        }
 
 
 def train() -> tiny.TrainingResult:
-    import transformers
     import trl
-    from packaging.version import Version
 
     if not hasattr(trl, "GRPOTrainer"):
         return tiny.TrainingResult(absent("this release has no GRPO"))
     # Until 0.22.0 RLOO has a training loop of its own.
     methods = ["GRPO", *(["RLOO"] if hasattr(trl.RLOOTrainer, "_generate_and_score_completions") else [])]
-    steps = {method: one_step(method, temperature=1e-4) for method in methods}
-    distinct = sum(len({tuple(tokens) for tokens in step.completions}) for step in steps.values())
-    outcome = judge(distinct, right=4 * len(steps), wrong=len(steps))
-    different = [method for method, step in steps.items() if step.completions != step.expected_completions]
-    # transformers 5 merges nothing, and has other defaults for the plain call.
-    comparable = Version(transformers.__version__) < Version("5.0.0.dev0")
-    if outcome.verdict.value == "fixed" and different and comparable:
-        raise AssertionError(
-            f"{different}: the completions are not those of a checkpoint without a temperature: {steps}"
-        )
-    return tiny.TrainingResult(outcome, steps["GRPO"].loss, steps["GRPO"].gradients)
+    runs = {method: _run(method, SHIPPED) for method in methods}
+    generations = [pair for run in runs.values() for pair in zip(run.completions, run.expected, strict=True)]
+    as_expected = sum(completions == expected for completions, expected in generations)
+    outcome = judge(as_expected, right=len(generations), wrong=0)
+    if outcome.verdict is Verdict.FIXED:
+        for method, run in runs.items():
+            _compare(method, run, _run(method, {}))
+    return tiny.TrainingResult(outcome, runs["GRPO"].losses[0], runs["GRPO"].gradients)
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Train a checkpoint without a temperature, and one whose trainer asks for another temperature than the default."""
-    steps = {
-        "says nothing": one_step("GRPO", temperature=None),
-        "0.9": one_step("GRPO", temperature=0.5, asked_for=0.9),
-    }
-    gradients = {f"{name}.{key}": gradient for name, step in steps.items() for key, gradient in step.gradients.items()}
-    return tiny.TrainingResult(absent("nothing is merged"), sum(step.loss for step in steps.values()), gradients)
+    """Train a checkpoint that ships nothing, and one whose trainer asks for another temperature than the default."""
+    runs = {"nothing": _run("GRPO", {}), "0.9": _run("GRPO", {"temperature": 0.5}, asked_for=0.9)}
+    for name, run in runs.items():
+        if run.completions != run.expected:
+            raise AssertionError(f"{name}: the completions are {run.completions}, and not {run.expected}")
+    gradients = {f"{name}.{key}": value for name, run in runs.items() for key, value in run.gradients.items()}
+    return tiny.TrainingResult(absent("nothing is merged"), sum(sum(run.losses) for run in runs.values()), gradients)
+
+
+def _compare(method: str, run: Run, expected: Run) -> None:
+    """Check that a run is that of a checkpoint that ships nothing, to the bit."""
+    import torch
+    import trl
+
+    if len(run.steps) != STEPS or any(len(step.micro_batches) != MICRO_BATCHES for step in run.steps):
+        raise AssertionError(f"{method}: expected {STEPS} steps of {MICRO_BATCHES} micro-batches: {run.steps}")
+    # 0.14.0 cannot evaluate.
+    if "prediction_step" in vars(trl.GRPOTrainer) and (not run.evaluations or True not in run.evaluated):
+        raise AssertionError(f"{method}: nothing was generated in an evaluation: {run.evaluated}")
+    different = [name for name, value in expected.gradients.items() if not torch.equal(run.gradients[name], value)]
+    if different or run.losses != expected.losses or run.gradients.keys() != expected.gradients.keys():
+        raise AssertionError(f"{method}: not as without a temperature: {different}, {run.losses}, {expected.losses}")
+
+
+def _run(method: str, shipped: dict[str, float], *, asked_for: float = 1.0) -> Run:
+    """Train and evaluate. ``shipped`` is in the checkpoint's generation config, ``asked_for`` the trainer's own."""
+    import torch
+    import trl
+
+    run = Run()
+    with tempfile.TemporaryDirectory() as folder:
+        policy, plain = (tiny.llama(folder, seed=0) for _ in range(2))
+        # Scaled, the head gives probabilities that are neither all alike nor all on one token.
+        policy.get_output_embeddings().weight.data *= 10
+        # 0.14.0 has four completions of each prompt of the batch, later releases four in a batch.
+        batch_size = 1 if trl.__version__ == "0.14.0" else 4
+        trainer = tiny.grpo_of_one_length(
+            tiny.stepwise(getattr(trl, f"{method}Trainer")),
+            policy,
+            config_class=getattr(trl, f"{method}Config"),
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=batch_size,
+            gradient_accumulation_steps=MICRO_BATCHES,
+            max_steps=STEPS,
+            optim="sgd",
+            learning_rate=0.1,
+            loss_type="grpo",
+            num_iterations=1,
+            beta=0.0,
+            temperature=asked_for,
+        )
+        if "prediction_step" in vars(trl.GRPOTrainer):
+            # An evaluation within the training is known as one in every release. The constructor wants both at once.
+            trainer.eval_dataset = trainer.train_dataset.select(range(4))
+            trainer.args.eval_strategy, trainer.args.eval_steps = "steps", STEPS
+        # The policy samples by itself, from the same random numbers each time.
+        del policy.generate
+        generate = policy.generate
+
+        def seeded_generate(input_ids: Any = None, **settings: Any) -> Any:
+            seed = len(run.completions)
+            plain.load_state_dict(policy.state_dict())
+            torch.manual_seed(seed)
+            expected = plain.generate(
+                input_ids=input_ids,
+                attention_mask=settings["attention_mask"],
+                generation_config=trainer.generation_config,
+            )
+            torch.manual_seed(seed)
+            sequences = generate(input_ids=input_ids, **settings)
+            run.completions.append(sequences.tolist())
+            run.expected.append(expected.tolist())
+            run.evaluated.append(not policy.training)
+            return sequences
+
+        policy.generate = seeded_generate
+        policy.generation_config.update(**shipped)
+        trainer.train()
+        after = policy.generation_config.to_dict()
+        if any(after[name] != value for name, value in shipped.items()):
+            raise AssertionError(f"the checkpoint's own config is {after} afterwards")
+    run.steps, run.evaluations = trainer.steps, trainer.evaluations
+    return run

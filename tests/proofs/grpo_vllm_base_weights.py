@@ -1,7 +1,8 @@
-"""The proof: two steps of GRPOTrainer with LoRA and vLLM, and the weights that vLLM samples the second step from.
+"""Train three steps of two micro-batches with GRPOTrainer, LoRA and vLLM, and evaluate.
 
-vLLM is replaced by a Llama of its own that loads the weights it is given and generates from them. The loss and the
-gradients are those of the second step, which is trained on what was generated.
+vLLM is replaced by a Llama of its own that loads the weights it is given and generates from them. These weights are
+compared with the base model's plus those of the adapter, losses and gradients with those of a run whose vLLM is given
+that sum by the proof.
 """
 
 from __future__ import annotations
@@ -13,12 +14,20 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from trl_hotfix.authoring import absent, judge, shadowed
+from trl_hotfix.model import Verdict
 
 import tiny
 
 OVERLAYS = ()
 PARITY = True
 VARIANTS = {"full": "Without an adapter nothing is merged."}
+
+EQUIVALENT = {
+    "applied twice": "a copy of a copy has the same values",
+    "hand_over_copies_of_what_is_merged: `return wrapped(*args, **kwargs)` detached": "TRL's method returns nothing",
+}
+
+STEPS, MICRO_BATCHES = 3, 2
 
 
 class StandIn:
@@ -39,14 +48,14 @@ class StandIn:
         self.model.load_state_dict(self.loaded[-1])
 
     def generate(self, prompts: list[str], **kwargs: Any) -> list[Any]:
-        """Return seven words and the end: the first word depends on the row, the others are the most probable ones."""
+        """Return four to seven words and the end: the first depends on the row, the others are the most probable."""
         import torch
 
         answers = []
         for row, prompt in enumerate(prompts):
             ids = [*tiny.tokenizer()(prompt).input_ids, 10 + row]
             begin = len(ids) - 1
-            while len(ids) - begin < 7:
+            while len(ids) - begin < 4 + row % 4:
                 with torch.no_grad():
                     logits = self.model(torch.tensor([ids])).logits[0, -1]
                 # The first three words are padding, the end and the unknown word.
@@ -71,16 +80,72 @@ def train() -> tiny.TrainingResult:
 
     if not hasattr(grpo_trainer.GRPOTrainer, "_move_model_to_vllm") or hasattr(grpo_trainer, "VLLMClient"):
         return tiny.TrainingResult(absent("vLLM is given its weights another way in this release"))
-    steps: list[tiny.FirstStep] = []
-    adapter_weights: list[float] = []
+    trainer = _trained(tiny.lora())
+    # One for each step but the first, and one for the evaluation.
+    if len(trainer.llm.loaded) != STEPS or len(trainer.steps) != STEPS or not trainer.evaluations:
+        raise AssertionError(f"vLLM was given {len(trainer.llm.loaded)} states in {len(trainer.steps)} steps")
+    outcomes = []
+    for loaded, expected in zip(trainer.llm.loaded, trainer.expected, strict=True):
+        measured, right = (_difference(weights, trainer.base) for weights in (loaded, expected))
+        outcomes.append(judge(measured, right=right, wrong=0.0))
+        if outcomes[-1].verdict is Verdict.FIXED and _difference(loaded, expected) > 1e-6:
+            raise AssertionError(f"vLLM was given weights that differ by {_difference(loaded, expected)}")
+    if len({outcome.verdict for outcome in outcomes}) != 1:
+        raise AssertionError(f"the weights are not always handed over alike: {outcomes}")
+    if outcomes[0].verdict is Verdict.FIXED:
+        _compare(trainer, _trained(tiny.lora(), given=True))
+    return _result(trainer, outcomes[0])
 
-    class WeightTransferRecorder(tiny.measured(grpo_trainer.GRPOTrainer)):
-        def _move_model_to_vllm(self):
-            layers = [module for module in self.model.modules() if hasattr(module, "get_delta_weight")]
-            deltas = [layer.get_delta_weight("default").detach() for layer in layers]
-            adapter_weights.append(max(float(delta.abs().max()) for delta in deltas))
+
+def unaffected() -> tiny.TrainingResult:
+    """Train a model without an adapter: nothing is merged."""
+    return _result(_trained(None), absent("there is no adapter"))
+
+
+def _result(trainer: Any, outcome: Any) -> tiny.TrainingResult:
+    gradients = {
+        f"{number}.{name}": value for number, step in enumerate(trainer.steps) for name, value in step.gradients.items()
+    }
+    return tiny.TrainingResult(outcome, sum(_losses(trainer)), gradients)
+
+
+def _losses(trainer: Any) -> list[float]:
+    steps = [micro_batch for step in trainer.steps for micro_batch in step.micro_batches]
+    return [micro_batch.loss for micro_batch in (*steps, *trainer.evaluations)]
+
+
+def _difference(weights: dict[str, Any], others: dict[str, Any]) -> float:
+    return max(float((weights[name] - value).abs().max()) for name, value in others.items())
+
+
+def _compare(trainer: Any, expected: Any) -> None:
+    """Check losses, gradients and weights, and that the base model is as it was."""
+    differences = [abs(loss - right) for loss, right in zip(_losses(trainer), _losses(expected), strict=True)]
+    differences += [step.difference(right.gradients) for step, right in zip(trainer.steps, expected.steps, strict=True)]
+    differences.append(_difference(trainer.model.state_dict(), expected.model.state_dict()))
+    unmerged = trainer.model.base_model.model.state_dict()
+    differences += [
+        float((unmerged[name] - value).abs().max()) for name, value in trainer.base.items() if name in unmerged
+    ]
+    if max(differences) > 1e-6:
+        raise AssertionError(f"losses, gradients and weights differ by up to {max(differences)}")
+
+
+def _trained(adapter: Any, *, given: bool = False) -> Any:
+    """Train and evaluate. With ``given``, vLLM has the right weights whatever TRL hands over."""
+    from trl.trainer import grpo_trainer
+
+    class WeightTransferRecorder(tiny.stepwise(grpo_trainer.GRPOTrainer)):  # type: ignore[misc]
+        def _move_model_to_vllm(self) -> None:
+            expected = dict(base)
+            for name, module in self.model.named_modules():
+                if hasattr(module, "get_delta_weight"):
+                    own = f"{name.removeprefix('base_model.model.')}.weight"
+                    expected[own] = expected[own] + module.get_delta_weight("default").detach()
+            self.expected.append(expected)
             super()._move_model_to_vllm()
-            steps.append(tiny.FirstStep(self.model))
+            if given:
+                self.llm.model.load_state_dict(expected)
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         policy = tiny.llama(folder, seed=0)
@@ -97,19 +162,17 @@ def train() -> tiny.TrainingResult:
         trainer = tiny.grpo_of_one_length(
             WeightTransferRecorder,
             policy,
-            tiny.lora(),
+            adapter,
             use_vllm=True,
             vllm_device="cpu",
-            max_steps=2,
+            per_device_eval_batch_size=4,
+            gradient_accumulation_steps=MICRO_BATCHES,
+            max_steps=STEPS,
             learning_rate=1e-2,
         )
-        tiny.set_adapters(trainer.model)
+        trainer.base, trainer.expected = base, []
+        if adapter is not None:
+            tiny.set_adapters(trainer.model)
         trainer.train()
-        (weights,) = trainer.llm.loaded
-    merged = max(float((weights[name] - base[name]).abs().max()) for name in base)
-    unmerged = trainer.model.base_model.model.state_dict()
-    change = max(float((unmerged[name] - weight).abs().max()) for name, weight in base.items() if name in unmerged)
-    if change > 1e-6:
-        raise AssertionError(f"the base model has changed by {change}")
-    outcome = judge(merged, right=adapter_weights[0], wrong=0.0)
-    return tiny.TrainingResult(outcome, trainer.losses[1], steps[0].gradients)
+        trainer.evaluate(trainer.train_dataset.select(range(4)))
+    return trainer

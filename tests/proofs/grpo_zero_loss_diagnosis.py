@@ -303,3 +303,15 @@ def train() -> tiny.TrainingResult:
     diagnosed = sum(bool(messages) for _, messages in runs)
     errors = int(release >= Version("0.27"))
     return tiny.TrainingResult(judge(diagnosed - errors, right=len(runs) - errors, wrong=0, healthy=len(healthy)))
+
+
+def unaffected() -> tiny.TrainingResult:
+    """Train a healthy run, about which nothing is said. In the place of gradients are the weights that it ends with."""
+    with tempfile.TemporaryDirectory() as folder, captured_messages() as messages:
+        trainer = new_trainer(tiny.llama(folder, seed=0), max_steps=4)
+        trainer.train()
+    if messages:
+        raise AssertionError(f"of a healthy run it was said: {messages}")
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    weights = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+    return tiny.TrainingResult(absent("the loss is not 0"), sum(losses), weights)

@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from trl_hotfix.authoring import judge
+from trl_hotfix.authoring import absent, judge
 
 import tiny
 
@@ -25,23 +25,9 @@ EQUIVALENT = {"applied twice": "the inner one finds that TRL adds no term any mo
 
 
 def train() -> tiny.TrainingResult:
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
     with tempfile.TemporaryDirectory() as folder:
-        model, untrained = (tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT) for _ in range(2))
-        rows = [{"text": " ".join(f"w{index + step}" for step in range(4 + index % 3))} for index in range(8)]
-        settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "max_length": 16}
-        trainer = tiny.trainer(
-            tiny.stepwise(SFTTrainer),
-            model=model,
-            args=tiny.config(SFTConfig, router_aux_loss_coef=COEFFICIENT, **settings),
-            train_dataset=Dataset.from_list(rows),
-            eval_dataset=Dataset.from_list(rows[:2]),
-            tokenizer=tiny.tokenizer(),
-        )
-        trainer.train()
-        trainer.evaluate()
+        untrained = tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT)
+        trainer = trained(tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT))
     first = trainer.steps[0]
     numbers = [tiny.loss_of_model(untrained, first.weights, one) for one in first.micro_batches]
     once, aux_loss = (float(sum(values).detach()) for values in zip(*numbers, strict=True))
@@ -54,6 +40,39 @@ def train() -> tiny.TrainingResult:
     if tiny.acts(ID, TARGET, trainer) is not None:
         check(trainer, untrained)
     return tiny.TrainingResult(outcome, loss, first.gradients)
+
+
+def unaffected() -> tiny.TrainingResult:
+    """Train a dense model, and a mixture of experts that is not asked for the router's loss."""
+    with tempfile.TemporaryDirectory() as folder:
+        unasked = tiny.mixtral(folder, seed=0, coefficient=COEFFICIENT)
+        unasked.config.output_router_logits = False
+        trainers = {"dense": trained(tiny.llama(folder, seed=0)), "unasked": trained(unasked)}
+    steps = {f"{name}.{number}": step for name, one in trainers.items() for number, step in enumerate(one.steps)}
+    calls = [one for step in steps.values() for one in step.micro_batches]
+    calls += [one for trainer in trainers.values() for one in trainer.evaluations]
+    gradients = {f"{name}.{key}": value for name, step in steps.items() for key, value in step.gradients.items()}
+    return tiny.TrainingResult(absent("nothing asks for the term"), sum(one.loss for one in calls), gradients)
+
+
+def trained(model: Any) -> Any:
+    """Train ``model`` two steps of two micro-batches, and evaluate."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    rows = [{"text": " ".join(f"w{index + step}" for step in range(4 + index % 3))} for index in range(8)]
+    settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "max_length": 16}
+    trainer = tiny.trainer(
+        tiny.stepwise(SFTTrainer),
+        model=model,
+        args=tiny.config(SFTConfig, router_aux_loss_coef=COEFFICIENT, **settings),
+        train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(rows[:2]),
+        tokenizer=tiny.tokenizer(),
+    )
+    trainer.train()
+    trainer.evaluate()
+    return trainer
 
 
 def check(trainer: Any, untrained: Any) -> None:

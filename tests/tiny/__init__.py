@@ -14,9 +14,7 @@ from typing import Any
 
 from .data import chat_tokenizer, labelled, preferences, tokenizer
 from .dpo_runs import (
-    DpoRun,
     dpo_loss,
-    dpo_run,
     one_step_of_moe_dpo,
     precomputed_dpo,
     preference_log_probs,
@@ -35,7 +33,6 @@ __all__ = [
     "COMPLETION_LENGTHS",
     "ONLINE_LENGTHS",
     "PROMPTS",
-    "DpoRun",
     "FirstStep",
     "FormulaSteps",
     "MicroBatch",
@@ -48,7 +45,6 @@ __all__ = [
     "config",
     "deepspeed",
     "dpo_loss",
-    "dpo_run",
     "expected_gradients",
     "gpt_neo",
     "gradients_of",

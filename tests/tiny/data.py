@@ -71,13 +71,13 @@ def preferences_of_several_lengths() -> Any:
     return Dataset.from_list(rows)
 
 
-def labelled() -> Any:
-    """Return single completions, good and bad in turn, in the format of KTO."""
+def labelled(pairs: Any = None) -> Any:
+    """Return the completions of ``pairs``, by default ``preferences()``, good and bad in turn, in the format of KTO."""
     from datasets import Dataset
 
     rows = [
         {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
-        for row in preferences()
+        for row in (preferences() if pairs is None else pairs)
         for side in ("chosen", "rejected")
     ]
     return Dataset.from_list(rows)

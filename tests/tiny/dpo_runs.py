@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
-from .data import preferences, preferences_of_several_lengths, tokenizer
+from .data import preferences, tokenizer
 from .launching import one_group
-from .measuring import TrainingResult, gradient_differences, measured
+from .measuring import TrainingResult, measured
 from .models import lora, mixtral, same_adapter
 from .trainers import config, trainer
 
@@ -92,52 +91,3 @@ def one_step_of_moe_dpo(*, adapter: bool = False, **settings: Any) -> TrainingRe
     right = math.log(2) + coefficient * aux_loss
     outcome = judge(loss, right=right, wrong=math.log(2), coefficient=coefficient, aux_loss=aux_loss)
     return TrainingResult(outcome, loss, step.gradients)
-
-
-@dataclass
-class DpoRun:
-    """One step and an evaluation of a DPO trainer: the loss, gradients, logged metrics and first batch."""
-
-    trainer: Any
-    loss: float
-    gradients: dict[str, Any]
-    metrics: dict[str, float]
-    batch: dict[str, Any]
-
-    def difference(self, other: DpoRun) -> float:
-        """Return the largest difference of the loss, of any gradient and of any metric; infinite if names differ."""
-        if self.gradients.keys() != other.gradients.keys() or self.metrics.keys() != other.metrics.keys():
-            return float("inf")
-        metrics = [abs(value - other.metrics[name]) for name, value in self.metrics.items()]
-        gradients = gradient_differences(self.gradients, other.gradients)
-        return max(abs(self.loss - other.loss), *gradients, *metrics)
-
-
-def dpo_run(model: Any, reference: Any, **settings: Any) -> DpoRun:
-    """Train one step on preferences of several lengths, then evaluate. ``settings`` are of ``DPOConfig``.
-
-    Without a ``reference`` an adapter (LoRA) is trained. From 0.14.0 to 0.28.0.
-    """
-    import torch
-    from trl import DPOConfig, DPOTrainer
-
-    # LoRA starts with random weights.
-    torch.manual_seed(0)
-    measured_trainer = measured(DPOTrainer)
-    dataset = preferences_of_several_lengths()
-    dpo_trainer = trainer(
-        measured_trainer,
-        model=model,
-        ref_model=reference,
-        **({"peft_config": lora()} if reference is None else {}),
-        args=config(DPOConfig, **{"beta": 0.5, "max_length": 32, "max_prompt_length": 16, **settings}),
-        train_dataset=dataset,
-        eval_dataset=dataset.select(range(4)),
-        tokenizer=tokenizer(),
-    )
-    dpo_trainer.train()
-    logged = {**dpo_trainer.state.log_history[0], **dpo_trainer.evaluate()}
-    kept = ("loss", "rewards/", "logps/", "logits/")
-    metrics = {name: value for name, value in logged.items() if any(part in name for part in kept)}
-    loss, batch = measured_trainer.losses[0], measured_trainer.batches[0]
-    return DpoRun(dpo_trainer, loss, measured_trainer.step.gradients, metrics, batch)

@@ -102,13 +102,15 @@ def dpo_steps(
     adapter: bool = False,
     prepare: Callable[[Any], None] = lambda trainer: None,
     train_dataset: Any = None,
+    words: Any = None,
     **settings: Any,
 ) -> FormulaSteps:
     """Train two optimizer steps of two micro-batches, then evaluate, and compute ``formula`` beside each micro-batch.
 
     ``make(folder, seed=...)`` makes a model. ``reference`` is the seed of a ``ref_model``; without it the reference is
     the policy as it was before the training. The policy moves when the training begins, so that it differs from its
-    reference in the first step. ``prepare(trainer)`` is called before.
+    reference in the first step. ``prepare(trainer)`` is called before. ``words`` is a tokenizer that takes the data as
+    they are.
     """
     import torch
     from transformers import TrainerCallback
@@ -145,13 +147,14 @@ def dpo_steps(
             # transformers calls back before an optimizer step from 4.46 on only.
             getattr(optimizer, "optimizer", optimizer).register_step_pre_hook(lambda *_: run.end_step(trainable))
 
-    prefixing_tokenizer = tokenizer()
-    # 0.9.6 needs this token and puts it before every prompt; later releases do so if it is not there yet.
-    prefixing_tokenizer.bos_token = "<unk>"
     defaults = {"max_steps": 2, "gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.5, "beta": BETA}
     defaults |= {"max_length": 32, "max_prompt_length": 16}
     data = preferences_of_several_lengths() if train_dataset is None else train_dataset
-    data = data.map(lambda row: {"prompt": f"{prefixing_tokenizer.bos_token} {row['prompt']}"})
+    if words is None:
+        words = tokenizer()
+        # 0.9.6 needs this token and puts it before every prompt; later releases do so if it is not there yet.
+        words.bos_token = "<unk>"
+        data = data.map(lambda row: {"prompt": f"{words.bos_token} {row['prompt']}"})
     with tempfile.TemporaryDirectory() as folder:
         policy, untouched = make(folder, seed=0), make(folder, seed=reference or 0)
         arguments = {} if reference is None else {"ref_model": make(folder, seed=reference)}
@@ -161,7 +164,7 @@ def dpo_steps(
             args=config(DPOConfig, **{**defaults, **settings}),
             train_dataset=data,
             eval_dataset=data.select(range(3)),
-            tokenizer=prefixing_tokenizer,
+            tokenizer=words,
             callbacks=[Steps()],
             **arguments,
             **({"peft_config": lora()} if adapter else {}),
@@ -206,8 +209,33 @@ def precomputed_steps() -> TrainingResult:
 
 def assert_right(run: FormulaSteps) -> None:
     """Check that all losses and gradients of a run are those of the formula ``right``."""
+    difference = difference_from_formula(run)
+    if not difference < 1e-5:
+        raise AssertionError(f"losses and gradients differ from the formula by up to {difference}")
+
+
+def difference_from_formula(run: FormulaSteps) -> float:
+    """Return by how much a loss or a gradient of a run differs from the formula ``right`` at most."""
     differences = [abs(micro_batch.loss - micro_batch.expected["right"]) for micro_batch in run.micro_batches]
     for gradients, expected in zip(run.gradients, run.expected, strict=True):
         differences += gradient_differences(gradients, expected["right"])
-    if max(differences) > 1e-5:
-        raise AssertionError(f"losses and gradients differ from the formula by up to {max(differences)}")
+    return max(differences)
+
+
+def difference_of_runs(one: FormulaSteps, other: FormulaSteps) -> float:
+    """Return by how much a loss, a gradient or a logged metric differs between two runs at most."""
+    losses = zip(one.micro_batches, other.micro_batches, strict=True)
+    differences = [abs(micro_batch.loss - same.loss) for micro_batch, same in losses]
+    for gradients, same_gradients in zip(one.gradients, other.gradients, strict=True):
+        differences += gradient_differences(gradients, same_gradients)
+    for logged, same_logged in zip(_metrics(one), _metrics(other), strict=True):
+        differences += [abs(value - same_logged[name]) for name, value in logged.items()]
+    return max(differences)
+
+
+def _metrics(run: FormulaSteps) -> list[dict[str, float]]:
+    kept = ("loss", "rewards/", "logps/", "logits/")
+    return [
+        {name: value for name, value in entry.items() if any(part in name for part in kept)}
+        for entry in run.trainer.state.log_history
+    ]

@@ -29,12 +29,13 @@ def grpo(
     *,
     reward_funcs: Any = None,
     prompts: Sequence[Any] | None = None,
+    peft_config: Any = None,
     **settings: Any,
 ) -> Any:
     """Return a trainer on groups of four fixed completions, whose rewards are proportional to their lengths.
 
     The config is GRPO's, unless another ``config_class`` is passed. ``reward_funcs`` and ``prompts`` replace these
-    rewards and the eight prompts of three words.
+    rewards and the eight prompts of three words, and ``peft_config`` adds an adapter.
 
     Results then do not depend on what a release samples, nor on how it scales the rewards of a group: their standard
     deviation is 1 (0.22.0 and 0.22.1 scale when they should not, TRL pull request 3992).
@@ -65,6 +66,7 @@ def grpo(
         args=config(config_class or GRPOConfig, **{**_SETTINGS, **settings}),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts or PROMPTS]),
         tokenizer=left_padding_tokenizer(),
+        **({} if peft_config is None else {"peft_config": peft_config}),
     )
 
 

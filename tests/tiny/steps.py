@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +57,9 @@ def stepwise(trainer_class: type) -> Any:
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             # Before the call: some releases take columns out of the batch.
-            batch = {name: value.clone() for name, value in inputs.items() if hasattr(value, "clone")}
+            # GRPO of 0.14.0 is given a list of rows.
+            named = inputs.items() if isinstance(inputs, Mapping) else ()
+            batch = {name: value.clone() for name, value in named if hasattr(value, "clone")}
             if model.training and self.is_new_step:
                 weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
                 self.steps.append(Step(weights))
@@ -105,6 +108,18 @@ class FormulaSteps:
         named = {f"{step}.{name}": value for step, part in enumerate(self.gradients) for name, value in part.items()}
         return TrainingResult(None, self.micro_batches[0].loss, named)
 
+    @property
+    def first_step(self) -> TrainingResult:
+        """The first loss and the sum of the first gradients, without an outcome: equal under every transformers."""
+        named = {name: value / self._factor for name, value in self.gradients[0].items()}
+        return TrainingResult(None, self.micro_batches[0].loss, named)
+
+    @property
+    def _factor(self) -> float:
+        # If every loss is NaN, so is what is compared.
+        (factor,) = self._factors or {1.0}
+        return factor
+
     def add(self, losses: Mapping[str, Any], trainable: Mapping[str, Any]) -> None:
         """Add the gradients of what each formula gives for a micro-batch."""
         import torch
@@ -117,10 +132,9 @@ class FormulaSteps:
 
     def end_step(self, trainable: Mapping[str, Any]) -> None:
         """Keep the accumulated gradients of the trainer and of the formulas."""
-        (factor,) = self._factors
         self.gradients.append({name: parameter.grad.clone() for name, parameter in trainable.items()})
         self.expected.append(
-            {name: {key: factor * value for key, value in sums.items()} for name, sums in self._sums.items()}
+            {name: {key: self._factor * value for key, value in sums.items()} for name, sums in self._sums.items()}
         )
         self._sums.clear()
 
@@ -130,7 +144,7 @@ class FormulaSteps:
 
         def record_factor(loss: Any, *args: Any, **kwargs: Any) -> Any:
             steps, computed = trainer.accelerator.gradient_accumulation_steps, self.micro_batches[-1].loss
-            if computed:  # The rows of a micro-batch can cancel out.
+            if computed and math.isfinite(computed):  # The rows of a micro-batch can cancel out.
                 self._factors.add(round(float(loss.detach()) / computed / steps, 4))
             return backward(loss, *args, **kwargs)
 

@@ -471,15 +471,17 @@ def test_a_mark_after_the_end_of_its_call_counts_once(owner: type[Trainer]) -> N
     assert numbers(counts.known(trainer)) == (2, 2)
 
 
-def test_a_mark_after_a_call_that_has_acted_counts_no_more(owner: type[Trainer]) -> None:
-    def keeps_and_acts(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+def test_a_wrapper_with_a_mark_says_itself_whether_it_acts(owner: type[Trainer]) -> None:
+    def keeps_and_changes(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         marks.append(act_of_this_call())
-        return "other"
+        with shadowed(instance, "scale", 2):
+            return [wrapped("other")]
 
     marks: list[Mark] = []
-    (counts,) = put_on(owner, "step", keeps_and_acts)
+    (counts,) = put_on(owner, "step", keeps_and_changes)
     trainer = owner()
-    trainer.step()
+    trainer.step(BATCH)
+    assert numbers(counts.known(trainer)) == (1, 0)
     marks[0]()
     assert numbers(counts.known(trainer)) == (1, 1)
 

@@ -18,17 +18,27 @@ from __future__ import annotations
 
 import inspect
 import logging
-import weakref
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, shadowed, why_sequences_mix
-from ..model import Outcome
-from ..testing import dpo_stub, tiny_causal_lm
+from ..authoring import Once, argument, shadowed, why_sequences_mix
+from ..model import Outcome, Verdict
+from ..testing import (
+    Pair,
+    absent_if_never_flattened,
+    dpo_stub,
+    forwarded,
+    judge_with_gradients,
+    pair_batch,
+    pair_micro_batches,
+    recorded_warnings,
+    tiny_attention_model,
+    tiny_causal_lm,
+    weighted_log_probs,
+)
 
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_first_warning = Once()
 
 
 def pad_what_the_model_would_mix(
@@ -43,8 +53,7 @@ def pad_what_the_model_would_mix(
     reason = why_sequences_mix(plain, no_cache="is_ref_model" in inspect.signature(wrapped).parameters)
     if reason is None:
         return wrapped(*args, **kwargs)
-    if instance not in _warned:
-        _warned.add(instance)
+    if _first_warning(instance):
         logging.getLogger("trl_hotfix").warning(
             "padding_free=True, but the sequences of a flattened batch would attend to one another: %s. The batches "
             "are padded instead, as with padding_free=False, and so are the results. To keep padding_free, load the "
@@ -58,46 +67,78 @@ def pad_what_the_model_would_mix(
 
 
 def a_sequence_does_not_see_the_one_before_it(module: ModuleType) -> Outcome:
-    """Measure the log-prob of the rejected sequence, which comes after the chosen one, in a model that mixes both.
+    """Check the log-probs of all sequences in a model that mixes them, and their gradients.
 
     The logits of the model are a mean over the tokens that it attends to, which is an attention whose keys are all
     equal: ``logits[t] = mean over s <= t of W[input_ids[s]]``. Like any model that builds its mask itself, it attends
-    to the whole row unless the attention mask excludes tokens. The right log-prob is that of the sequence alone, the
-    wrong one is that with the chosen sequence before it. The result does not depend on transformers.
+    to the whole row unless the attention mask excludes tokens. Right are the log-probs of each sequence alone, wrong
+    those with all sequences of the row before it. The result does not depend on transformers.
     """
+    if absence := absent_if_never_flattened(module):
+        return absence
+    model = tiny_causal_lm()
+    model.register_forward_hook(_attend_to_all, with_kwargs=True)
+    trainers = _stub(module, model=model), _stub(module, model=model)
+
+    def formula(pairs: Sequence[Pair]) -> tuple[Any, Any]:
+        return _log_probs(model, pairs, mixed=False), _log_probs(model, pairs, mixed=True)
+
+    with recorded_warnings():
+        outcome = judge_with_gradients([model.weight], weighted_log_probs(module, model, trainers, formula))
+    if outcome.verdict is Verdict.FIXED and (mistakes := list(_mistakes_elsewhere(module, model))):
+        raise AssertionError("; ".join(mistakes))
+    return outcome
+
+
+def _stub(module: ModuleType, **attributes: Any) -> Any:
+    defaults = {"padding_free": True, "label_pad_token_id": -100, "state": SimpleNamespace()}
+    return dpo_stub(module, **{**defaults, **attributes})
+
+
+def _attend_to_all(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
     import torch
 
-    if not hasattr(module.DPOTrainer, "concatenated_forward"):
-        return absent("there is no concatenated_forward: padding_free is switched off in the constructor")
-    if "padding_free" not in {field.name for field in fields(module.DPOConfig)}:
-        return absent("there is no padding_free")
+    mask = kwargs.get("attention_mask", torch.ones_like(args[0]))[..., None]
+    outputs.logits = (outputs.logits * mask).cumsum(1) / mask.cumsum(1).clamp(min=1)
 
-    class Mean(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> SimpleNamespace:
-            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            logits = (lm(input_ids).logits * mask[..., None]).cumsum(1) / mask.cumsum(1).clamp(min=1)[..., None]
-            return SimpleNamespace(logits=logits)
 
-    def log_prob(ids: list[int]) -> float:
-        """Return the sum over the last two tokens."""
-        logits = Mean()(torch.tensor([ids])).logits[0, -3:-1]
-        return float(logits.log_softmax(-1).gather(1, torch.tensor(ids[-2:])[:, None]).sum())
+def _log_probs(model: Any, pairs: Sequence[Pair], *, mixed: bool) -> Any:
+    """Return the log-prob of each completion, chosen before rejected: alone, or ``mixed`` with those before it."""
+    import torch
 
-    lm = tiny_causal_lm()
-    prompt, chosen, rejected = [1, 2], [3, 4, 5], [6, 7]
-    batch = {
-        f"{name}_{field}": torch.tensor([ids if field == "input_ids" else [1] * len(ids)])
-        for name, ids in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected))
-        for field in ("input_ids", "attention_mask")
-    }
-    trainer = dpo_stub(module, padding_free=True)
-    # This trainer is no user's, so the wrapper must not warn about it.
-    _warned.add(trainer)
-    with torch.no_grad():
-        outputs = trainer.concatenated_forward(Mean(), batch)
-        return judge(
-            float(outputs["rejected_logps"]),
-            right=log_prob(prompt + rejected),
-            wrong=log_prob(prompt + chosen + prompt + rejected),
-            chosen=float(outputs["chosen_logps"]),
-        )
+    before: list[int] = []
+    log_probs = []
+    for prompt, completion in [(pair.prompt, pair.chosen) for pair in pairs] + [
+        (pair.prompt, pair.rejected) for pair in pairs
+    ]:
+        tokens = torch.tensor([*before, *prompt, *completion])
+        logits = model.weight[tokens].cumsum(0) / torch.arange(1, 1 + len(tokens))[:, None]
+        of_tokens = logits[:-1].log_softmax(-1).gather(1, tokens[1:, None])
+        log_probs.append(of_tokens[-len(completion) :].sum())
+        before = tokens.tolist() if mixed else []
+    return torch.stack(log_probs)
+
+
+def _mistakes_elsewhere(module: ModuleType, mixing: Any) -> Iterator[str]:
+    """Say which runs are padded and should not be, or the other way round, and what is wrong with warnings."""
+    batch = pair_batch(module, next(pair_micro_batches()).pairs)
+    flash = tiny_causal_lm(SimpleNamespace(_attn_implementation="flash_attention_2"))
+    llama = tiny_attention_model()
+    # Whether a cache is made in this release.
+    no_cache = forwarded(_stub(module, padding_free=False), llama, batch).get("use_cache") is False
+    llama_mixes = why_sequences_mix(llama, no_cache=no_cache) is not None
+    cases: tuple[tuple[str, Any, dict[str, Any], bool, bool], ...] = (
+        ("a model that mixes sequences", mixing, {}, False, True),
+        ("FlashAttention", flash, {}, True, False),
+        ("Llama", llama, {}, not llama_mixes, llama_mixes),
+        ("padding", mixing, {"padding_free": False}, False, False),
+        ("an encoder-decoder model", mixing, {"is_encoder_decoder": True}, False, False),
+    )
+    for name, model, attributes, is_flattened, warns in cases:
+        trainer = _stub(module, **attributes)
+        with recorded_warnings() as messages:
+            # The labels of an encoder-decoder model are masked in place.
+            batches = [{name: value.clone() for name, value in batch.items()} for _ in range(2)]
+            flattened = [len(forwarded(trainer, model, copied)["input_ids"]) == 1 for copied in batches]
+        if flattened != [is_flattened] * 2 or len(messages) != warns:
+            yield f"with {name} the batch is flattened: {flattened}; it is said: {messages}"

@@ -14,17 +14,28 @@ TRL's own code pads the batch instead, as every release from 0.29.0 on does with
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, shadowed
-from ..model import Outcome
-from ..testing import dpo_stub, tiny_causal_lm
+from ..authoring import Once, argument, shadowed
+from ..model import Outcome, Verdict
+from ..testing import (
+    Pair,
+    absent_if_never_flattened,
+    dpo_stub,
+    forwarded,
+    judge_with_gradients,
+    pair_batch,
+    pair_log_probs,
+    pair_micro_batches,
+    recorded_warnings,
+    tiny_causal_lm,
+    weighted_log_probs,
+)
 
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+_first_warning = Once()
 
 
 def pad_for_terms_that_count_by_row(
@@ -43,8 +54,7 @@ def pad_for_terms_that_count_by_row(
         terms.append("token_type_ids")
     if not terms:
         return wrapped(*args, **kwargs)
-    if instance not in _warned:
-        _warned.add(instance)
+    if _first_warning(instance):
         logging.getLogger("trl_hotfix").warning(
             "padding_free=True, but %s would take the whole flattened batch for one sequence. The batches are padded "
             "instead, as with padding_free=False, and so are the results",
@@ -55,29 +65,63 @@ def pad_for_terms_that_count_by_row(
 
 
 def terms_count_by_row(module: ModuleType) -> Outcome:
-    """Check that IPO's log-prob is a mean over the tokens of one completion (arXiv:2310.12036).
+    """Check that IPO's log-prob is a mean over the tokens of one completion (arXiv:2310.12036), and its gradient.
 
-    The model has no attention, and its config declares FlashAttention, which keeps sequences apart. Right is the
-    log-prob of the chosen completion divided by its own 3 tokens, wrong is by the 5 of both completions.
+    The model has no attention, and its config declares FlashAttention, which keeps sequences apart. Right are the
+    log-probs of the completions divided by their own tokens, wrong is by those of all completions of the micro-batch.
     """
     import torch
 
-    if not hasattr(module.DPOTrainer, "concatenated_forward"):
-        return absent("there is no concatenated_forward: padding_free is switched off in the constructor")
-    if "padding_free" not in {field.name for field in fields(module.DPOConfig)}:
-        return absent("there is no padding_free")
-    prompt, chosen, rejected = [1, 2], [3, 4, 5], [6, 7]
-    batch = {
-        f"{name}_{field}": torch.tensor([ids if field == "input_ids" else [1] * len(ids)])
-        for name, ids in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected))
-        for field in ("input_ids", "attention_mask")
-    }
-    lm = tiny_causal_lm(SimpleNamespace(_attn_implementation="flash_attention_2"))
-    trainer = dpo_stub(module, padding_free=True, loss_type="ipo")
-    # This trainer is no user's, so the wrapper must not warn about it.
-    _warned.add(trainer)
-    with torch.no_grad():
-        measured = float(trainer.concatenated_forward(lm, batch)["chosen_logps"])
-        inputs = torch.tensor([prompt[-1], *chosen[:-1]])
-        total = float(lm(inputs).logits.log_softmax(-1).gather(1, torch.tensor(chosen)[:, None]).sum())
-    return judge(measured, right=total / len(chosen), wrong=total / len(chosen + rejected))
+    if absence := absent_if_never_flattened(module):
+        return absence
+    model = tiny_causal_lm(SimpleNamespace(_attn_implementation="flash_attention_2"))
+
+    def formula(pairs: Sequence[Pair]) -> tuple[Any, Any]:
+        log_probs = torch.cat(pair_log_probs(model, pairs))
+        tokens = torch.tensor([len(pair.chosen) for pair in pairs] + [len(pair.rejected) for pair in pairs])
+        return log_probs / tokens, log_probs / tokens.sum()
+
+    trainers = _stub(module, model=model), _stub(module, model=model)
+    with recorded_warnings():
+        outcome = judge_with_gradients([model.weight], weighted_log_probs(module, model, trainers, formula))
+    if outcome.verdict is Verdict.FIXED and (mistakes := list(_mistakes_elsewhere(module, model))):
+        raise AssertionError("; ".join(mistakes))
+    return outcome
+
+
+def _stub(module: ModuleType, **attributes: Any) -> Any:
+    defaults = {"padding_free": True, "loss_type": "ipo", "label_pad_token_id": -100, "state": SimpleNamespace()}
+    return dpo_stub(module, **{**defaults, **attributes})
+
+
+def _mistakes_elsewhere(module: ModuleType, model: Any) -> Iterator[str]:
+    """Say which settings flatten the batch and should not, or the other way round, and what is wrong with warnings."""
+    import torch
+
+    batch = pair_batch(module, next(pair_micro_batches()).pairs)
+    known = {field.name for field in fields(module.DPOConfig)}
+    switches = ("use_weighting", "use_logits_to_keep", "use_num_logits_to_keep")
+    settings = {"rpo_alpha": 0.5, "ld_alpha": 0.5, **dict.fromkeys(switches, True)}
+    cases: list[dict[str, Any]] = [{name: value} for name, value in settings.items() if name in known]
+    cases += [{"loss_type": ["sigmoid", "sft"]}, {"loss_type": "ipo"}]
+    for changed in ({"loss_type": ["sigmoid"]}, *cases):
+        trainer = _stub(module, **{"loss_type": ["sigmoid"], **changed})
+        vars(trainer.args).update(changed)
+        with recorded_warnings() as messages:
+            flattened = [_is_flattened(trainer, model, batch) for _ in range(2)]
+        if flattened != [changed not in cases] * 2 or len(messages) != (changed in cases):
+            yield f"with {changed} the batch is flattened: {flattened}; it is said: {messages}"
+    with recorded_warnings() as messages:
+        trainer = _stub(module, loss_type="sigmoid")
+        if _is_flattened(trainer, model, {**batch, "token_type_ids": torch.zeros_like(batch["prompt_input_ids"])}):
+            yield "with token_type_ids the batch is flattened"
+        messages.clear()
+        for setting in ({"padding_free": False}, {"is_encoder_decoder": True}):
+            if _is_flattened(_stub(module, **setting), model, batch) or messages:
+                yield f"with {setting} the batch is flattened, or it is said: {messages}"
+
+
+def _is_flattened(trainer: Any, model: Any, batch: dict[str, Any]) -> bool:
+    # The labels of an encoder-decoder model are masked in place.
+    copied = {name: value.clone() for name, value in batch.items()}
+    return len(forwarded(trainer, model, copied)["input_ids"]) == 1

@@ -18,12 +18,19 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import Once, act, argument, shadowed
+from ..authoring import Once, act, argument
 from ..model import Outcome, Verdict
-from ..testing import dpo_stub, judge_with_gradients, pair_log_probs, pair_loss, pair_micro_batches, tiny_causal_lm
+from ..testing import (
+    dpo_stub,
+    judge_with_gradients,
+    pair_log_probs,
+    pair_loss,
+    pair_micro_batches,
+    recorded_warnings,
+    tiny_causal_lm,
+)
 
 _COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
-_log = logging.getLogger("trl_hotfix")
 _first_warning = Once()
 
 
@@ -65,7 +72,7 @@ def warn_of_a_collator_that_drops_them(
         training = argument(wrapped, args, kwargs, "train_eval") == "train"
         if training and any(name not in batch for name in _COLUMNS) and _first_warning(instance):
             act()
-            _log.warning(
+            logging.getLogger("trl_hotfix").warning(
                 "precompute_ref_log_probs=True, but the batches have no %s: the data collator (%s) drops them, and the "
                 "reference is computed again in every step, from the policy itself if there is neither a ref_model nor "
                 "PEFT. Let the collator pass both on as float tensors of shape (batch,)",
@@ -167,12 +174,11 @@ def _mistakes_elsewhere(module: ModuleType) -> Iterator[str]:
 
 
 def _warnings(trainer: Any, row: dict[str, Any], train_eval: str = "train") -> list[str]:
-    """Return what is said while two batches of this row go into the loss. They are not for the log."""
+    """Return what is said while two batches of this row go into the loss."""
     import torch
 
-    messages: list[str] = []
     trainer.compute_ref_log_probs = lambda batch: (torch.zeros(1), torch.zeros(1))
-    with shadowed(_log, "warning", lambda message, *args: messages.append(message % args)):
+    with recorded_warnings() as messages:
         for _ in range(2):
             batch = trainer.data_collator([row])
             trainer.get_batch_loss_metrics(trainer.model, batch, train_eval=train_eval)

@@ -10,12 +10,13 @@ failed in the first step for these two, since the output of their decoders has n
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome
-from ..testing import StopConstruction, tiny_attention_model
+from ..testing import StopConstruction
 
 _NAMES = ("logits_soft_cap", "output_logit_soft_cap")
 
@@ -31,53 +32,99 @@ def name_the_soft_cap(wrapped: Callable[..., Any], instance: Any, args: tuple[An
 
 
 def head_has_the_soft_cap(module: ModuleType) -> Outcome:
-    """Find the cap that the head applies for a model whose config has a ``logits_soft_cap`` of 0.5. 0 means no cap.
+    """Find the caps that the heads of four models apply: under both names, and in the config of a model's text part.
 
-    TRL's own kernel is not run, since it may need a GPU: a stub reads the cap from its arguments. Where the kernel is
-    not called, the loss shows the cap: it is the cross-entropy of ``0.5 * tanh(logits / 0.5)``.
+    A model without a cap, and one that has it under the name that TRL reads, are left alone.
     """
-    import torch
+    try:
+        outcomes = [
+            judge(_Case(module, name, cap, text_part=text_part).applied(), right=cap, wrong=0.0, name=name)
+            for name in _NAMES
+            for cap, text_part in ((0.5, False), (0.75, True))
+        ]
+    except AttributeError as error:
+        if "past_key_values" not in str(error):
+            raise
+        return absent("the first step of these models fails for another reason")
+    if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
+        raise AssertionError(f"some heads have the cap of their model, and others have not: {outcomes}")
+    for name, cap in (("logits_soft_cap", None), ("final_logit_softcapping", 0.25)):
+        case = _Case(module, name, cap)
+        if case.applied() != (cap or 0.0) or case.was_changed:
+            raise AssertionError(f"{name} is {cap}, and the head is made with {case.applied()}")
+    return outcomes[0]
 
-    cap = 0.5
-    model = tiny_attention_model()
-    model.config.logits_soft_cap = cap
-    tokens = torch.tensor([[3, 4, 5, 6]])
-    states = model.base_model(input_ids=tokens).last_hidden_state
-    hidden = states[:, :-1]
-    # The outputs of the decoders of both families have no other fields that TRL reads.
-    model.base_model.register_forward_hook(lambda *_: SimpleNamespace(last_hidden_state=states, hidden_states=None))
-    logits = torch.nn.functional.linear(hidden, model.lm_head.weight)[0].detach()
-    expected_losses = {
-        value: float(
-            torch.nn.functional.cross_entropy(value * torch.tanh(logits / value) if value else logits, tokens[0, 1:])
-        )
-        for value in (cap, 0.0)
-    }
-    applied_caps: list[float] = []
 
-    class Kernel:
-        @staticmethod
-        def apply(*args: Any) -> None:
-            # hidden, weight, bias, targets, temperature, chunk size, soft cap, scale, outputs
-            applied_caps.append(args[6] or 0.0)
-            raise StopConstruction
+class _Case:
+    """A model whose config, or that of its text part, has one setting."""
 
-    if hasattr(module, "add_fused_lm_head"):
-        with shadowed(module, "_ChunkedLogProbFunction", Kernel):
-            module.add_fused_lm_head(model)
-            try:
-                loss = float(model(input_ids=tokens, labels=tokens, fused_lm_head=True).loss.detach())
-            except StopConstruction:
-                loss = expected_losses[applied_caps[0]]
-    else:
-        module._patch_chunked_ce_lm_head(model, chunk_size=2)
-        try:
-            loss = float(model(input_ids=tokens, labels=tokens).loss.detach())
-        except AttributeError as error:
-            if "past_key_values" not in str(error):
-                raise
-            return absent("the first step of these models fails for another reason")
-    measured = min(expected_losses, key=lambda value: abs(expected_losses[value] - loss))
-    if abs(expected_losses[measured] - loss) > 1e-5:
-        raise AssertionError(f"the loss is {loss}, with and without the cap it would be {expected_losses}")
-    return judge(measured, right=cap, wrong=0.0, loss=loss)
+    def __init__(self, module: ModuleType, name: str, cap: float | None, *, text_part: bool = False) -> None:
+        import torch
+
+        self.module, self.was_changed, self.cap = module, False, cap
+        self.settings = {"model_type": "tiny", name: cap}
+        config = SimpleNamespace(**self.settings)
+        self.text_config = SimpleNamespace(**self.settings) if text_part else config
+        if text_part:
+            delattr(config, name)
+        self.model: Any = torch.nn.Module()
+        self.model.config, config.get_text_config = config, self._text_config
+        self.model.lm_head = torch.nn.Linear(3, 7, bias=False)
+        self.model.lm_head.weight.data = torch.cos(torch.arange(21.0)).reshape(7, 3)
+        self.model.get_output_embeddings = lambda: self.model.lm_head
+        self.states = 3 * torch.sin(torch.arange(12.0)).reshape(1, 4, 3)
+        # The outputs of the decoders of both families have no other fields that TRL reads.
+        outputs = SimpleNamespace(last_hidden_state=self.states, hidden_states=None)
+        # Which of the names TRL takes depends on transformers.
+        self.model.model = self.model.base_model = lambda **kwargs: outputs
+        self.tokens = torch.tensor([[3, 4, 5, 6]])
+
+    def _text_config(self) -> SimpleNamespace:
+        now = {name: value for name, value in vars(self.text_config).items() if name != "get_text_config"}
+        self.was_changed = self.was_changed or now != self.settings
+        return self.text_config
+
+    def applied(self) -> float:
+        """Make the head, and return the cap that it applies. 0 means no cap.
+
+        TRL's own kernel is not run, since it may need a GPU: a stub reads the cap from its arguments. Where the kernel
+        is not called, the loss shows the cap: it is the cross-entropy of ``cap * tanh(logits / cap)``.
+        """
+        if not hasattr(self.module, "add_fused_lm_head"):
+            self.module._patch_chunked_ce_lm_head(self.model, chunk_size=2)
+            self._check_the_config()
+            return self._cap_of(float(self.model.forward(input_ids=self.tokens, labels=self.tokens).loss.detach()))
+        applied_caps: list[float] = []
+
+        class Kernel:
+            @staticmethod
+            def apply(*args: Any) -> None:
+                # hidden, weight, bias, targets, temperature, chunk size, soft cap, scale, outputs
+                applied_caps.append(args[6] or 0.0)
+                raise StopConstruction
+
+        with shadowed(self.module, "_ChunkedLogProbFunction", Kernel), suppress(StopConstruction):
+            self.module.add_fused_lm_head(self.model)
+            self._check_the_config()
+            self.model.forward(input_ids=self.tokens, labels=self.tokens, fused_lm_head=True)
+        (applied,) = applied_caps
+        return applied
+
+    def _check_the_config(self) -> None:
+        self.was_changed, before = False, self.was_changed
+        self._text_config()
+        if self.was_changed:
+            raise AssertionError(f"the config is {self.text_config} afterwards, and was {self.settings}")
+        self.was_changed = before
+
+    def _cap_of(self, loss: float) -> float:
+        import torch
+
+        logits = torch.nn.functional.linear(self.states[0, :-1], self.model.lm_head.weight).detach()
+        losses = {}
+        for cap in (self.cap or 0.0, 0.0):
+            capped = cap * torch.tanh(logits / cap) if cap else logits
+            losses[cap] = float(torch.nn.functional.cross_entropy(capped, self.tokens[0, 1:]))
+            if abs(losses[cap] - loss) < 1e-5:
+                return cap
+        raise AssertionError(f"the loss is {loss}, with and without the cap it would be {losses}")

@@ -20,7 +20,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, act, argument, copies_of_the_loss, judge, micro_batches, replaced_argument
-from ..model import Outcome
+from ..model import Outcome, Verdict
 from ..testing import default_arguments, stub_trainer, tiny_causal_lm
 
 _generated: list[Any] = []
@@ -31,10 +31,11 @@ def note_what_is_generated(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Keep the labels for ``compute_loss``. They are global because a static method has no trainer to store them on."""
-    ids, mask, labels = wrapped(*args, **kwargs)
+    generated = wrapped(*args, **kwargs)
+    _, _, labels = generated
     _generated[:] = [labels]
     act()
-    return ids, mask, labels
+    return generated
 
 
 def divide_by_the_tokens_of_the_loss(
@@ -48,10 +49,10 @@ def divide_by_the_tokens_of_the_loss(
         return wrapped(*args, **kwargs)
     labels = argument(wrapped, args, kwargs, "inputs")["labels"]
     if any(torch.equal(generated.to(labels.device), labels) for generated in _generated):
-        items = (labels[:, 1:] != -100).sum().clamp(min=1) * micro_batches(instance)
+        items = (labels != -100).sum().clamp(min=1) * micro_batches(instance)
     else:
         # Several GPUs in one process share one batch, and the loss is computed from the outputs of all of them.
-        ranks = copies_of_the_loss(instance) if instance.args.n_gpu <= 1 else 1
+        ranks = 1 if instance.args.n_gpu > 1 else copies_of_the_loss(instance)
         if ranks == 1:
             return wrapped(*args, **kwargs)
         items = items / ranks
@@ -60,55 +61,113 @@ def divide_by_the_tokens_of_the_loss(
 
 
 def loss_is_divided_by_its_own_tokens(module: ModuleType) -> Outcome:
-    """Compare the loss with the formula for two micro-batches.
+    """Compare losses and gradients with the formula, for two steps of generated micro-batches, then for other batches.
 
-    The first has two rows with five generated tokens, where the dataset has 34. The second is from the dataset, on 4
-    ranks.
+    Those are an evaluation on one rank and on 4, several GPUs in one process, and losses that are not divided by a
+    count.
     """
     import torch
 
-    student, teacher = tiny_causal_lm(), tiny_causal_lm()
-    with torch.no_grad():
-        teacher.weight.mul_(0.5)
-    trainer = stub_trainer(
-        module.GKDTrainer,
-        default_arguments(module.GKDConfig, n_gpu=1, average_tokens_across_devices=True),
-        teacher_model=teacher,
-        beta=0.5,
-        use_liger_gkd_loss=False,
-        current_gradient_accumulation_steps=2,
-        get_tp_size=lambda: 1,
-    )
-    if "num_items_in_batch" not in signature(trainer.generalized_jsd_loss).parameters:
+    if "num_items_in_batch" not in signature(module.GKDTrainer.generalized_jsd_loss).parameters:
         return absent("the loss is a mean over the micro-batch")
-    prompts = torch.tensor([[1, 2], [3, 4]])
-    answered = torch.cat([prompts, torch.tensor([[5, 6, 0], [7, 0, 9]])], dim=1)
-    writer = SimpleNamespace(generate=lambda **kwargs: SimpleNamespace(sequences=answered))
-    batch = {"prompts": prompts, "prompt_attention_mask": torch.ones_like(prompts)}
-    pad = (9,) if "pad_token_id" in signature(trainer.generate_on_policy_outputs).parameters else ()
-    stop = SimpleNamespace(eos_token_id=0)
-    ids, mask, labels = trainer.generate_on_policy_outputs(writer, batch, stop, *pad)
-    if (tokens := int((labels[:, 1:] != -100).sum())) != 5:
-        raise AssertionError(f"{tokens} generated tokens are labels, and not 5")
-    # Beta times KL(teacher, mixture) + (1 - beta) times KL(student, mixture), arXiv:2306.13649, of each token.
-    probabilities = [model.weight.detach()[answered[:, :-1]].softmax(-1) for model in (student, teacher)]
-    mixture = (probabilities[0] + probabilities[1]) / 2
-    jsd = sum(0.5 * (p * (p / mixture).log()).sum(-1) for p in probabilities)
-    loss_sum = float((jsd * (labels[:, 1:] != -100)).sum())
-
-    def loss(labels: Any, ranks: int) -> float:
-        trainer.accelerator.num_processes = ranks
-        inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels, "prompts": prompts}
-        return float(trainer.compute_loss(student, inputs, num_items_in_batch=torch.tensor(34)).detach())
-
-    # A copy, since Trainer may make one on the way. The loss does not depend on which tokens the labels name.
-    outcome = judge(loss(labels.clone(), 1), right=loss_sum / (tokens * 2), wrong=loss_sum / 34, tokens=tokens)
-    dataset_labels = torch.where(labels == -100, labels, labels + 1)
-    on_ranks = judge(loss(dataset_labels, 4), right=loss_sum / (34 / 4), wrong=loss_sum / 34)
-    on_one_rank = loss(dataset_labels, 1)
+    case = _Case(module)
+    outcomes = []
+    for number, (global_step, accumulated) in enumerate([(0, 2), (0, 2), (1, 3), (1, 3)]):
+        case.trainer.state.global_step, case.trainer.current_gradient_accumulation_steps = global_step, accumulated
+        # A copy, since Trainer may make one on the way.
+        batch = {name: value.clone() for name, value in case.generated(number).items()}
+        tokens = int((batch["labels"][:, 1:] != -100).sum())
+        if tokens != 4 + number:
+            raise AssertionError(f"{tokens} generated tokens are labels, and not {4 + number}")
+        outcomes.append(case.judged(batch, 34, right=tokens * accumulated, wrong=34))
+    # The loss does not depend on which tokens the labels name.
+    from_dataset = {**batch, "labels": torch.where(batch["labels"] == -100, -100, batch["labels"] + 1)}
+    case.judged(from_dataset, 34, right=34)
+    case.judged(from_dataset, None, right=tokens)
+    case.student.eval()
+    case.judged(from_dataset, 34, right=34)
+    case.trainer.accelerator.num_processes = 4
+    outcomes += [case.judged(from_dataset, 34, right=34 / 4, wrong=34)]
+    outcomes += [_Case(module, ranks=4).judged(from_dataset, 34, right=34 / 4, wrong=34)]
+    _Case(module, ranks=4, average_tokens_across_devices=False).judged(from_dataset, 34, right=34)
+    _Case(module, n_gpu=2).judged(from_dataset, 34, right=34)
+    # As an evaluation of earlier transformers: it counts nothing.
+    case.judged(batch, None, right=tokens)
+    if "pad_token_id" in signature(module.GKDTrainer.generate_on_policy_outputs).parameters:
+        # These releases leave out a completion that ends at once, if the end of the sequence is the padding too.
+        empty = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+        _generated[:] = [empty["labels"]] if _generated else []
+        case.judged(empty, 34, right=1)
+    one = {
+        **batch,
+        "labels": batch["labels"].where(torch.arange(batch["labels"].numel()).view_as(batch["labels"]) == 2, -100),
+    }
+    _generated[:] = [one["labels"]] if _generated else []
+    outcomes.append(case.judged(one, 34, right=accumulated, wrong=34))
     _generated.clear()
-    if on_ranks.verdict is not outcome.verdict:
-        raise AssertionError(f"what is generated and what is not do not agree: {outcome}, {on_ranks}")
-    if abs(on_one_rank - loss_sum / 34) > 1e-6:
-        raise AssertionError("what is not generated is divided by another number on one rank")
-    return outcome
+    if len({outcome.verdict for outcome in outcomes}) != 1:
+        raise AssertionError(f"the batches do not agree: {outcomes}")
+    return outcomes[0]
+
+
+class _Case:
+    """A trainer with a student of one matrix, and a teacher at half its weights."""
+
+    def __init__(self, module: ModuleType, *, ranks: int = 1, **settings: Any) -> None:
+        import torch
+
+        self.student, self.teacher = tiny_causal_lm(), tiny_causal_lm()
+        with torch.no_grad():
+            self.teacher.weight.mul_(0.5)
+        defaults = {"n_gpu": 1, "average_tokens_across_devices": True, "gradient_accumulation_steps": 5}
+        self.trainer = stub_trainer(
+            module.GKDTrainer,
+            default_arguments(module.GKDConfig, **{**defaults, **settings}),
+            model=self.student,
+            teacher_model=self.teacher,
+            beta=0.5,
+            use_liger_gkd_loss=False,
+            get_tp_size=lambda: 1,
+            state=SimpleNamespace(global_step=0),
+        )
+        self.trainer.accelerator.num_processes = ranks
+
+    def generated(self, number: int) -> dict[str, Any]:
+        """Return a batch of two completions, of ``4 + number`` tokens together with their ends, as GKD makes it."""
+        import torch
+
+        prompts = torch.tensor([[1, 2], [3, 4]])
+        rows = [[5, 6, 0, *[9] * number], [*[7] * number, 0, 9, 9]]
+        answered = torch.cat([prompts, torch.tensor(rows)], dim=1)
+        writer = SimpleNamespace(generate=lambda **kwargs: SimpleNamespace(sequences=answered))
+        batch = {"prompts": prompts, "prompt_attention_mask": torch.ones_like(prompts)}
+        generate = self.trainer.generate_on_policy_outputs
+        pad = (9,) if "pad_token_id" in signature(generate).parameters else ()
+        ids, mask, labels = generate(writer, batch, SimpleNamespace(eos_token_id=0), *pad)
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "prompts": prompts}
+
+    def judged(self, batch: dict[str, Any], items: int | None, *, right: float, wrong: float = -1.0) -> Outcome:
+        """Judge the loss and its gradient by the divergence over a number of tokens, the right one or the wrong one.
+
+        The divergence is beta times KL(teacher, mixture) + (1 - beta) times KL(student, mixture) of each token,
+        arXiv:2306.13649.
+        """
+        import torch
+
+        inputs = {name: value.clone() for name, value in batch.items()}
+        count = None if items is None else torch.tensor(items)
+        loss = self.trainer.compute_loss(self.student, inputs, num_items_in_batch=count)
+        students, teachers = (
+            model.weight[batch["input_ids"][:, :-1]].softmax(-1) for model in (self.student, self.teacher)
+        )
+        teachers = teachers.detach()
+        mixture = (students + teachers) / 2
+        divergence = sum(0.5 * (p * (p / mixture).log()).sum(-1) for p in (students, teachers))
+        total = (divergence * (batch["labels"][:, 1:] != -100)).sum()
+        by = {"right": float(total.detach()) / right, "wrong": float(total.detach()) / wrong}
+        outcome = judge(float(loss.detach()), **by, divided_by=right)
+        gradient, expected = (torch.autograd.grad(value, self.student.weight)[0] for value in (loss, total))
+        expected = expected / (right if outcome.verdict is Verdict.FIXED else wrong)
+        if not torch.allclose(gradient, expected, rtol=1e-4, atol=1e-7):
+            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {expected}")
+        return outcome

@@ -10,13 +10,14 @@ so that the trainer's own arguments stay as they are, as those of the other trai
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from ..authoring import argument, judge, replaced_argument
-from ..model import Outcome
+from ..model import Outcome, Verdict
 
 
 @dataclass
@@ -41,40 +42,92 @@ def let_the_arguments_be_copied(
 
 
 def adapter_of_a_quantised_model_is_made(module: ModuleType) -> Outcome:
-    """Make an adapter on a model that claims to be loaded in 4 bits, with arguments that can be computed only once."""
+    """Make adapters on models that claim to be loaded in 4 or 8 bits, with arguments that can be computed only once.
+
+    The arguments of other trainers can be copied, and TRL copies them itself.
+    """
+    outcomes = []
+    for bits in (4, 8):
+        for checkpointing in (True, False):
+            base, arguments = _base(f"is_loaded_in_{bits}bit"), _Arguments(gradient_checkpointing=checkpointing)
+            outcomes.append(_made(module, base, arguments))
+            if outcomes[-1].verdict is Verdict.FIXED:
+                _check(base, arguments, checkpointing=checkpointing, in_half=bits == 4)
+    if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
+        raise AssertionError(f"some adapters are made, and others are not: {outcomes}")
+    if _made(module, _base(), _Arguments()).verdict is not Verdict.FIXED:
+        raise AssertionError("no adapter is made for a model that is not quantised")
+    base, others = _base("is_loaded_in_4bit"), _OtherArguments()
+    if _made(module, base, others).verdict is not Verdict.FIXED:
+        raise AssertionError(f"no adapter is made with {others}")
+    _check(base, others, checkpointing=True, in_half=True)
+    # TRL 0.23.0 changes the arguments, and does not copy them.
+    copies = len(others.count) - 1
+    if copies != int("dataclasses" in inspect.unwrap(module.prepare_peft_model).__code__.co_names):
+        raise AssertionError(f"the arguments of another trainer are copied {copies} times")
+    return outcomes[0]
+
+
+@dataclass
+class _OtherArguments:
+    """The arguments of a trainer, with how often they were computed, copies included."""
+
+    bf16: bool = True
+    gradient_checkpointing: bool = True
+    gradient_checkpointing_kwargs: Any = field(default_factory=lambda: {"use_reentrant": False})
+    count: list[None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.count.append(None)
+
+
+@dataclass
+class _Arguments(_OtherArguments):
+    """The rule of ``GRPOConfig`` and ``RLOOConfig``."""
+
+    generation_batch_size: int | None = None
+    steps_per_generation: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.generation_batch_size is not None and self.steps_per_generation is not None:
+            raise ValueError("generation_batch_size and steps_per_generation")
+        self.generation_batch_size, self.steps_per_generation = 8, 1
+
+
+def _base(mark: str = "") -> Any:
+    """Return a model with this mark. ``checkpointing`` has what its checkpointing was switched on with."""
     import torch
+
+    model: Any = torch.nn.Module()
+    model.inner, model.lm_head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    model.checkpointing = []
+    model.gradient_checkpointing_enable = lambda gradient_checkpointing_kwargs=None: model.checkpointing.append(
+        gradient_checkpointing_kwargs
+    )
+    model.enable_input_require_grads = lambda: None
+    if mark:
+        setattr(model, mark, True)
+    return model
+
+
+def _made(module: ModuleType, base: Any, arguments: Any) -> Outcome:
+    """Judge by the number of trainable weights: two of a new adapter."""
     from peft import LoraConfig
 
-    class Base(torch.nn.Module):  # type: ignore[misc]
-        is_loaded_in_4bit = True
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = torch.nn.Linear(2, 2)
-
-        # Methods that models of transformers have for checkpointing.
-        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None: ...
-        def enable_input_require_grads(self) -> None: ...
-
-    @dataclass
-    class Arguments:
-        """The rule of ``GRPOConfig`` and ``RLOOConfig``."""
-
-        bf16: bool = False
-        gradient_checkpointing: bool = True
-        gradient_checkpointing_kwargs: Any = None
-        generation_batch_size: int | None = None
-        steps_per_generation: int | None = None
-
-        def __post_init__(self) -> None:
-            if self.generation_batch_size is not None and self.steps_per_generation is not None:
-                raise ValueError("generation_batch_size and steps_per_generation")
-            self.generation_batch_size, self.steps_per_generation = 8, 1
-
     try:
-        model = module.prepare_peft_model(Base(), LoraConfig(r=1, target_modules=["inner"]), Arguments())
+        model = module.prepare_peft_model(base, LoraConfig(r=1, target_modules=["inner"]), arguments)
     except ValueError as error:
         if str(error) != "generation_batch_size and steps_per_generation":
             raise
         return judge(0, right=2, wrong=0, error=f"ValueError: {error}")
     return judge(sum(weight.requires_grad for weight in model.parameters()), right=2, wrong=0)
+
+
+def _check(base: Any, arguments: Any, *, checkpointing: bool, in_half: bool) -> None:
+    """Assert that a quantised model was prepared with what the arguments say."""
+    import torch
+
+    if base.checkpointing != ([arguments.gradient_checkpointing_kwargs] if checkpointing else []):
+        raise AssertionError(f"checkpointing is on with {base.checkpointing}: expected that of {arguments}")
+    if (base.lm_head.weight.dtype == torch.bfloat16) is not in_half:
+        raise AssertionError(f"the head is in {base.lm_head.weight.dtype} with {arguments}")

@@ -19,7 +19,7 @@ from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, replaced_argument
+from ..authoring import absent, act_of_this_call, argument, judge, replaced_argument
 from ..model import Outcome
 from ..testing import default_arguments, tiny_causal_lm
 
@@ -33,6 +33,7 @@ def use_coefficient_of_config(
     from transformers import TrainerCallback
 
     changed: list[Any] = []
+    act = act_of_this_call()
 
     class WhenLoaded(TrainerCallback):  # type: ignore[misc]
         def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -42,6 +43,7 @@ def use_coefficient_of_config(
             is_moe = getattr(config, "output_router_logits", None) is not None
             if args.router_aux_loss_coef != _UNSET or not is_moe or coefficient in (None, _UNSET):
                 return
+            act()
             changed.append(args)
             args.router_aux_loss_coef = coefficient
             if "router_aux_loss_coef" in vars(instance):

@@ -7,8 +7,9 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``trainers``    a trainer of any family: ``stub_trainer``, ``constructed``, ``begin_trainer`` with ``StopConstruction``,
                 ``default_arguments`` of a config, ``absent_if_reexported``
 ``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``; steps of pairs and their loss by the formula (``Pair``,
-                ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``, ``pair_loss``,
-                ``judge_with_gradients``)
+                ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``, ``weighted_log_probs``,
+                ``pair_loss``, ``judge_with_gradients``); batches that may be flattened (``absent_if_never_flattened``,
+                ``forwarded``)
 ``grpo``        the loss of GRPO: ``stub_grpo_trainer``, and an empty ``metrics_by_mode``
 ``generation``  GRPO and RLOO generate (``stub_that_generates``, ``completions_of``) and score (``stub_that_scores``,
                 ``scored_completions``), with a ``PromptTokenizer``
@@ -17,7 +18,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
                 ``SftMoeStep`` to differentiate it)
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
-``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache
+``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache,
+                ``recorded_warnings``
 ==============  =======================================================================================================
 
 torch, transformers, datasets and TRL are imported inside functions only, because a patch module must load without them.
@@ -28,18 +30,21 @@ from __future__ import annotations
 from .dpo import (
     Pair,
     PairMicroBatch,
+    absent_if_never_flattened,
     dpo_stub,
+    forwarded,
     judge_with_gradients,
     pair_batch,
     pair_log_probs,
     pair_loss,
     pair_micro_batches,
+    weighted_log_probs,
 )
 from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
 from .grpo import metrics_by_mode, stub_grpo_trainer
 from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
 from .online import online_dpo_stub
-from .processes import single_process, stream
+from .processes import recorded_warnings, single_process, stream
 from .sft import SftMoeStep, sft_moe_loss, sft_prepared
 from .tokenizers import CharacterTokenizer, tiny_tokenizer
 from .trainers import (
@@ -60,12 +65,14 @@ __all__ = [
     "PromptTokenizer",
     "SftMoeStep",
     "StopConstruction",
+    "absent_if_never_flattened",
     "absent_if_reexported",
     "begin_trainer",
     "completions_of",
     "constructed",
     "default_arguments",
     "dpo_stub",
+    "forwarded",
     "judge_with_gradients",
     "metrics_by_mode",
     "online_dpo_stub",
@@ -73,6 +80,7 @@ __all__ = [
     "pair_log_probs",
     "pair_loss",
     "pair_micro_batches",
+    "recorded_warnings",
     "scored_completions",
     "sft_moe_loss",
     "sft_prepared",
@@ -86,5 +94,6 @@ __all__ = [
     "tiny_causal_lm",
     "tiny_moe_lm",
     "tiny_tokenizer",
+    "weighted_log_probs",
     "wrapped_like_deepspeed",
 ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
-from ..authoring import judge
+from ..authoring import absent, judge, shadowed
 from ..model import Outcome
 from .trainers import default_arguments, stub_trainer
 
@@ -31,6 +31,34 @@ def dpo_stub(module: ModuleType, method: str = "DPO", **attributes: Any) -> Any:
     }
     arguments = default_arguments(getattr(module, f"{method}Config"))
     return stub_trainer(getattr(module, f"{method}Trainer"), arguments, **{**defaults, **attributes})
+
+
+def absent_if_never_flattened(module: ModuleType) -> Outcome | None:
+    """Return ``absent`` if this module's ``DPOTrainer`` flattens no batch with ``padding_free``, as 0.14 to 0.28 do."""
+    if not hasattr(module.DPOTrainer, "concatenated_forward"):
+        return absent("there is no concatenated_forward: padding_free is switched off in the constructor")
+    if "padding_free" not in {field.name for field in fields(module.DPOConfig)}:
+        return absent("there is no padding_free")
+    return None
+
+
+class _Forwarded(Exception):
+    """The model was called."""
+
+
+def forwarded(trainer: Any, model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``concatenated_forward`` passes to ``model`` of this batch. The call ends there."""
+
+    def end(input_ids: Any, **kwargs: Any) -> None:
+        raise _Forwarded({"input_ids": input_ids, **kwargs})
+
+    with shadowed(model, "forward", end):
+        try:
+            trainer.concatenated_forward(model, batch)
+        except _Forwarded as call:
+            passed: dict[str, Any] = call.args[0]
+            return passed
+    raise AssertionError("the model was not called")
 
 
 @dataclass(frozen=True)
@@ -109,6 +137,30 @@ def pair_log_probs(model: Any, pairs: Iterable[Pair]) -> tuple[Any, Any]:
     rows = [(log_prob(pair.prompt, pair.chosen), log_prob(pair.prompt, pair.rejected)) for pair in pairs]
     chosen, rejected = (torch.stack(side) for side in zip(*rows, strict=True))
     return chosen, rejected
+
+
+def weighted_log_probs(
+    module: ModuleType,
+    model: Any,
+    trainers: tuple[Any, Any],
+    formula: Callable[[Sequence[Pair]], tuple[Any, Any]],
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Give of each micro-batch a sum of log-probs: measured, right and wrong. Each row has a weight of its own.
+
+    ``trainers`` is one to train and one to evaluate. They measure by ``concatenated_forward``; ``formula`` gives the
+    others, chosen before rejected.
+    """
+    import torch
+
+    for micro_batch in pair_micro_batches():
+        trainer = trainers[not micro_batch.is_training]
+        trainer.state.global_step = micro_batch.step
+        model.train(micro_batch.is_training)
+        outputs = trainer.concatenated_forward(model, pair_batch(module, micro_batch.pairs))
+        measured = torch.cat([outputs["chosen_logps"], outputs["rejected_logps"]])
+        right, wrong = formula(micro_batch.pairs)
+        weights = torch.arange(1, 1 + len(measured))
+        yield (measured * weights).sum(), (right * weights).sum(), (wrong * weights).sum()
 
 
 def pair_loss(beta: float, policy: tuple[Any, Any], reference: tuple[Any, Any]) -> Any:

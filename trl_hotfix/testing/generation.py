@@ -42,9 +42,10 @@ class PromptTokenizer:
 
 
 def stub_that_generates(trainer_class: type, args: SimpleNamespace, model: Any, **attributes: Any) -> Any:
-    """Return a GRPO or RLOO stub whose ``completions_of`` gets to ``model.generate`` or ``model.generate_batch``.
+    """Return a stub whose ``completions_of`` gets to ``model.generate`` or ``model.generate_batch``.
 
-    It is for a text model, without vLLM. The one prompt has tokens 3 and 4; 0 is padding and 1 the end of a sequence.
+    It is one of GRPO, RLOO or, from 0.23.0 on, OnlineDPO, for a text model, without vLLM. The one prompt has tokens 3
+    and 4; 0 is padding and 1 the end of a sequence.
     """
     import torch
 
@@ -76,11 +77,12 @@ def stub_that_generates(trainer_class: type, args: SimpleNamespace, model: Any, 
 
 
 def completions_of(trainer: Any) -> Any:
-    """Run the method in which this release's GRPO or RLOO ``trainer`` calls ``generate``, and return its result."""
-    names = ("_generate_single_turn", "_generate_and_score_completions", "_prepare_inputs")
+    """Run the method in which this release's ``trainer`` calls ``generate``, and return its result."""
+    names = ("_generate_single_turn", "_generate_and_score_completions", "_prepare_inputs", "_generate")
     method = getattr(trainer, next(name for name in names if name in vars(type(trainer).__mro__[1])))
     known: dict[str, Any] = {
         "inputs": [{"prompt": "a"}],
+        "model": trainer.model,
         "prompts": ["a"],
         "prompt_ids": [list(PromptTokenizer.prompt_ids)],
         "images": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -79,6 +80,25 @@ def single_process(module: ModuleType) -> Iterator[None]:
             quiet = dict.fromkeys(("info", "warning", "warning_once"), lambda *args, **kwargs: None)
             stack.enter_context(shadowed(module, "logger", SimpleNamespace(**quiet)))
         yield
+
+
+@contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """Give a list of what this thread warns of as ``trl_hotfix`` inside the block. The log has none of it.
+
+    The trainers of a self-test are no user's. Other threads go on as before.
+    """
+    logger, thread, messages = logging.getLogger("trl_hotfix"), threading.get_ident(), list[str]()
+    warn = logger.warning
+
+    def record(message: str, *args: Any) -> None:
+        if threading.get_ident() == thread:
+            messages.append(message % args)
+        else:
+            warn(message, *args)
+
+    with shadowed(logger, "warning", record):
+        yield messages
 
 
 def _is_accelerates(function: Any) -> bool:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import logging
 import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trl_hotfix.testing import single_process, stream
+from trl_hotfix.testing import recorded_warnings, single_process, stream
 
 
 def of_accelerate(name: str) -> Any:
@@ -64,6 +65,19 @@ def test_other_threads_go_on_with_all_their_ranks(module: Any) -> None:
         thread.start()
         thread.join()
     assert answers == ["gather waits for the other ranks"]
+
+
+def test_the_warnings_of_this_thread_are_recorded_and_those_of_others_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger = logging.getLogger("trl_hotfix")
+    with caplog.at_level("WARNING"), recorded_warnings() as messages:
+        logger.warning("of %s", "this thread")
+        thread = threading.Thread(target=logger.warning, args=("of %s", "another"))
+        thread.start()
+        thread.join()
+    assert messages == ["of this thread"]
+    assert caplog.messages == ["of another"]
 
 
 def test_an_unrelated_function_of_the_name_stays(module: Any) -> None:
