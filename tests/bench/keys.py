@@ -254,6 +254,14 @@ def proof_key(patch: Patch, place: Place) -> str:
     return _key(patch, place, _code(patch.id, _names_of(patch), proof=True))
 
 
+def own_key(patch: Patch) -> str:
+    """Return the key of what the modules of the patch and of its proof have of it, whatever they use elsewhere."""
+    modules_of_patch = (modules.module_of(patch.id), patch.id.replace("-", "_"))
+    digests = SOURCES.closure(_pieces(patch.id, _names_of(patch), proof=True))
+    own = {piece: digest for piece, digest in digests.items() if piece.partition(":")[0] in modules_of_patch}
+    return digest_of([own, policy_of(patch, patch.targets)])
+
+
 def _key(patch: Patch, place: Place, code: str) -> str:
     special = layout.settings()["special"].get(place.release, {})
     stack = layout.stack_key(place.stack)
@@ -266,6 +274,10 @@ def _names_of(patch: Patch) -> tuple[str, ...]:
 
 @functools.cache
 def _code(patch_id: str, names: tuple[str, ...], *, proof: bool = False) -> str:
+    return digest_of(SOURCES.closure(_pieces(patch_id, names, proof=proof)))
+
+
+def _pieces(patch_id: str, names: tuple[str, ...], *, proof: bool) -> list[Piece]:
     pieces = [(modules.module_of(patch_id), name) for name in names]
     if proof:
         module = patch_id.replace("-", "_")
@@ -273,4 +285,4 @@ def _code(patch_id: str, names: tuple[str, ...], *, proof: bool = False) -> str:
         defined = source.definitions if source is not None else {}
         # Without a proof, `train` is looked up and raises.
         pieces += [(module, name) for name in PROOF_NAMES if name in defined or name == "train"]
-    return digest_of(SOURCES.closure(pieces))
+    return pieces

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -186,19 +186,23 @@ def _grad(value: Any) -> Any:
     return getattr(value, "grad_fn", None)
 
 
-def changing(change: Callable[[Any, Any], Any], call: Call) -> Any:
-    """Call the wrapper, and change what it has changed."""
+def _between(call: Call, between: Callable[[Any, Any], Any]) -> Any:
+    """Call the wrapper. ``between(own, patched)`` gives what it hands on in the place of arguments, and of a result."""
     results: list[Any] = []
 
     def handed_on(*args: Any, **kwargs: Any) -> Any:
-        args = _changed(call.args, args, change, call.memory)
-        kwargs = _changed(call.kwargs, kwargs, change, call.memory)
+        args, kwargs = between(call.args, args), between(call.kwargs, kwargs)
         results.append(call.wrapped(*args, **kwargs))
         return results[-1]
 
     _as(handed_on, call.wrapped)
     result = call.wrapper(handed_on, call.instance, call.args, dict(call.kwargs))
-    return _changed(results[-1], result, change, call.memory) if results else result
+    return between(results[-1], result) if results else result
+
+
+def changing(change: Callable[[Any, Any], Any], call: Call) -> Any:
+    """Call the wrapper, and change what it has changed."""
+    return _between(call, lambda own, patched: _changed(own, patched, change, call.memory))
 
 
 def constant(call: Call) -> Any:
@@ -245,11 +249,26 @@ def conditional(condition: Callable[[Call], bool], call: Call) -> Any:
 
 
 def probe(call: Call) -> Any:
-    """Call the wrapper, and note the conditions by which a call in which it acts would be left out."""
+    """Call the wrapper, and note what would have an effect here.
+
+    That is each condition by which a call in which it acts would be left out, and each change of what it has changed.
+    """
+    effective = call.memory.setdefault("effective", set())
     left_out = {name for name, condition in CONDITIONS.items() if not condition(call)}
-    result = call.wrapper(call.wrapped, call.instance, call.args, dict(call.kwargs))
-    if _acted(call.wrapped, call.args, call.kwargs, result):
-        call.memory.setdefault("left out", set()).update(left_out)
+
+    def note(own: Any, patched: Any) -> Any:
+        for name, change in CHANGES.items():
+            memory: dict[str, Any] = {}
+            _changed(own, patched, change, memory)
+            if memory:
+                effective.add(name)
+        return patched
+
+    # A self-test may call the wrapper itself, with any function.
+    called = call.wrapped if isinstance(call.wrapped, witness.Call) else witness.Call(call.wrapped)
+    result = _between(replace(call, wrapped=called), note)
+    if _acted(called, call.args, call.kwargs, result):
+        effective.update(left_out)
     return result
 
 
@@ -290,9 +309,10 @@ class Breakage:
         return broken
 
 
-def effective_conditions(probed: Breakage) -> set[str]:
-    """Return the conditions that would have left out a call in which the wrapper has acted."""
-    return set().union(*(memory.get("left out", ()) for memory in probed.memory.values()))
+def ineffective(probed: Breakage) -> set[str]:
+    """Return the conditions and changes that change nothing in the runs of the probe."""
+    effective = set().union(*(memory.get("effective", ()) for memory in probed.memory.values()))
+    return (CONDITIONS.keys() | CHANGES.keys()) - effective
 
 
 def breakages(targets: list[str]) -> Iterator[Breakage]:

@@ -65,16 +65,55 @@ def code_mutants(source: str, functions: Collection[str]) -> list[CodeMutant]:
         for node in tree.body
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name in functions
     ]
-    known = {ast.dump(tree)}
+    known = {_what_runs(source)}
     mutants = []
     for mutant in (*_by_cosmic_ray(source), *_ours(tree)):
         where = next((name for first, last, name in spans if first <= mutant.line <= last), None)
-        text = ast.dump(ast.parse(mutant.source))
+        text = _what_runs(mutant.source)
         if where is None or text in known:
             continue
         known.add(text)
         mutants.append(CodeMutant(f"{where}: {mutant.name}", mutant.line, mutant.source))
     return mutants
+
+
+class _WhatRuns(ast.NodeTransformer):
+    """Takes out what changes no run: annotations, and ``strict`` of ``zip``, which is an assertion."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Name) and node.func.id == "zip":
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "strict"]
+        return self.generic_visit(node)
+
+
+def _what_runs(source: str) -> str:
+    return ast.dump(_WhatRuns().visit(ast.parse(source)))
+
+
+def noting_gradients(source: str, functions: Collection[str]) -> str:
+    """Return ``source`` with returned values that are noted if they have a gradient, by the names of their mutants."""
+    tree = ast.parse(source)
+    for function in tree.body:
+        if getattr(function, "name", None) in functions:
+            returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+            edits = {node: list(_edits_of_statement(node, {})) for node in returns}
+            for node, named in edits.items():
+                for name, _ in named:
+                    value = node.value or ast.Constant(None)
+                    node.value = _called("noted", ast.Constant(f"{function.name}: {name}"), value)
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _by_cosmic_ray(source: str) -> Iterator[CodeMutant]:
@@ -171,7 +210,7 @@ def _edits_of_statement(node: ast.stmt, parents: dict[int, ast.AST]) -> Iterator
         if all(item.optional_vars is None for item in node.items):
             yield f"without `{text}`", lambda copied: copied.body
     elif isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
-        yield f"`{text}` detached", lambda copied: _set(copied, value=_detached(copied.value))
+        yield f"`{text}` detached", lambda copied: _set(copied, value=_called("detached", copied.value))
 
 
 def _edits_of_call(node: ast.Call) -> Iterator[tuple[str, Edit]]:
@@ -214,10 +253,9 @@ def _is_set_before(node: ast.Assign, parents: dict[int, ast.AST]) -> bool:
     return names <= before
 
 
-def _detached(value: ast.expr) -> ast.expr:
-    """Return an expression for ``value`` without its gradient. What it is shows when it runs."""
-    function = ast.parse("__import__('detaching').detached", mode="eval").body
-    return ast.Call(function, [value], [])
+def _called(function: str, *arguments: ast.expr) -> ast.Call:
+    """Return a call of a function of ``detaching``. What a value is shows when it runs."""
+    return ast.Call(ast.parse(f"__import__('detaching').{function}", mode="eval").body, [*arguments], [])
 
 
 def _sorted(value: ast.expr) -> ast.expr:

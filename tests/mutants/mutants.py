@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,12 @@ from rich.console import Console
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.model import Patch
 
-import breakages
 import covered
 import evidence
 import keys
 import layout
 import proofs
-from code_mutants import code_mutants
+from code_mutants import code_mutants, noting_gradients
 from layout import Place
 from running import Case, in_parallel, process
 
@@ -98,18 +97,28 @@ def functions_of(patch: Patch) -> set[str]:
     return {piece.partition(":")[2] for piece in used if piece.partition(":")[0] == name}
 
 
+def source_of(patch: Patch) -> str:
+    """Return the source of the patch's module."""
+    file = (layout.CHECKOUT / Path(*modules.module_of(patch.id).split("."))).with_suffix(".py")
+    return file.read_text(encoding="utf-8")
+
+
 def sources_of(patch: Patch) -> dict[str, str]:
     """Return the mutants of the patch's module, in what its wrappers use there."""
-    source = (layout.CHECKOUT / Path(*modules.module_of(patch.id).split("."))).with_suffix(".py")
-    mutants = code_mutants(source.read_text(encoding="utf-8"), functions_of(patch))
-    return {mutant.name: mutant.source for mutant in mutants}
+    return {mutant.name: mutant.source for mutant in code_mutants(source_of(patch), functions_of(patch))}
 
 
-def run(patch: Patch, place: Place, code: Mapping[str, str]) -> Mapping[str, Any] | str:
-    """Return the answer about each mutant in a place, or why there is none."""
+def run(patch: Patch, place: Place, code: Mapping[str, str], killers: Mapping[str, str]) -> Mapping[str, Any] | str:
+    """Return the answer about each mutant in a place, or why there is none.
+
+    ``killers`` has what killed mutants in other places: those that the self-test killed are not made again, and of the
+    others only the self-test is asked.
+    """
     task = {
         "patch": patch.id,
         "code": code,
+        "killers": killers,
+        "noting gradients": noting_gradients(source_of(patch), functions_of(patch)),
         "functions": sorted(functions_of(patch)),
         "targets": [target.name for target in place.targets_of(patch)],
         "fixed": _gradients_of_fixed(patch, place),
@@ -135,7 +144,6 @@ def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -
     found = Mutants(patch.id)
     declared = dict(proofs.settings_of(patch).get("EQUIVALENT", {}))
     by_name: dict[str, list[Mapping[str, Any]]] = {}
-    left_out: set[str] = set()
     reached: list[Mapping[str, Any]] = []
     for place, answer in answers.items():
         if isinstance(answer, str):
@@ -148,7 +156,6 @@ def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -
             found.failures.append(f"{place}: the branches were not counted: {probed['reached']}")
         else:
             reached.append(probed["reached"])
-        left_out |= set(probed.get("left out", ()))
         for name, judged in answer.items():
             if name:
                 by_name.setdefault(name, []).append(judged)
@@ -160,17 +167,10 @@ def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -
             found.killed[name] = "self-test" if "self-test" in killers else killers[0]
         elif name in declared:
             found.equivalent[name] = declared.pop(name)
-        elif _had_effect(name, judgements, left_out):
+        elif any(judged.get("had effect", True) for judged in judgements):  # A mistake in the code always has one.
             found.survived.append(name)
     found.failures += [f"EQUIVALENT has {name!r}, which is killed, or is no mutant" for name in declared]
     return found
-
-
-def _had_effect(name: str, judgements: Sequence[Mapping[str, Any]], left_out: Collection[str]) -> bool:
-    """Return whether a mutant was one in some run. A mistake in the code always is."""
-    if name in breakages.CONDITIONS:
-        return name in left_out
-    return any(judged.get("had effect", True) for judged in judgements)
 
 
 def report(found: Mutants) -> Iterator[str]:
@@ -187,10 +187,12 @@ def report(found: Mutants) -> Iterator[str]:
 
 
 def key_of(patch: Patch) -> str:
-    """Return the key of what a count depends on: the patch and its proof in these places, and what is equivalent."""
+    """Return the key of what a count depends on: patch and proof, the places, and what is equivalent.
+
+    What many patches share is not in it: a change there does not change which mistakes in one of them are noticed.
+    """
     declared = proofs.settings_of(patch).get("EQUIVALENT", {})
-    places = {str(place): keys.proof_key(patch, place) for place in places_of(patch)}
-    return keys.digest_of([GENERATION, places, declared])
+    return keys.digest_of([GENERATION, keys.own_key(patch), [str(place) for place in places_of(patch)], declared])
 
 
 def stale(patches: Iterable[Patch]) -> list[Patch]:
@@ -208,12 +210,17 @@ def count(patches: Sequence[Patch], jobs: int, console: Console) -> list[Mutants
     proofs.run([case for case in proofs.with_fixed_release(cases) if case not in cases], jobs, console)
     code = {patch.id: sources_of(patch) for patch in patches}
 
-    def judged(case: tuple[Patch, Place]) -> Iterable[tuple[tuple[str, Place], Mapping[str, Any] | str]]:
-        patch, place = case
-        return [((patch.id, place), run(patch, place, code[patch.id]))]
+    def judged(patch: Patch) -> Iterable[tuple[str, Mutants]]:
+        answers: dict[Place, Mapping[str, Any] | str] = {}
+        killers: dict[str, str] = {}
+        for place in places_of(patch):
+            answers[place] = answer = run(patch, place, code[patch.id], killers)
+            if not isinstance(answer, str):
+                killers |= {name: one["killer"] for name, one in answer.items() if name and one["killer"]}
+        return [(patch.id, mutants_of(patch, answers))]
 
-    answers = dict(in_parallel("mutants, by patch and release", work, judged, jobs, console))
-    return [mutants_of(patch, {place: answers[patch.id, place] for place in places_of(patch)}) for patch in patches]
+    found = dict(in_parallel("mutants, by patch", list(patches), judged, jobs, console))
+    return [found[patch.id] for patch in patches]
 
 
 def record_of(patch: Patch, found: Mutants) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,16 @@ TOLERANCE = 1e-6
 
 @dataclass
 class Judge:
-    """What a patch is judged by. ``unaffected``: loss and gradients of the runs that the bug does not hit."""
+    """What a patch is judged by. ``unaffected``: loss and gradients of the runs that the bug does not hit.
+
+    ``self_test_only``: the rest has noticed this mutant elsewhere already.
+    """
 
     patch: Patch
     proof: Any
     unaffected: Any = None
     fixed: Mapping[str, Any] | None = None
+    self_test_only: bool = False
     _gradients: Mapping[str, Any] = field(default_factory=dict)
 
     def killer(self) -> tuple[str, str]:
@@ -56,6 +60,8 @@ class Judge:
             "unaffected": self._by_unaffected,
             "parity": self._by_parity,
         }
+        if self.self_test_only:
+            stages = {"self-test": self._by_self_test}
         for name, stage in stages.items():
             try:
                 why = stage()
@@ -114,8 +120,7 @@ def _judged(judge: Judge) -> dict[str, Any]:
 
 def judged_breakage(judge: Judge, module: Any, wrappers: Sequence[str], breakage: Breakage) -> dict[str, Any]:
     with breakages.broken(module, list(wrappers), breakage):
-        answer = _judged(judge)
-    return {**answer, "had effect": breakage.had_effect, "left out": sorted(breakages.effective_conditions(breakage))}
+        return {**_judged(judge), "had effect": breakage.had_effect}
 
 
 def unpatched_runs(proof: Any, file: str) -> dict[str, Any]:
@@ -124,6 +129,20 @@ def unpatched_runs(proof: Any, file: str) -> dict[str, Any]:
     result = proof.unaffected()
     torch.save((result.loss, result.gradients), file)
     return {}
+
+
+def probed(judge: Judge, module: Any, wrappers: Sequence[str], task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer about the patch as it is, and which mutants are none, since they change nothing in any run.
+
+    Among them are those that detach a value which never has a gradient.
+    """
+    import detaching
+
+    exec(compile(task["noting gradients"], module.__file__, "exec"), vars(module))
+    probe = Breakage("probe", breakages.probe)
+    answer = judged_breakage(judge, module, wrappers, probe)
+    no_mutants = {name for name in task["code"] if name.endswith(" detached")} - detaching.has_gradient
+    return {**answer, "no mutants": sorted(no_mutants | breakages.ineffective(probe))}
 
 
 def in_fork(work: Callable[[], Any]) -> dict[str, Any]:
@@ -151,26 +170,30 @@ def main(out: str, task_file: str) -> None:
                 raise RuntimeError(f"unaffected() of {patch.id}: {answer}")
             judge.unaffected = torch.load(file.name)
     wrappers = list(dict.fromkeys(target.wrapper for target in patch.targets))
-    probed = in_fork(lambda: judged_breakage(judge, module, wrappers, Breakage("probe", breakages.probe)))
-    answers = {"": probed}
-    if not probed["killer"]:
+    unbroken = in_fork(functools.partial(probed, judge, module, wrappers, task))
+    answers = {"": unbroken}
+    if not unbroken["killer"]:
         reached = functools.partial(covered.reached, module, task["functions"], judge.killer)
-        answers[""] = {**probed, "reached": release.alone(reached, SECONDS)}
-        answers |= dict(_answers(judge, module, wrappers, task))
+        answers[""] = {**unbroken, "reached": release.alone(reached, SECONDS)}
+        answers |= dict(_answers(judge, module, wrappers, task, unbroken["no mutants"]))
     Path(out).write_text(json.dumps(answers), encoding="utf-8")
 
 
 def _answers(
-    judge: Judge, module: Any, wrappers: Sequence[str], task: Mapping[str, Any]
+    judge: Judge, module: Any, wrappers: Sequence[str], task: Mapping[str, Any], no_mutants: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, source in task["code"].items():
-        yield name, in_fork(functools.partial(judged_code, judge, module, source))
     targets = [target.name for target in judge.patch.targets if target.name in task["targets"]]
-    for breakage in breakages.breakages(targets):
-        yield (
-            breakage.name,
-            in_fork(functools.partial(judged_breakage, judge, module, wrappers, breakage)),
-        )
+    work: dict[str, Callable[[Judge], dict[str, Any]]] = {
+        name: functools.partial(judged_code, module=module, source=source) for name, source in task["code"].items()
+    }
+    work |= {
+        breakage.name: functools.partial(judged_breakage, module=module, wrappers=wrappers, breakage=breakage)
+        for breakage in breakages.breakages(targets)
+    }
+    for name, judged in work.items():
+        killer = task["killers"].get(name)
+        if killer != "self-test" and name not in no_mutants:
+            yield name, in_fork(functools.partial(judged, replace(judge, self_test_only=bool(killer))))
 
 
 if __name__ == "__main__":

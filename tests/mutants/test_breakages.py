@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from trl_hotfix import witness
+
 import breakages
 from breakages import Breakage
 
@@ -118,9 +120,6 @@ def test_a_gradient_is_lost(trainer: Trainer, name: str, gradient: float | None)
 
 
 def test_what_changes_nothing_is_said_to_have_no_effect(trainer: Trainer) -> None:
-    def does_nothing(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        return wrapped(*args, **kwargs)
-
     for name in breakages.CHANGES:
         breakage = of(name)
         breakage.around(does_nothing)(trainer.loss, trainer, (rows(),), {})
@@ -128,3 +127,23 @@ def test_what_changes_nothing_is_said_to_have_no_effect(trainer: Trainer) -> Non
     doubled = of("doubled")
     doubled.around(plus_one)(trainer.loss, trainer, (rows(),), {})
     assert doubled.had_effect
+
+
+def does_nothing(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return wrapped(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrapper", [plus_one, weighs, doubles_the_rows, does_nothing])
+def test_the_probe_knows_which_changes_have_an_effect(trainer: Trainer, wrapper: Any) -> None:
+    probe = Breakage("probe", breakages.probe)
+    assert torch.equal(
+        probe.around(wrapper)(trainer.loss, trainer, (rows(),), {}), wrapper(trainer.loss, trainer, (rows(),), {})
+    )
+    own = wrapper(witness.Call(trainer.loss), trainer, (rows(),), {})
+    assert torch.equal(probe.around(wrapper)(witness.Call(trainer.loss), trainer, (rows(),), {}), own)
+    with_effect = set()
+    for name in breakages.CHANGES:
+        breakage = of(name)
+        breakage.around(wrapper)(trainer.loss, trainer, (rows(),), {})
+        with_effect |= {name} if breakage.had_effect else set()
+    assert breakages.CHANGES.keys() - breakages.ineffective(probe) == with_effect

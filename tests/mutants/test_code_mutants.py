@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from typing import Any
 
+import detaching
 import pytest
 
-from code_mutants import code_mutants
+from code_mutants import code_mutants, noting_gradients
 
 
 def names(body: str) -> set[str]:
@@ -50,6 +52,30 @@ def names(body: str) -> set[str]:
 )
 def test_a_mistake_has_a_name(body: str, name: str) -> None:
     assert name in names(body)
+
+
+def test_a_value_without_a_gradient_cannot_lose_one() -> None:
+    torch = pytest.importorskip("torch")
+    source = "def wrapper(value):\n    if value is None:\n        return value\n    return value, 1\n"
+    names = {mutant.name for mutant in code_mutants(source, {"wrapper"})}
+    namespace: dict[str, Any] = {}
+    exec(noting_gradients(source, {"wrapper"}), namespace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detaching, "has_gradient", set())
+        assert namespace["wrapper"](None) is None
+        assert namespace["wrapper"](torch.ones(1)) == (torch.ones(1), 1)
+        assert not detaching.has_gradient
+        namespace["wrapper"](torch.ones(1, requires_grad=True))
+        assert detaching.has_gradient == {"wrapper: `return (value, 1)` detached"} <= names
+
+
+def test_what_changes_no_run_is_no_mutant() -> None:
+    source = "def wrapper(a: int | None) -> int | None:\n    b: int | None = a\n    return zip(b, a, strict=True)\n"
+    names = {mutant.name for mutant in code_mutants(source, {"wrapper"})}
+    assert names == {
+        "wrapper: `return zip(b, a, strict=True)` detached",
+        "wrapper: `zip(b, a, strict=True)` sorted",
+    }
 
 
 def test_what_no_wrapper_uses_stays() -> None:

@@ -22,11 +22,6 @@ from tiny.data import preferences_of_several_lengths
 OVERLAYS = ()
 PARITY = True
 
-EQUIVALENT = {
-    "_coefficient: `return getattr(config, 'output_router_logits', False) and getattr(config, 'router_aux_loss_coef', "
-    "0.0)` detached": "a coefficient is a number, which has no gradient",
-    "add_aux_loss: `return outputs` detached": "the outputs of a model are neither a tensor nor a tuple of them",
-}
 
 ID = "dpo-aux-loss-dropped"
 COEFFICIENT, BETA, STEPS, MICRO_BATCHES = 0.5, 0.5, 2, 2

@@ -26,8 +26,6 @@ EQUIVALENT = {
     "unpack_reference: `with _five_values(instance, after=0):` -> `with _five_values(instance, after= -1):`": (
         "no call has a number below 0"
     ),
-    "_five_values: `return shadowed(trainer, 'concatenated_forward', five)` detached": "it is a context manager",
-    "unpack_reference: `return wrapped(*args, **kwargs)` detached": "TRL computes the reference without a gradient",
 }
 
 COEFFICIENT = 0.5

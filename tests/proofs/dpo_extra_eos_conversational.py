@@ -24,15 +24,6 @@ OVERLAYS = ()
 PARITY = True
 DATA = True
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
-EQUIVALENT = {
-    "leave_the_end_to_the_template: `return wrapped(*args, **kwargs)` detached": "a dataset has no gradient",
-    "_template_ends_the_turn: `return not (isinstance(last, str) and last.strip() and "
-    "rendered.rstrip().endswith(last.rstrip()))` detached": "an answer has no gradient",
-    "_rows_without_the_last_token: `return tokenised` detached": "a function has no gradient",
-    "_rows_without_the_last_token: `return {**row, **{name: row[name][:-1] for name in "
-    "('chosen_input_ids', 'rejected_input_ids')}}` detached": "a row has no gradient",
-    "_rows_without_the_last_token: `return stack.pop_all()` detached": "a stack of contexts has no gradient",
-}
 
 EOS = 1
 SIDES = ("chosen", "rejected")

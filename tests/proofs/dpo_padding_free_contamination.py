@@ -27,7 +27,6 @@ ID = "dpo-padding-free-contamination"
 OVERLAYS = ()
 PARITY = False
 EQUIVALENT = {
-    "pad_what_the_model_would_mix: `return wrapped(*args, **kwargs)` detached": "a dictionary has no gradient",
     "applied twice": "padding_free is off in the inner call",
 }
 VARIANTS = {"lora": "The adapter has no place in Falcon. The proof trains a Llama with LoRA itself."}

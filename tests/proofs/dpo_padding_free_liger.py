@@ -19,9 +19,6 @@ from tiny.grpo_steps import several_runs
 
 OVERLAYS = ()
 PARITY = False
-EQUIVALENT = {
-    "pad_for_liger: `return wrapped(*args, **kwargs)` detached": "a dictionary has no gradient",
-}
 VARIANTS = {"lora": "TRL's Liger loss asks the model for its decoder: a TypeError with an adapter, patched or not."}
 
 

@@ -27,7 +27,6 @@ ID = "dpo-padding-free-wrong-terms"
 OVERLAYS = ()
 PARITY = False
 EQUIVALENT = {
-    "pad_for_terms_that_count_by_row: `return wrapped(*args, **kwargs)` detached": "a dictionary has no gradient",
     "applied twice": "padding_free is off in the inner call",
 }
 VARIANTS = {"lora": "The adapters are in the attention, which this proof takes out of the model."}

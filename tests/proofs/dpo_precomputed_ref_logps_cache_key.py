@@ -26,7 +26,6 @@ PARITY = False
 VARIANTS = {"compiled": "compiled, the run fails: LlamaForCausalLM does not support len()"}
 DATA = True
 EQUIVALENT = {
-    "name_the_file_by_what_it_depends_on: `return wrapped(*args, **kwargs)` detached": "a dataset has no gradient",
     "applied twice": "the name is a hash of a hash, and says as much about the settings",
 }
 

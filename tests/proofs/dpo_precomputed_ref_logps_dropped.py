@@ -21,8 +21,6 @@ ID = "dpo-precomputed-ref-logps-dropped"
 OVERLAYS = ()
 PARITY = True
 EQUIVALENT = {
-    "keep_the_columns: `return result` detached": "TRL's method returns nothing",
-    "keep_the_values: `return batch` detached": "a batch has no gradient",
     "keep_the_values: `if all(name in examples[0] for name in _COLUMNS):` -> "
     "`if all(name in examples[ -1] for name in _COLUMNS):`": "all rows of a dataset have the same columns",
 }

@@ -27,7 +27,6 @@ VARIANTS = {
 
 EQUIVALENT = {
     "applied twice": "the inner one gives the config the same value again",
-    "name_the_soft_cap: `return wrapped(*args, **kwargs)` detached": "TRL's function returns nothing",
 }
 
 CAP, NO_CAP = 0.05, 1e6

@@ -20,9 +20,6 @@ import tiny
 OVERLAYS = ()
 PARITY = False
 
-EQUIVALENT = {
-    "note_what_is_generated: `return generated` detached": "token ids have no gradient",
-}
 
 ID = "gkd-onpolicy-normaliser-from-dataset-labels"
 COMPUTES = "trl.experimental.gkd.gkd_trainer:GKDTrainer.compute_loss"

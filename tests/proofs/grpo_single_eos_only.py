@@ -19,10 +19,6 @@ OVERLAYS = ()
 PARITY = ">=0.22.0"
 """Earlier releases leave the division by the micro-batches to transformers, of which some do not divide."""
 
-EQUIVALENT = {
-    "end_at_every_end: `return wrapped(*args, **kwargs)` detached": "a dictionary of tensors without gradients",
-    "_with_eos_id: `return EosView(tokenizer)` detached": "a tokenizer has no gradient",
-}
 
 END_OF_TURN = 9
 LENGTHS = (2, 4, 8, 6)

@@ -24,7 +24,6 @@ VARIANTS = {"full": "Without an adapter nothing is merged."}
 
 EQUIVALENT = {
     "applied twice": "a copy of a copy has the same values",
-    "hand_over_copies_of_what_is_merged: `return wrapped(*args, **kwargs)` detached": "TRL's method returns nothing",
 }
 
 STEPS, MICRO_BATCHES = 3, 2

@@ -17,10 +17,6 @@ import tiny
 
 OVERLAYS = ()
 PARITY = False
-EQUIVALENT = {
-    "take_the_mean_of_the_micro_batches: `return backward(loss / steps, **options)` detached": "backward returns None",
-    "take_the_mean_of_the_micro_batches: `return wrapped(*args, **kwargs)` detached": "training_step detaches the loss",
-}
 VARIANTS = {"compiled": "the proof takes two gradients of one graph, and what is compiled has given its buffers away"}
 
 STEPS = 2
