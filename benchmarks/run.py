@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import applying
+import costs
 import gain
 import listing
 import measure
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "call": per_call,
     "step": training,
     "gain": gain,
+    "costs": costs,
 }
 
 

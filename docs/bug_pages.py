@@ -1,7 +1,7 @@
 """Make the pages of the catalogue: a page for each bug, and a table of all bugs.
 
-Everything is read from ``patches.yaml``, the docstrings of the patches' modules and ``evidence/``, so that a new patch
-gets its page.
+Everything is read from ``patches.yaml``, the docstrings of the patches' modules, ``evidence/`` and the results of the
+benchmarks, so that a new patch gets its page.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch, Severity, Target
 from trl_hotfix.reporting.sentences import links
 
+import cost_pages
 from matrix import matrix
 
 SEVERITY_MEANINGS = {
@@ -56,7 +57,11 @@ def pages() -> dict[str, str]:
     """Return the pages as Markdown, by path within the site."""
     severities = list(Severity)
     patches = sorted(loading.load(), key=lambda patch: (severities.index(patch.severity), trainers(patch), patch.id))
-    tables = {"bugs/index.md": _index(patches), "bugs/checks.md": _checks(patches)}
+    tables = {
+        "bugs/index.md": _index(patches),
+        "bugs/checks.md": _checks(patches),
+        "bugs/costs.md": cost_pages.table(patches),
+    }
     return tables | {f"bugs/{patch.id}.md": _page(patch) for patch in patches}
 
 
@@ -66,7 +71,12 @@ def nav() -> list[Any]:
     for patch in sorted(loading.load(), key=lambda patch: patch.id):
         by_severity[patch.severity.value].append({patch.id: f"bugs/{patch.id}.md"})
     by_name = [{severity: entries} for severity, entries in by_severity.items() if entries]
-    return ["bugs/index.md", {"How well they are checked": "bugs/checks.md"}, *by_name]
+    return [
+        "bugs/index.md",
+        {"How well they are checked": "bugs/checks.md"},
+        {"What they cost": "bugs/costs.md"},
+        *by_name,
+    ]
 
 
 def trainers(patch: Patch) -> str:
@@ -89,8 +99,8 @@ def _index(patches: Sequence[Patch]) -> str:
         "",
         f"{len(patches)} bugs of TRL, the worst first. Each page has what you see when the bug hits you, what the "
         "patch does, and what is on record; [the matrix](../evidence/matrix.html) has every number, and [how well they "
-        "are checked](checks.md) how many ways to break a patch are noticed. *Open*: the newest release that was "
-        "looked at still has the bug.",
+        "are checked](checks.md) how many ways to break a patch are noticed, [what they cost](costs.md) the time and "
+        "memory that they take. *Open*: the newest release that was looked at still has the bug.",
     ]
     for severity in Severity:
         of_severity = [patch for patch in patches if patch.severity is severity]
@@ -205,6 +215,7 @@ def _facts(patch: Patch) -> str:
         "requires": ", ".join(f"{name} `{specifiers}`" for name, specifiers in patch.requires.items()),
         "upstream": ", ".join(upstream),
         "paper": ", ".join(f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" for paper in papers),
+        "costs": cost_pages.line(patch),
         "default": "" if patch.default else f"off: it goes on where {_named_by(patch)}",
     }
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value)

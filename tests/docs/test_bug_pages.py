@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,49 @@ def test_the_table_of_checks_has_each_patch_and_its_counts(pages: ModuleType, mo
     assert rows.pop(patch_id).endswith("| 40 | 75 % | 97.5 % | 1 | 87.5 % | 4 of 4 |")
     assert all("| not counted |" in row for row in rows.values())
     assert any("40 mutants, of which the self-test kills 75 %" in line for line in lines)
+
+
+COST: dict[str, Any] = {
+    "micro_batch_us": 85.4,
+    "once_ms": None,
+    "tokens": 1.25,
+    "share": {"1000": 0.0123, "100000": 5e-5},
+}
+COST |= {"bytes": {"1000": 16_000, "100000": 1_600_000}, "above_goal": True, "share_of_mixture": 7.394}
+COST |= {"walks_each_time": True, "modules": {"mixture": 31_159}, "walk_ms": {"mixture": {"later": 112.3}}}
+
+
+def test_a_page_says_what_its_patch_costs(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, unmeasured = "dpo-aux-loss-unpack-crash", "dpo-aux-loss-dropped"
+    monkeypatch.setattr(pages.cost_pages, "costs", lambda: {measured: COST})
+    texts = pages.pages()
+    lines = {name: _facts(texts[f"bugs/{name}.md"])["costs"] for name in (measured, unmeasured)}
+    assert lines[unmeasured].startswith("not measured")
+    for said in (
+        "85 µs in a micro-batch in which it runs",
+        "**1.2 %** of a step of 1,000 tokens and less than 0.01 % of a step of 100,000 tokens",
+        "16 kB for 1,000 tokens and 1.6 MB for 100,000 tokens",
+        "1.25 times the tokens",
+        "every module: 112 ms with 31,159 modules, **739 %** of a step",
+        "**this is more than 1 % of a step**",
+    ):
+        assert said in lines[measured]
+
+
+def test_the_table_of_costs_has_each_patch(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_id = "dpo-aux-loss-unpack-crash"
+    monkeypatch.setattr(pages.cost_pages, "costs", lambda: {patch_id: COST})
+    lines = pages.pages()["bugs/costs.md"].splitlines()
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| [`")}
+    assert rows.keys() == {patch.id for patch in loading.load()}
+    assert rows.pop(patch_id).endswith("| 85 µs | **1.2 %** | less than 0.01 % | 16 kB | 1.6 MB | 112 ms |  | 1.25 |")
+    assert all("| not measured |" in row for row in rows.values())
+    assert any(line.startswith("1 of ") and "1 of them take more than 1 %" in line for line in lines)
+
+
+def _facts(page: str) -> dict[str, str]:
+    rows = (line.split(" | ", 1) for line in page.splitlines() if line.startswith("| ") and line.count(" | ") == 1)
+    return {name.removeprefix("| "): value.removesuffix(" |") for name, value in rows}
 
 
 def test_a_page_has_what_is_not_repaired_where_the_entry_has_it(pages: ModuleType) -> None:

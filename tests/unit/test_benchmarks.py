@@ -16,15 +16,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import applying  # noqa: E402
+import cost_cases  # noqa: E402
+import costs  # noqa: E402
 import gain  # noqa: E402
 import listing  # noqa: E402
 import measure  # noqa: E402
+import own_code  # noqa: E402
 import per_call  # noqa: E402
 import plot  # noqa: E402
 import run  # noqa: E402
@@ -322,3 +326,182 @@ def test_the_gain_is_one_reference_forward_per_step() -> None:
     forwards = {mode: sample["reference_forwards"] for mode, sample in samples.items()}
     assert forwards == {"unpatched": 1, "patched": 0, "fixed": 0, "instead": 1}
     assert [mode for mode, sample in samples.items() if sample["reference_mib"] > 0] == ["instead"]
+
+
+# The costs of the patches
+
+
+def test_our_code_ends_where_it_calls_trl_and_begins_where_trl_calls_a_view() -> None:
+    clock = own_code.Clock()
+    whose: list[tuple[str, bool]] = []
+
+    def view() -> None:
+        whose.append(("view", clock.is_ours))
+
+    def method() -> None:
+        whose.append(("method", clock.is_ours))
+        timed_view()
+
+    def helper() -> None:
+        whose.append(("helper", clock.is_ours))
+
+    def wrapper() -> None:
+        timed_helper()
+        timed_method()
+        whose.append(("wrapper", clock.is_ours))
+
+    timed_view, timed_helper, timed_method = clock.ours(view), clock.ours(helper), clock.theirs(method)
+    clock.ours(wrapper, "Trainer.step")()
+    assert whose == [("helper", True), ("method", False), ("view", True), ("wrapper", True)]
+    assert not clock.is_ours
+    # The helper is called by our own code, and so belongs to the span of the wrapper.
+    assert [(span.name.rpartition(".")[2], span.is_target) for span in clock.spans] == [("view", False), ("step", True)]
+
+
+def test_the_clock_is_right_after_an_error() -> None:
+    clock = own_code.Clock()
+
+    def fail() -> None:
+        raise ValueError("it fails")
+
+    for function in (clock.ours(clock.theirs(fail)), clock.ours(fail)):
+        with pytest.raises(ValueError, match="it fails"):
+            function()
+        assert not clock.is_ours
+    assert len(clock.spans) == 2
+
+
+def test_every_function_of_a_module_of_ours_is_timed_but_generators() -> None:
+    source = "def outer():\n def inner(): pass\n return inner, lambda: 0\ndef generator():\n yield 1\n"
+    source += "class View:\n def __call__(self): pass\n"
+    names: list[str] = []
+
+    def mark(function: Any) -> Any:
+        names.append(function.__name__)
+        return function
+
+    namespace: dict[str, Any] = {own_code.MARK: mark, "__name__": "made_up"}
+    exec(own_code.marked(source, "made_up.py"), namespace)
+    assert names == ["outer", "__call__"]
+    namespace["outer"]()
+    assert names[2:] == ["inner", "<lambda>"]
+
+
+def test_a_case_counts_the_memory_of_our_code_alone() -> None:
+    code = (
+        "import importlib, json, own_code\nown_code.install()\nimport cost_cases\n"
+        "patch = importlib.import_module('trl_hotfix.patches.online_dpo_metrics_include_padding')\n"
+        "size = cost_cases.Size(patch, 100_000, None, None)\n"
+        "call = cost_cases.CASES['online-dpo-metrics-include-padding'](size)\n"
+        "print(json.dumps(cost_cases.of_one_call(call)))"
+    )
+    environment = measure.bare_environment(PYTHONPATH=f"{measure.CHECKOUT}:{BENCHMARKS}")
+    counts = measure.process([sys.executable, "-c", code], environment)
+    # ``mask == 0`` has a byte for each token, and what is filled four.
+    assert (counts["operations"], counts["peak"], counts["bytes"]) == (2, 500_000, 500_000)
+    assert counts["seconds"] > 0
+
+
+def test_large_tensors_of_a_case_are_not_made() -> None:
+    import torch
+
+    memory = own_code.Memory()
+
+    def square() -> Any:
+        column = torch.arange(300_000)
+        return (column[:, None] == column[None, :]).float().sum()
+
+    with own_code.counted_tensors(memory):
+        assert own_code.CLOCK.ours(square)().is_meta
+    elements = 300_000**2
+    assert memory.peak >= 5 * elements
+    assert memory.now < elements
+
+
+def test_every_case_is_of_a_patch() -> None:
+    assert cost_cases.CASES.keys() | cost_cases.NOT_ON_A_GPU.keys() <= {patch.id for patch in costs.patches()}
+
+
+def span(name: str, phase: str = own_code.STEPS, micro_batch: int = 2, seconds: float = 1.0, **fields: Any) -> Any:
+    fields = {"is_target": True, "seconds": seconds, **fields}
+    return dataclasses.asdict(own_code.Span(name, phase, micro_batch, **fields))
+
+
+def run_of(*spans: Any, trainings: int = 1, micro_batches: int = 4) -> dict[str, Any]:
+    return {"spans": spans, "trainings": trainings, "micro_batches": micro_batches}
+
+
+def test_the_cost_of_a_micro_batch_has_all_of_our_code_in_it_and_leaves_the_first_one_out() -> None:
+    first = span("T.step", own_code.FIRST, 1, 100.0)
+    typical = [span("T.step", micro_batch=2), span("view", micro_batch=2, seconds=2.0, is_target=False)]
+    others = [span("T.step", micro_batch=number, seconds=3.0) for number in (3, 4)]
+    outside = [span("T.step", own_code.EVALUATION, seconds=50.0), span("T.step", own_code.ONCE, 0, 50.0)]
+    assert costs.in_a_micro_batch(run_of(first, *typical, *others, *outside), {"T.step"}) == 3.0
+    assert costs.in_a_micro_batch(run_of(first, micro_batches=2), {"T.step"}) == 100.0
+    assert costs.in_a_micro_batch(run_of(*outside, trainings=0, micro_batches=0), {"T.step"}) == 50.0
+    assert costs.in_a_micro_batch(run_of(*outside, trainings=0, micro_batches=0), set()) is None
+
+
+def test_the_cost_of_what_is_called_once_has_what_is_called_later_in_it() -> None:
+    spans = [span("T.__init__", own_code.ONCE, 0), span("row", own_code.ONCE, 0, is_target=False)]
+    assert costs.once(run_of(*spans, *spans, span("T.step", own_code.ONCE)), {"T.step"}) == 2.0
+    assert costs.once(run_of(span("T.step")), {"T.step"}) is None
+
+
+def measured_of(patch_id: str, *, largest: int = 1, modules: int = 0, sizes: Any = None) -> Any:
+    (patch,) = (patch for patch in costs.patches() if patch.id == patch_id)
+    name = patch.targets[0].attribute
+    counted = {**run_of(span(name, largest=largest, modules=modules)), "tokens": {"unpatched": 10, "patched": 12}}
+    return patch, {"counted": counted, "timed": [run_of(span(name, seconds=1e-4))], "sizes": sizes or {}}
+
+
+@pytest.mark.parametrize("grown", [{"largest": 2}, {"modules": 20}])
+def test_a_patch_that_allocates_or_walks_needs_a_case(grown: dict[str, int]) -> None:
+    with pytest.raises(costs.NoCaseError, match="grpo-dapo-normaliser"):
+        costs.cost(*measured_of("grpo-dapo-normaliser", **grown))
+
+
+def test_the_share_of_a_step_has_the_walk_and_the_traffic_of_the_memory() -> None:
+    found = costs.cost(*measured_of("grpo-dapo-normaliser"))
+    (share,) = found["share"]["1000"]
+    assert share == pytest.approx(1e-4 / costs.step_seconds(1000))
+    assert found["tokens"] == 1.2
+    assert not costs.summary(found)["above_goal"]
+
+    def record(seconds: float, allocated: int, modules: int) -> dict[str, Any]:
+        call = {"seconds": seconds, "bytes": allocated, "peak": allocated, "modules": modules, "synchronisations": 0}
+        return {"first": call, "later": call, "model": {"modules": modules}}
+
+    sizes = {"dense, 1000": record(1e-3, 0, 200), "dense, 100000": record(1e-3, 10**10, 200)}
+    sizes["mixture, 1000"] = record(0.1, 0, 30_000)
+    found = costs.cost(*measured_of("grpo-dapo-normaliser", modules=200, sizes=sizes))
+    assert found["share"]["1000"] == [pytest.approx(1e-3 / costs.step_seconds(1000))]
+    traffic = 2 * 10**10 / costs.BANDWIDTH
+    assert found["share"]["100000"] == [pytest.approx((1e-3 + traffic) / costs.step_seconds(100_000))]
+    assert found["share_of_mixture"] == pytest.approx(0.1 / costs.step_seconds(1000))
+    assert costs.summary(found)["above_goal"]
+    assert found["walk_ms"]["mixture"] == {"first": 100.0, "later": 100.0}
+    assert costs.worst({"old": found, "new": costs.cost(*measured_of("grpo-dapo-normaliser"))})["place"] == "old"
+
+
+def test_a_patch_that_cannot_be_measured_is_a_finding_and_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, without_case = (measured_of("grpo-dapo-normaliser", largest=largest) for largest in (1, 2))
+    other = msgspec.structs.replace(fine[0], id="made-up")
+    monkeypatch.setattr(costs, "patches", lambda: (fine[0], other))
+    monkeypatch.setattr(costs, "places_of", lambda patch: ["here"])
+    monkeypatch.setattr(costs, "answer", lambda patch, *_: without_case[1] if patch is other else fine[1])
+    result = costs.run(quick=True)
+    assert result.samples["patches"].keys() == {"grpo-dapo-normaliser"}
+    assert "made-up allocates tensors or walks the model" in result.samples["failed"]["made-up"]
+    assert result.findings[-1].verdict == "not met"
+
+
+@pytest.mark.matrix
+def test_the_costs_of_a_patch_with_the_real_trainer() -> None:
+    (patch,) = (patch for patch in costs.patches() if patch.id == "left-padded-logprobs-absolute-positions")
+    found = costs.cost(patch, costs.answer(patch, costs.places_of(patch)[0], 1))
+    # The positions are a number of 8 bytes for each token, computed in three operations.
+    assert found["bytes"] == {"1000": 16_000, "100000": 1_600_000}
+    assert found["micro_batch_us"][0] > 0
+    assert found["tokens"] == 1.0
+    assert found["once_ms"] == []
