@@ -81,12 +81,10 @@ def grows(spans: Spans) -> bool:
 
 
 def places_of(patch: Patch) -> list[Any]:
-    """Return the first place that has the bug, and the newest release that has it on its main stack."""
+    """Return the first place that has the bug, and the newest."""
     import layout
 
-    places = [place for place in layout.places() if place.targets_of(patch)]
-    newest = next(place for place in places if place.release == places[-1].release)
-    return list(dict.fromkeys((places[0], newest)))
+    return layout.first_and_newest(patch)
 
 
 def answer(patch: Patch, place: Any, repetitions: int) -> Mapping[str, Any]:

@@ -174,6 +174,13 @@ def places(chosen: Iterable[str] | None = None) -> tuple[Place, ...]:
     )
 
 
+def first_and_newest(patch: Patch) -> list[Place]:
+    """Return the first place that has the bug, and the newest release that has it, on its main stack if it is there."""
+    with_bug = [place for place in places() if place.targets_of(patch)]
+    newest = next(place for place in with_bug if place.release == with_bug[-1].release)
+    return list(dict.fromkeys((with_bug[0], newest)))
+
+
 def build(selected: Iterable[Place], report: Callable[[str], None] = print) -> None:
     """Lay out the stacks and overlays that are missing. A second process waits until the first has finished."""
     BENCH.mkdir(exist_ok=True)

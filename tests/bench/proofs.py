@@ -33,7 +33,8 @@ class NoProofError(Exception):
 def settings_of(patch: Patch) -> Mapping[str, Any]:
     """Return what a proof states, and whether it has a run ``unaffected``.
 
-    It can state ``OVERLAYS``, ``PARITY``, ``VARIANTS`` and ``EQUIVALENT``. The file is parsed and not imported.
+    It can state ``OVERLAYS``, ``PARITY``, ``VARIANTS``, ``EQUIVALENT`` and ``MUTANTS_ON``. The file is parsed and not
+    imported.
     Raises ``NoProofError``.
     """
     file = CHECKOUT / "tests" / "proofs" / f"{patch.id.replace('-', '_')}.py"
@@ -45,7 +46,7 @@ def settings_of(patch: Patch) -> Mapping[str, Any]:
             settings["unaffected"] = True
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
-            if name in ("EQUIVALENT", "OVERLAYS", "PARITY", "VARIANTS"):
+            if name in ("EQUIVALENT", "MUTANTS_ON", "OVERLAYS", "PARITY", "VARIANTS"):
                 settings[name] = ast.literal_eval(statement.value)
     return settings
 

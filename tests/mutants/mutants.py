@@ -2,9 +2,10 @@
 
     python tests/mutants/mutants.py some-id ...
 
-They run on the first release that has the bug, on the newest one, and on the newest that has a target which neither of
-these has. A mutant is killed if it is noticed on one of them, since some code is for one of them alone. A breakage that
-changes nothing in any run is no mutant. What was counted is recorded in ``evidence/``.
+They run on the first release that has the bug, on the newest one, on the newest that has a target which neither of
+these has, and on those that a proof names as ``MUTANTS_ON``. A mutant is killed if it is noticed on one of them, since
+some code is for one of them alone. A breakage that changes nothing in any run is no mutant. What was counted is
+recorded in ``evidence/``.
 """
 
 from __future__ import annotations
@@ -76,16 +77,15 @@ class Mutants:
 
 
 def places_of(patch: Patch) -> list[Place]:
-    """Return the first place that has the bug, and the newest release that has it on its main stack if it is there.
+    """Return the first and the newest place that has the bug, and for a target of neither the newest that has it.
 
-    A target that neither has adds the newest release that has it.
+    A proof adds the releases in between of which a part of the wrapper is: ``MUTANTS_ON = ("0.20.0",)``.
     """
-    places = [place for place in layout.places() if place.targets_of(patch)]
-    newest = [place for place in places if place.release == places[-1].release]
-    chosen = [places[0], newest[0]]
+    chosen = layout.first_and_newest(patch)
     for target in reversed(patch.targets):
         if not any(target in place.targets_of(patch) for place in chosen):
-            chosen.append([place for place in places if target in place.targets_of(patch)][-1])
+            chosen.append([place for place in layout.places() if target in place.targets_of(patch)][-1])
+    chosen += [layout.main_place(release) for release in proofs.settings_of(patch).get("MUTANTS_ON", ())]
     return list(dict.fromkeys(chosen))
 
 
@@ -114,12 +114,13 @@ def run(patch: Patch, place: Place, code: Mapping[str, str], killers: Mapping[st
     ``killers`` has what killed mutants in other places: those that the self-test killed are not made again, and of the
     others only the self-test is asked.
     """
+    functions = functions_of(patch)
     task = {
         "patch": patch.id,
         "code": code,
         "killers": killers,
-        "noting gradients": noting_gradients(source_of(patch), functions_of(patch)),
-        "functions": sorted(functions_of(patch)),
+        "noting gradients": noting_gradients(source_of(patch), functions),
+        "functions": sorted(functions),
         "targets": [target.name for target in place.targets_of(patch)],
         "fixed": _gradients_of_fixed(patch, place),
     }
