@@ -18,6 +18,8 @@ import tiny
 
 OVERLAYS = ()
 PARITY = True
+MUTANTS_ON = ("0.17.0",)
+EQUIVALENT = {"applied twice": "the second time no batch is flattened, and the collator is as it is made"}
 
 LENGTHS = (5, 9, 3, 7, 4, 8, 6, 3)
 FIRST = 40

@@ -19,20 +19,29 @@ from ..witness import act, act_of_this_call
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
 from .flattened_batches import (
     MASKABLE,
+    Places,
     attention_keeps_apart,
     block_diagonal,
+    in_rows,
     isolated,
-    padded,
+    places_in_rows,
     sequence_numbers,
     why_sequences_mix,
 )
 from .once import Once
-from .training import copies_of_the_loss, micro_batches, prepared_first, with_coefficient_of_plain_model
+from .training import (
+    copies_of_the_loss,
+    micro_batches,
+    plain_model,
+    prepared_first,
+    with_coefficient_of_plain_model,
+)
 from .verdicts import absent, judge
 
 __all__ = [
     "MASKABLE",
     "Once",
+    "Places",
     "absent",
     "act",
     "act_of_this_call",
@@ -41,11 +50,13 @@ __all__ = [
     "block_diagonal",
     "called_with",
     "copies_of_the_loss",
+    "in_rows",
     "isolated",
     "judge",
     "micro_batches",
     "module_of",
-    "padded",
+    "places_in_rows",
+    "plain_model",
     "prepared_first",
     "replaced_argument",
     "sequence_numbers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import sys
 import weakref
 from collections.abc import Mapping
@@ -53,32 +54,34 @@ def attention_keeps_apart(model: Any) -> str:
 
 
 def sequence_numbers(position_ids: Any) -> Any:
-    """Return to which sequence each token of a flattened batch belongs, from 0 on: ``(1, length)`` to ``(length,)``."""
+    """Return to which sequence of its row each token belongs, from 0 on: ``(rows, length)``."""
     import torch
 
-    return torch.cat([position_ids.new_zeros(1), (position_ids[0].diff() != 1).long().cumsum(0)])
+    number = (position_ids.diff() != 1).long().cumsum(1)
+    return torch.cat([number.new_zeros(len(number), 1), number], dim=1)
 
 
 def block_diagonal(position_ids: Any, dtype: Any) -> Any:
-    """Return the additive mask ``(1, 1, length, length)`` of a flattened batch: 0 or ``finfo.min``.
+    """Return the additive mask ``(rows, 1, length, length)`` of rows of several sequences: 0 or ``finfo.min``.
 
-    It is 0 where a token may attend: to itself and to the tokens before it in its own sequence. The size of the mask is
-    the square of the number of tokens in the batch.
+    It is 0 where a token may attend: to itself and to the tokens before it in its own sequence. Padding at position 0
+    is a sequence for each token. A boolean mask would be half as large, but each layer would make such a one of it.
     """
     import torch
 
     number = sequence_numbers(position_ids)
-    may_attend = (number[:, None] == number[None, :]).tril()
+    may_attend = (number[:, :, None] == number[:, None, :]).tril_()
     mask = torch.zeros(may_attend.shape, dtype=dtype, device=position_ids.device)
-    return mask.masked_fill(~may_attend, torch.finfo(dtype).min)[None, None]
+    return mask.masked_fill_(may_attend.logical_not_(), torch.finfo(dtype).min)[:, None]
 
 
 def isolated(model: Any, position_ids: Any, dtype: Any) -> Any:
     """Return a view of ``model``, wrapped or not, whose forward keeps the sequences of ``position_ids`` apart.
 
-    The mask goes into the call and not into the batch, since TRL counts tokens by the ``attention_mask`` of the batch.
-    A hook would do as well, but Dynamo does not look again whether it is still the same. The cache is switched off:
-    with a cache, transformers treats masks and restarts of the position ids differently.
+    ``dtype`` is that of the attention's queries, so that no layer has to cast the mask. The mask goes into the call and
+    not into the batch, since TRL counts tokens by the ``attention_mask`` of the batch. A hook would do as well, but
+    Dynamo does not look again whether it is still the same. The cache is switched off: with a cache, transformers
+    treats masks and restarts of the position ids differently.
     """
     import wrapt
 
@@ -91,32 +94,55 @@ def isolated(model: Any, position_ids: Any, dtype: Any) -> Any:
     return IsolatedView(model)
 
 
-def padded(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the padded batch of a flattened one, without position ids: ``(1, tokens)`` to ``(rows, longest)``."""
+Places = tuple[Any, Any]
+"""Of each token of a flattened batch, its row and its column in a batch of rows: two tensors ``(tokens,)``."""
+
+
+def places_in_rows(position_ids: Any, *, several: bool) -> Places:
+    """Return where each token of a flattened batch goes in rows that are as long as the longest sequence.
+
+    ``several``: a row has as many sequences as fit, the longest first (first-fit decreasing), instead of one. Then a
+    mask of each row has at most about ``tokens * longest`` elements in all, and not the square of the tokens.
+    """
     import torch
 
+    (number,) = sequence_numbers(position_ids)
+    lengths: list[int] = torch.bincount(number).tolist()
+    longest = max(lengths)
+    room: list[int] = []
+    begins = [(0, 0)] * len(lengths)
+    for sequence in sorted(range(len(lengths)), key=lambda one: -lengths[one]) if several else range(len(lengths)):
+        row = next((row for row, space in enumerate(room) if several and space >= lengths[sequence]), len(room))
+        if row == len(room):
+            room.append(longest)
+        begins[sequence] = (row, longest - room[row])
+        room[row] -= lengths[sequence]
+    row_of, begin_of = torch.tensor(begins, device=number.device).unbind(1)
+    first = number.new_tensor([0, *itertools.accumulate(lengths)])
+    return row_of[number], begin_of[number] + torch.arange(len(number), device=number.device) - first[number]
+
+
+def in_rows(batch: Mapping[str, Any], places: Places) -> dict[str, Any]:
+    """Return a flattened batch in rows: each value of its tokens from ``(1, tokens)`` to ``(rows, longest)``.
+
+    ``position_ids`` are among them, 0 in the padding. The ``attention_mask`` says which are tokens; what describes the
+    flattened batch to FlashAttention is left out.
+    """
+    import torch
+
+    rows, columns = (int(place.max()) + 1 for place in places)
     position_ids = batch["position_ids"]
-    number = sequence_numbers(position_ids)
-    lengths = torch.bincount(number)
-    column = torch.arange(len(number), device=number.device) - (lengths.cumsum(0) - lengths)[number]
 
-    def rows(values: Any, filler: int) -> Any:
-        padded_rows = values.new_full((len(lengths), int(lengths.max())), filler)
-        padded_rows[number, column] = values[0]
-        return padded_rows
+    def placed(values: Any, filler: int) -> Any:
+        return values.new_full((rows, columns), filler).index_put(places, values[0])
 
-    kept = {
-        key: value
-        for key, value in batch.items()
-        if key not in _FLASH_ATTENTION_KEYS and key not in ("position_ids", "attention_mask")
-    }
+    kept = {key: value for key, value in batch.items() if key not in _FLASH_ATTENTION_KEYS}
     of_tokens = {
-        key: rows(value, -100 if key == "labels" else 0)
+        key: placed(value, -100 if key == "labels" else 0)
         for key, value in kept.items()
         if getattr(value, "shape", None) == position_ids.shape
     }
-    unchanged = {key: value for key, value in kept.items() if key not in of_tokens}
-    return {**unchanged, **of_tokens, "attention_mask": rows(torch.ones_like(position_ids), 0)}
+    return {**kept, **of_tokens, "attention_mask": placed(torch.ones_like(position_ids), 0)}
 
 
 def why_sequences_mix(model: Any, *, no_cache: bool = False) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ..by_identity import ByIdentity
 from .calls import argument, replaced_argument, with_config
 
 
@@ -18,6 +20,22 @@ def micro_batches(trainer: Any) -> int:
     """
     counted: int | None = getattr(trainer, "current_gradient_accumulation_steps", None)
     return counted or int(trainer.args.gradient_accumulation_steps)
+
+
+_plain_models: ByIdentity[weakref.ref[Any]] = ByIdentity()
+
+
+def plain_model(trainer: Any, model: Any) -> Any:
+    """Return ``model`` without what wraps it in training (DDP, a DeepSpeed engine, ``torch.compile``).
+
+    accelerate looks at every submodule for that, so it is asked once for each model.
+    """
+    known = _plain_models.get(model)
+    plain = known() if known else None
+    if plain is None:
+        plain = trainer.accelerator.unwrap_model(model)
+        _plain_models[model] = weakref.ref(plain)
+    return plain
 
 
 def copies_of_the_loss(trainer: Any) -> int:

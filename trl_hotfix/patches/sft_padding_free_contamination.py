@@ -35,9 +35,11 @@ from ..authoring import (
     act,
     argument,
     attention_keeps_apart,
+    in_rows,
     isolated,
     judge,
-    padded,
+    places_in_rows,
+    plain_model,
     replaced_argument,
     shadowed,
 )
@@ -60,15 +62,16 @@ def fit_the_collator(wrapped: Callable[..., Any], instance: Any, args: tuple[Any
     """Make the trainer, and let its collator mask prompts and stay patched in worker processes."""
     result = wrapped(*args, **kwargs)
     collator: Any = instance.data_collator
-    if type(collator).__name__ == "DataCollatorWithFlattening" and instance.args.padding_free:
-        if getattr(instance, "completion_only_loss", False):
-            act()
-            instance.data_collator = _CompletionsOnly(collator)
-    elif getattr(collator, "padding_free", False) and instance.args.dataloader_num_workers > 0:
+    # Up to 0.18 it is transformers' DataCollatorWithFlattening: TRL refuses any other one with padding_free.
+    is_of_trl = hasattr(collator, "padding_free")
+    if is_of_trl and collator.padding_free and instance.args.dataloader_num_workers:
         # A worker that is not forked unpickles the collator and imports an unpatched class. A patched function is
         # pickled under a name of trl_hotfix, which applies the patch in the worker as well. A bound method is pickled
         # under its own name.
         collator.torch_call = functools.partial(type(collator).torch_call, collator)
+        act()
+    elif not is_of_trl and instance.args.padding_free and getattr(instance, "completion_only_loss", None):
+        instance.data_collator = _CompletionsOnly(collator)
         act()
     return result
 
@@ -80,9 +83,12 @@ class _CompletionsOnly:
         self.collate = collate
 
     def __call__(self, features: Any) -> Any:
-        if "completion_mask" in features[0]:
-            features = [{**example, "labels": _labels(example)} for example in features]
-        return self.collate(features)
+        return self.collate(
+            [
+                {**example, "labels": _labels(example)} if "completion_mask" in example else example
+                for example in features
+            ]
+        )
 
 
 def _labels(example: Mapping[str, Any]) -> list[int]:
@@ -96,7 +102,7 @@ def say_where_sequences_begin(
 ) -> Any:
     """Turn the collator's batch into the one that 0.23.1 emits."""
     batch = wrapped(*args, **kwargs)
-    if not getattr(instance, "padding_free", False):
+    if not getattr(instance, "padding_free", None):
         return batch
     import torch
 
@@ -119,34 +125,41 @@ def keep_the_sequences_apart(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Compute the loss of a flattened batch so that no sequence attends to another."""
-    inputs = argument(wrapped, args, kwargs, "inputs")
-    if not _is_flattened(instance, inputs):
+    inputs, model = (argument(wrapped, args, kwargs, name) for name in ("inputs", "model"))
+    plain = plain_model(instance, model)
+    separation = attention_keeps_apart(plain) if _is_flattened(instance, inputs) else "padding"
+    if separation not in ("mask", "pad"):
         return wrapped(*args, **kwargs)
-    model = argument(wrapped, args, kwargs, "model")
-    plain_model = instance.accelerator.unwrap_model(model)
-    separation = attention_keeps_apart(plain_model)
-    if separation == "flash":
-        return wrapped(*args, **kwargs)
+    places = places_in_rows(inputs["position_ids"], several=separation == "mask")
+    batch = in_rows(inputs, places)
     if separation == "mask":
-        view = isolated(model, inputs["position_ids"], plain_model.get_input_embeddings().weight.dtype)
+        view = isolated(model, batch["position_ids"], _dtype_of_attention(instance, plain))
         args, kwargs = replaced_argument(wrapped, args, kwargs, "model", view)
-        return wrapped(*args, **kwargs)
-    _warn_about_padding(instance, plain_model)
-    batch = padded(inputs)
+    else:
+        _warn_about_padding(instance, plain)
+        del batch["position_ids"]
     args, kwargs = replaced_argument(wrapped, args, kwargs, "inputs", batch)
     result = wrapped(*args, **kwargs)
     if argument(wrapped, args, kwargs, "return_outputs"):
         # Evaluation compares the logits with the labels of the caller's batch, which is flattened.
-        is_token = batch["attention_mask"].bool()
         outputs = result[1]
-        if getattr(outputs, "logits", None) is not None and outputs.logits.shape[:2] == is_token.shape:
-            outputs["logits"] = outputs.logits[is_token][None]
+        if getattr(outputs, "logits", None) is not None and outputs.logits.shape[:2] == batch["input_ids"].shape:
+            outputs["logits"] = outputs.logits[places][None]
     return result
+
+
+def _dtype_of_attention(trainer: Any, model: Any) -> Any:
+    """Return the dtype of the attention's queries: that of mixed precision, or of the weights."""
+    import torch
+
+    if trainer.accelerator.native_amp:
+        return torch.float16 if trainer.accelerator.mixed_precision == "fp16" else torch.bfloat16
+    return model.get_input_embeddings().weight.dtype
 
 
 def _is_flattened(trainer: Any, inputs: Mapping[str, Any]) -> bool:
     """Return whether TRL made one row of the batch. A row without restarts is right in any case."""
-    if not getattr(trainer, "padding_free", getattr(trainer.args, "padding_free", False)):
+    if not getattr(trainer, "padding_free", trainer.args.padding_free):
         return False
     position_ids = inputs.get("position_ids")
     return (
@@ -225,13 +238,15 @@ def _stub(module: ModuleType, model: Any) -> Any:
         _total_train_tokens=0,
         _tp_size=1,
     )
-    trainer.accelerator.parallelism_config = None
+    vars(trainer.accelerator).update(parallelism_config=None, native_amp=False)
     # It is no user's, so the wrapper must not warn about it.
     _first_warning(trainer)
     return trainer
 
 
-def _trainer_of_one_row(module: ModuleType, model: Any, *, prompts: bool = True, **settings: Any) -> Any:
+def _trainer_of_one_row(
+    module: ModuleType, model: Any, *, prompts: bool = True, data_collator: Any = None, **settings: Any
+) -> Any:
     """Return a trainer as its constructor leaves it, with ``padding_free`` and prompts that are not trained on."""
     from datasets import Dataset
 
@@ -246,6 +261,7 @@ def _trainer_of_one_row(module: ModuleType, model: Any, *, prompts: bool = True,
             args=default_arguments(
                 module.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, **{**usual, **settings}
             ),
+            data_collator=data_collator,
             train_dataset=Dataset.from_list([{"input_ids": [5, 6, 7]}]),
             processing_class=tiny_tokenizer(),
         )
@@ -317,6 +333,8 @@ def _mistakes_elsewhere(module: ModuleType, batch: Any) -> list[str]:
 
 def _mistakes_of_collators(module: ModuleType, collate: Any, batch: Any) -> list[str]:
     """Return what is wrong with the batches of packed rows and in workers, and of collators that are to stay."""
+    from transformers import DataCollatorWithFlattening
+
     model, rows = tiny_attention_model(), _STEPS[0][0]
     positions = [position for row in rows for position in range(len(row))]
     mistakes = _mistakes_of_positions(batch, positions)
@@ -338,6 +356,12 @@ def _mistakes_of_collators(module: ModuleType, collate: Any, batch: Any) -> list
         is_changed = isinstance(other, _CompletionsOnly) or (name == "padded" and "torch_call" in vars(other))
         if is_changed or padded_rows != (name == "padded"):
             mistakes.append(f"{name}: the collator is {other}")
+    own = DataCollatorWithFlattening()
+    if _trainer_of_one_row(module, model, data_collator=own, padding_free=False).data_collator is not own:
+        mistakes.append("the collator of a user is another one")
+    without_workers = _trainer_of_one_row(module, model).data_collator
+    if "torch_call" in vars(without_workers):
+        mistakes.append("a collator is patched that no worker is given")
     return mistakes
 
 
@@ -357,7 +381,9 @@ def _mistakes_of_calls(module: ModuleType, flat: dict[str, Any]) -> list[str]:
 
     model, rows = tiny_attention_model(), _STEPS[0][0]
     ids = flat["input_ids"]
-    mistakes, seen = [], []
+    mistakes: list[str] = []
+    seen: list[Any] = []
+    messages: list[Any] = []
 
     def stop(model: Any, args: Any, kwargs: Any) -> None:
         seen.append(kwargs)
@@ -381,18 +407,47 @@ def _mistakes_of_calls(module: ModuleType, flat: dict[str, Any]) -> list[str]:
         changed = [key for key, value in batch.items() if seen[-1].get(key) is not value]
         if changed or "attention_mask" in {*seen[-1]} - {*batch}:
             mistakes.append(f"{name}: the model is given {seen[-1]} instead of {batch}")
+    for precision, dtype in {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.items():
+        trainer = _stub(module, model)
+        vars(trainer.accelerator).update(native_amp=precision != "no", mixed_precision=precision)
+        with suppress(StopConstruction):
+            trainer.compute_loss(model, dict(flat))
+        # A fixed release needs no mask. Here the first and the last of three sequences fit into one row.
+        mask = seen[-1].get("attention_mask")
+        if mask is not None and (mask.dtype != dtype or mask.shape != (2, 1, 6, 6)):
+            mistakes.append(f"with mixed_precision={precision} the mask is {mask.dtype} {tuple(mask.shape)}")
+    is_patched = mask is not None
     hook.remove()
-    model.config.sliding_window = 4
-    # A copy has not been warned about.
-    trainer, messages = copy.copy(_stub(module, model)), []
-    with shadowed(_log, "warning", lambda *args: messages.append(args)):
-        outputs = [trainer.compute_loss(model, dict(flat), return_outputs=True)[1].logits for _ in range(2)]
     expected = torch.cat([model(input_ids=torch.tensor([row])).logits for row in rows], dim=1)
-    if len(messages) > 1 or not all(logits.shape == expected.shape for logits in outputs):
-        mistakes.append(f"with the outputs, the logits are {outputs}, and {messages} is said")
-    elif not torch.allclose(outputs[0], expected, atol=1e-5):
-        mistakes.append("the logits are those of other sequences")
+    for window in (None, 4):
+        model.config.sliding_window = window
+        # A copy has not been warned about.
+        trainer = copy.copy(_stub(module, model))
+        with shadowed(_log, "warning", lambda *args: messages.append(args)):
+            outputs = [trainer.compute_loss(model, dict(flat), return_outputs=True)[1].logits for _ in range(2)]
+        if not all(logits.shape == expected.shape for logits in outputs):
+            mistakes.append(f"sliding_window={window}: the logits are {outputs}")
+        elif not torch.allclose(outputs[0], expected, atol=1e-5):
+            mistakes.append(f"sliding_window={window}: the logits are those of other sequences")
+        if len(messages) != (is_patched and window is not None):
+            mistakes.append(f"sliding_window={window}: {messages} is said")
+    # Liger's loss has no logits, and prompt tuning has some for its virtual tokens.
+    trainer.args.use_liger_kernel = True
+    for logits in (None, expected.new_zeros(3, 9, 2)):
+        hook = model.register_forward_hook(lambda model, args, outputs, logits=logits: _with_logits(outputs, logits))
+        measured = trainer.compute_loss(model, dict(flat), return_outputs=True)[1].logits
+        hook.remove()
+        if measured is not logits:
+            mistakes.append(f"the logits {logits} become {measured}")
     return mistakes
+
+
+def _with_logits(outputs: Any, logits: Any) -> Any:
+    """Give the outputs these logits, and the accuracy that TRL expects of Liger's."""
+    import torch
+
+    outputs.logits, outputs.token_accuracy = logits, torch.ones(())
+    return outputs
 
 
 class _Log(dict):  # type: ignore[type-arg]

@@ -14,8 +14,9 @@ from trl_hotfix.authoring import (
     attention_keeps_apart,
     block_diagonal,
     flattened_batches,
+    in_rows,
     isolated,
-    padded,
+    places_in_rows,
     sequence_numbers,
     why_sequences_mix,
 )
@@ -55,33 +56,68 @@ def test_any_other_model_is_padded(model: SimpleNamespace) -> None:
     assert attention_keeps_apart(model) == "pad"
 
 
-def test_a_flattened_batch_has_a_mask_and_a_padded_form() -> None:
+def test_a_flattened_batch_has_a_mask() -> None:
     torch = pytest.importorskip("torch")
-    positions = torch.tensor([[0, 1, 0, 0, 1]])
-    assert sequence_numbers(positions).tolist() == [0, 0, 1, 2, 2]
-    attends = block_diagonal(positions, torch.float32)[0, 0] == 0
-    assert attends.long().tolist() == [
+    positions = torch.tensor([[0, 1, 0, 0, 1], [0, 1, 2, 0, 0]])
+    assert sequence_numbers(positions).tolist() == [[0, 0, 1, 2, 2], [0, 0, 0, 1, 2]]
+    first, second = block_diagonal(positions, torch.float32)
+    assert (first[0] == 0).long().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
         [0, 0, 1, 0, 0],
         [0, 0, 0, 1, 0],
         [0, 0, 0, 1, 1],
     ]
-    ids, labels = torch.tensor([[3, 4, 5, 6, 7]]), torch.tensor([[-100, 4, -100, -100, 7]])
-    batch = padded(
-        {"input_ids": ids, "labels": labels, "position_ids": positions, "cu_seq_lens_q": positions, "max_length_q": 2}
-    )
-    assert {name: value.tolist() for name, value in batch.items()} == {
-        "input_ids": [[3, 4], [5, 0], [6, 7]],
-        "labels": [[-100, 4], [-100, -100], [-100, 7]],
-        "attention_mask": [[1, 1], [1, 0], [1, 1]],
+    assert (second[0] == 0).long().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 1],
+    ]
+
+
+def a_batch_of_four_sequences() -> dict[str, Any]:
+    torch = pytest.importorskip("torch")
+    positions = torch.tensor([[0, 1, 0, 0, 1, 2, 0]])
+    return {
+        "input_ids": torch.tensor([[3, 4, 5, 6, 7, 8, 9]]),
+        "labels": torch.tensor([[-100, 4, -100, -100, 7, 8, -100]]),
+        "position_ids": positions,
+        "cu_seq_lens_q": positions,
+        "max_length_q": 3,
+        "num_items_in_batch": 3,
     }
 
 
-def test_a_padded_batch_keeps_values_that_are_not_per_token() -> None:
+def test_a_flattened_batch_has_rows_of_one_sequence() -> None:
+    batch = a_batch_of_four_sequences()
+    rows = in_rows(batch, places_in_rows(batch["position_ids"], several=False))
+    assert rows.pop("num_items_in_batch") == 3
+    assert {name: value.tolist() for name, value in rows.items()} == {
+        "input_ids": [[3, 4, 0], [5, 0, 0], [6, 7, 8], [9, 0, 0]],
+        "labels": [[-100, 4, -100], [-100, -100, -100], [-100, 7, 8], [-100, -100, -100]],
+        "position_ids": [[0, 1, 0], [0, 0, 0], [0, 1, 2], [0, 0, 0]],
+        "attention_mask": [[1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 0, 0]],
+    }
+
+
+def test_a_flattened_batch_has_rows_of_several_sequences() -> None:
+    batch = a_batch_of_four_sequences()
+    places = places_in_rows(batch["position_ids"], several=True)
+    rows = in_rows(batch, places)
+    assert rows["input_ids"].tolist() == [[6, 7, 8], [3, 4, 5], [9, 0, 0]]
+    assert rows["position_ids"].tolist() == [[0, 1, 2], [0, 1, 0], [0, 0, 0]]
+    assert rows["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
+    assert rows["input_ids"][places].tolist() == batch["input_ids"][0].tolist()
+
+
+def test_the_mask_does_not_grow_with_the_square_of_the_tokens() -> None:
     torch = pytest.importorskip("torch")
-    batch = {"input_ids": torch.tensor([[3, 4]]), "position_ids": torch.tensor([[0, 0]]), "num_items_in_batch": 2}
-    assert padded(batch)["num_items_in_batch"] == 2
+    positions = torch.arange(512).repeat(8)[None]
+    batch = {"input_ids": positions, "position_ids": positions}
+    rows = in_rows(batch, places_in_rows(positions, several=True))
+    assert block_diagonal(rows["position_ids"], torch.bfloat16).numel() == positions.numel() * 512
 
 
 def test_an_isolated_model_computes_each_sequence_alone() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from trl_hotfix.authoring import (
     copies_of_the_loss,
     micro_batches,
+    plain_model,
     prepared_first,
     with_coefficient_of_plain_model,
 )
@@ -19,6 +22,32 @@ def test_micro_batches_are_counted_or_taken_from_the_setting() -> None:
     assert micro_batches(SimpleNamespace(args=args)) == 4
     assert micro_batches(SimpleNamespace(args=args, current_gradient_accumulation_steps=3)) == 3
     assert micro_batches(SimpleNamespace(args=args, current_gradient_accumulation_steps=None)) == 4
+
+
+def test_the_plain_model_is_asked_for_once_and_not_kept_alive() -> None:
+    class Model: ...
+
+    class Wrapped:
+        def __init__(self) -> None:
+            self.module = Model()
+
+    asked: list[Any] = []
+
+    def unwrap_model(model: Any) -> Any:
+        asked.append(model)
+        return getattr(model, "module", model)
+
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(unwrap_model=unwrap_model))
+    wrapped, plain = Wrapped(), Model()
+    for _ in range(2):
+        assert plain_model(trainer, wrapped) is wrapped.module
+        assert plain_model(trainer, plain) is plain
+    assert asked == [wrapped, plain]
+    asked.clear()
+    references = weakref.ref(wrapped), weakref.ref(plain)
+    del wrapped, plain
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
 
 
 @pytest.mark.parametrize(("average", "copies"), [(False, 1), (True, 4)])
