@@ -31,6 +31,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         (
             "GRPOTrainer._generate_and_score_completions",
             "GRPOTrainer._generate_single_turn",
+            "OnlineDPOTrainer._generate",
             "RLOOTrainer._generate_and_score_completions",
             "RLOOTrainer._generate_single_turn",
         ),

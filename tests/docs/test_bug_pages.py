@@ -14,6 +14,7 @@ import pytest
 from trl_hotfix.catalogue import loading
 
 DOCS = Path(__file__).parents[2] / "docs"
+README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,19 @@ def test_the_table_of_checks_has_each_patch_and_its_counts(pages: ModuleType, mo
     assert rows.pop(patch_id).endswith("| 40 | 75 % | 97.5 % | 1 | 87.5 % | 4 of 4 |")
     assert all("| not counted |" in row for row in rows.values())
     assert any("40 mutants, of which the self-test kills 75 %" in line for line in lines)
+
+
+def test_the_readme_says_how_many_mutants_are_noticed(pages: ModuleType) -> None:
+    counts = pages.matrix()["mutants"].values()
+    total, by_self_test, killed = (sum(count[name] for count in counts) for name in ("total", "by_self_test", "killed"))
+    said = re.search(
+        r"some ([\d,]+) in all\. The self-tests,.*? notice (\d+) %.*? all checks together (\d+) %", README, re.DOTALL
+    )
+    assert said is not None, "the README does not say it"
+    ways, noticed_by_self_test, noticed = (int(number.replace(",", "")) for number in said.groups())
+    assert total == pytest.approx(ways, rel=0.05)
+    assert 100 * by_self_test / total == pytest.approx(noticed_by_self_test, abs=1)
+    assert 100 * killed / total == pytest.approx(noticed, abs=1)
 
 
 COST: dict[str, Any] = {

@@ -23,6 +23,14 @@ import tiny
 OVERLAYS = ()
 PARITY = True
 
+EQUIVALENT = {
+    "_TorchLogProbFunction: `checkpoint(scored, states, weight, bias, labels, use_reentrant=False, "
+    "preserve_rng_state=False)` without `preserve_rng_state`": "no random number is drawn there: it only costs time",
+    "_TorchLogProbFunction: `checkpoint(scored, states, weight, bias, labels, use_reentrant=False, "
+    "preserve_rng_state=False)` -> `checkpoint(scored, states, weight, bias, labels, use_reentrant=False, "
+    "preserve_rng_state=True)`": "no random number is drawn there: it only costs time",
+}
+
 
 def train() -> tiny.TrainingResult:
     import trl.trainer.utils

@@ -22,8 +22,6 @@ VARIANTS = {
 
 EQUIVALENT = {
     "applied twice": "the plain record is none of a trainer that generates, so it is handed on",
-    "let_the_arguments_be_copied: `quantised and hasattr(settings, 'steps_per_generation')` -> "
-    "`hasattr(settings, 'steps_per_generation')`": "the other models are prepared by the same three arguments",
 }
 
 STEPS, MICRO_BATCHES = 2, 2

@@ -19,6 +19,7 @@ OVERLAYS = ()
 PARITY = ">=0.22.0"
 """Earlier releases leave the division by the micro-batches to transformers, of which some do not divide."""
 
+MUTANTS_ON = ("0.26.0",)
 
 END_OF_TURN = 9
 LENGTHS = (2, 4, 8, 6)

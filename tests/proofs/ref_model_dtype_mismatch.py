@@ -16,8 +16,11 @@ from trl_hotfix.authoring import absent, judge
 
 import tiny
 
+PATCH = "ref-model-dtype-mismatch"
+DPO = "trl.trainer.dpo_trainer:DPOTrainer.__init__"
 OVERLAYS = ()
 PARITY = True
+MUTANTS_ON = ("0.25.1",)
 VARIANTS = {"lora": "with an adapter the reference is the model without it"}
 
 
@@ -47,12 +50,15 @@ def train() -> tiny.TrainingResult:
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Train a policy in float32 with sdpa, and one that is given by name."""
+    """Train a policy in float32 with sdpa, one that is given by name, and one with a reference of the user's."""
     with tempfile.TemporaryDirectory() as folder:
         _, loss, gradients = _grpo(folder, "sdpa")
         if _dpo_loads_a_reference():
-            _policy(folder)
+            reference = _policy(folder)
             gradients |= _dpo(f"{folder}/llama-0")[1]
+            # The wrapper does not say that it acts where the reference is the user's.
+            trainer = _dpo_trainer(_policy(folder), ref_model=reference)
+            assert tiny.acts(PATCH, DPO, trainer) in (None, 0)
     return tiny.TrainingResult(absent("the policy is as the reference is loaded anyway"), loss, gradients)
 
 
@@ -123,14 +129,19 @@ def _trainer(folder: str, name: str, dtype: Any) -> Any:
 
 
 def _dpo(policy: Any) -> tuple[float, dict[str, Any]]:
+    trainer = _dpo_trainer(policy)
+    trainer.train()
+    return trainer.losses[0], {f"dpo {name}": gradient for name, gradient in trainer.step.gradients.items()}
+
+
+def _dpo_trainer(policy: Any, **arguments: Any) -> Any:
     from trl import DPOConfig, DPOTrainer
 
-    trainer = tiny.trainer(
+    return tiny.trainer(
         tiny.measured(DPOTrainer),
         model=policy,
         args=tiny.config(DPOConfig, max_length=16, beta=0.5),
         train_dataset=tiny.preferences(),
         tokenizer=tiny.tokenizer(),
+        **arguments,
     )
-    trainer.train()
-    return trainer.losses[0], {f"dpo {name}": gradient for name, gradient in trainer.step.gradients.items()}

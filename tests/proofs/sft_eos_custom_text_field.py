@@ -19,6 +19,7 @@ ID = "sft-eos-custom-text-field"
 OVERLAYS = ()
 PARITY = True
 DATA = True
+EQUIVALENT = {"applied twice": "the texts end when the second sees them, and stay as they are"}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 TEXTS = [f"w{index} w{index + 1} w{index + 5}" + " w9" * index for index in range(4)]

@@ -27,6 +27,19 @@ TARGET = "trl.trainer.sft_trainer:SFTTrainer.compute_loss"
 COEFFICIENT = 0.5
 OVERLAYS = ()
 PARITY = True
+EQUIVALENT = {
+    "_owners_in: `if not owners or {place: type(owner) for place, owner in owners.items()} != _places[model]:` -> "
+    "always": "all modules are looked at in each call: it only takes longer",
+    "_owners_in: without `_places[model] = {place: type(owner) for place, owner in owners.items()}`": (
+        "all modules are looked at in each call: it only takes longer"
+    ),
+    "_owners_in: `if config not in configs or not attributes.keys().isdisjoint(_COEFFICIENTS):` -> always": (
+        "modules without a coefficient are looked at in each call: it only takes longer"
+    ),
+    "_owners_in: without `configs.add(config)`": (
+        "a config is looked at for each module that has it: it only takes longer"
+    ),
+}
 
 STEPS = 2
 

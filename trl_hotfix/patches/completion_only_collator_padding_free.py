@@ -133,6 +133,10 @@ def _mistakes_elsewhere(module: ModuleType, collator_class: Any) -> list[str]:
         rows = len(collator(_examples())["input_ids"])
         if rows != (1 if collator.padding_free else len(_ROWS)):
             mistakes.append(f"{name}: a batch has {rows} rows")
+    own_copy = type(collator_class.__name__, (), {})()
+    _construct(_trainer(module), _mean_of_the_row(), own_copy)
+    if vars(own_copy):
+        mistakes.append(f"a user's copy of an older collator, which cannot flatten, is given {vars(own_copy)}")
     return mistakes
 
 

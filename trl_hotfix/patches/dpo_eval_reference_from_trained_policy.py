@@ -21,8 +21,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import Once, absent, act, judge, shadowed
-from ..model import Outcome
-from ..testing import default_arguments, stub_trainer
+from ..model import Outcome, Verdict
+from ..testing import default_arguments, recorded_warnings, stub_trainer
 
 _first_warning = Once()
 
@@ -82,7 +82,8 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
     class StubTrainer(transformers.Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> None: ...
 
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> None: ...
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> None:
+            self.evaluated.append(eval_dataset)
 
     # StubTrainer stands after DPOTrainer in the method resolution order, so super() calls its methods.
     trainer_class = type("DPOTrainer", (module.DPOTrainer, StubTrainer), {})
@@ -97,6 +98,7 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
 
         attributes = {
             "log_prob": before,
+            "evaluated": [],
             "model": SimpleNamespace(training=True),
             "ref_model": None,
             "is_peft_model": False,
@@ -114,8 +116,6 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
         }
         trainer = stub_trainer(trainer_class, default_arguments(module.DPOConfig, do_eval=do_eval), **attributes)
         trainer.accelerator.prepare, trainer.accelerator.free_memory = (lambda loader: loader), (lambda: None)
-        # This trainer is no user's, so the wrapper must not warn about it.
-        _first_warning(trainer)
         random_state = torch.get_rng_state()
         trainer.get_train_dataloader()
         if not torch.equal(torch.get_rng_state(), random_state):
@@ -142,10 +142,18 @@ def evaluation_set_keeps_the_untrained_reference(module: ModuleType) -> Outcome:
             {"eval_dataset": None},
             {"eval_dataset": {"one": Rows(), "other": Rows()}},
         )
+        warned: list[dict[str, Any]] = []
         for changed in settings:
             untouched = changed.get("eval_dataset", Rows())
-            if trainer_before_training(**{**changed, "eval_dataset": untouched}).eval_dataset is not untouched:
+            with recorded_warnings() as messages:
+                trainer = trainer_before_training(**{**changed, "eval_dataset": untouched})
+                trainer.get_train_dataloader()
+            if trainer.eval_dataset is not untouched or trainer.evaluated:
                 raise AssertionError(f"the evaluation set was precomputed in spite of {changed}")
+            warned += [changed] * len(messages)
     if any(values not in ([x, x, 2 * x, 2 * x] for x in (before, after)) for values in log_probs):
         raise AssertionError(f"the reference log-probs of the rows are {log_probs}")
-    return judge(sum(values[0] for values in log_probs) / 2, right=before, wrong=after)
+    outcome = judge(sum(values[0] for values in log_probs) / 2, right=before, wrong=after)
+    if warned != [{"do_eval": False}] * (outcome.verdict is Verdict.FIXED):
+        raise AssertionError(f"it is warned of {warned}")
+    return outcome

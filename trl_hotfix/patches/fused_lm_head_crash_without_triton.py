@@ -22,7 +22,7 @@ from typing import Any
 
 from ..authoring import act, argument, judge, module_of, shadowed
 from ..model import Outcome
-from ..testing import tiny_attention_model
+from ..testing import StopConstruction, tiny_attention_model
 
 _TOKENS = 1024
 _NAME = "_ChunkedLogProbFunction"
@@ -78,40 +78,29 @@ class _TorchLogProbFunction:
         from torch.utils.checkpoint import checkpoint
 
         def scored(hidden: Any, weight: Any, bias: Any, targets: Any) -> tuple[Any, ...]:
-            logits = torch.nn.functional.linear(
-                hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-            )
-            logits = logits.float() * logit_scale
+            # Under autocast torch computes this in its type.
+            bias = None if bias is None else bias.to(hidden.dtype)
+            logits = torch.nn.functional.linear(hidden, weight.to(hidden.dtype), bias).float() * logit_scale
             if final_logit_softcapping is not None:
                 logits = final_logit_softcapping * torch.tanh(logits / final_logit_softcapping)
             logits = logits / temperature
-            log_probs = logits.log_softmax(-1)
-            scores = [log_probs.gather(-1, targets[:, None])[:, 0]]
+            log_probs = logits.log_softmax(1)
+            scores = [-torch.nn.functional.nll_loss(log_probs, targets, reduction="none")]
             if "entropy" in outputs:
-                scores.append(-(log_probs.exp() * log_probs).sum(-1))
+                scores.append(-(log_probs.exp() * log_probs).sum(1))
             with torch.no_grad():
                 if "log_sum_sq_probs" in outputs:
-                    scores.append((2 * log_probs).logsumexp(-1))
+                    scores.append((2 * log_probs).logsumexp(1))
                 if "mean_logits" in outputs:
-                    scores.append(logits.mean(-1))
+                    scores.append(logits.mean(1))
                 if "is_top1" in outputs:
-                    scores.append(log_probs.argmax(-1) == targets)
+                    scores.append(log_probs.argmax(1) == targets)
             return tuple(scores)
 
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        # An empty batch makes one chunk too, so that a batch without labels has a gradient of 0.
+        # split() makes one part of an empty batch too, so that a batch without labels has a gradient of 0.
         chunks = [
-            checkpoint(
-                scored,
-                hidden[begin : begin + _TOKENS],
-                weight,
-                bias,
-                targets[begin : begin + _TOKENS],
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            for begin in range(0, max(len(hidden), 1), _TOKENS)
+            checkpoint(scored, states, weight, bias, labels, use_reentrant=False, preserve_rng_state=False)
+            for states, labels in zip(hidden.split(_TOKENS), targets.split(_TOKENS), strict=True)
         ]
         names = ("log_probs", *(name for name in _OPTIONAL if name in outputs))
         results = dict(zip(names, (torch.cat(parts) for parts in zip(*chunks, strict=True)), strict=True))
@@ -138,20 +127,22 @@ def tokens_are_scored_without_triton(module: ModuleType) -> Outcome:
                 raise
             return judge(0.0, right=float(plain.expected()[0].sum()), wrong=0.0, error=str(error))
         # A chunk is smaller than the labels.
-        stack.enter_context(shadowed(sys.modules[__name__], "_TOKENS", 3))
+        stack.enter_context(shadowed(sys.modules[__name__], "_TOKENS", 2))
         settings = {"final_logit_softcapping": 0.5, "logit_scale": 3.0}
         cases = {
             "plain": plain,
             "capped": _Case(module, settings, temperature=0.7),
             "with a bias": _Case(module, bias=True),
             "log-probs alone": _Case(module, outputs=("log_probs",)),
-            "in float32": _Case(module, dtype=torch.bfloat16, cast_lm_head_to_fp32=True),
+            "in float32": _Case(module, bias=True, dtype=torch.bfloat16, cast_lm_head_to_fp32=True),
             "in bfloat16": _Case(module, dtype=torch.bfloat16),
             "without labels": _Case(module, labels=False),
         }
         mistakes = [f"{name}: {mistake}" for name, case in cases.items() for mistake in case.mistakes()]
         with torch.autocast("cpu", torch.bfloat16):
             mistakes += [f"under autocast: {mistake}" for mistake in _Case(module, autocast=True).mistakes()]
+        if getattr(module, _NAME) is None:
+            mistakes += _mistakes_with_a_kernel(module)
     mistakes += _mistakes_about_triton()
     if mistakes:
         raise AssertionError("; ".join(mistakes))
@@ -159,7 +150,7 @@ def tokens_are_scored_without_triton(module: ModuleType) -> Outcome:
 
 
 class _Case:
-    """A model with TRL's head, two rows of three and two labels, and by torch what the head is to give for them."""
+    """A model with TRL's head, two rows of two and three labels, and by torch what the head is to give for them."""
 
     def __init__(
         self,
@@ -177,8 +168,8 @@ class _Case:
         self.model = tiny_attention_model().to(dtype)
         vars(self.model.config).update(settings or {})
         if bias:
-            values = torch.linspace(-1, 1, len(self.model.lm_head.weight))
-            self.model.lm_head.bias = torch.nn.Parameter(values)
+            weight = self.model.lm_head.weight
+            self.model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, len(weight)).to(weight.dtype))
         self.options: dict[str, Any] = {
             "temperature": 1.0,
             "cast_lm_head_to_fp32": False,
@@ -186,8 +177,8 @@ class _Case:
         }
         self.options.update(options)
         self.under_autocast, self.in_bfloat16 = autocast, autocast or dtype is torch.bfloat16
-        self.ids = torch.tensor([[3, 4, 5, 6], [7, 3, 6, 2]])
-        self.labels = torch.tensor([[3, 4, 5, 6], [7, 3, -100, 2]]) if labels else torch.full_like(self.ids, -100)
+        self.ids = torch.tensor([[7, 3, 6, 2], [3, 4, 5, 6]])
+        self.labels = torch.tensor([[7, 3, -100, 2], [3, 4, 5, 6]]) if labels else torch.full_like(self.ids, -100)
         # The model's own forward would return the same as TRL's head. The test measures TRL's head.
         self.own_forward = self.model.forward
         module.add_fused_lm_head(self.model, **self.options)
@@ -206,6 +197,8 @@ class _Case:
         config, head = self.model.config, self.model.lm_head
         hidden = self.model.base_model(input_ids=self.ids).last_hidden_state[:, :-1]
         weight, bias = head.weight, head.bias
+        if bias is not None and self.options["cast_lm_head_to_fp32"]:
+            bias = bias.float()
         if self.options["cast_lm_head_to_fp32"]:
             hidden, weight = hidden.float(), weight.float()
         elif self.under_autocast:
@@ -273,6 +266,27 @@ def _mistakes_about_triton() -> Iterator[str]:
     for torch, environment, runs in cases:
         if _triton_runs(torch, environment) is not runs:
             yield f"with {torch} and {environment}, Triton is said to run: {not runs}"
+
+
+def _mistakes_with_a_kernel(module: ModuleType) -> Iterator[str]:
+    """Give where TRL's kernel is called although Triton does not run, or is not called although it does."""
+
+    class Kernel:
+        @staticmethod
+        def apply(*args: Any) -> None:
+            raise StopConstruction
+
+    for runs in (True, False):
+        answers = shadowed(sys.modules[__name__], "_triton_runs", lambda *args, runs=runs: runs)
+        with shadowed(module, _NAME, Kernel), answers:
+            try:
+                _Case(module).scores()
+            except StopConstruction:
+                is_called = True
+            else:
+                is_called = False
+        if is_called is not runs:
+            yield f"Triton runs: {runs}, and its kernel is called: {is_called}"
 
 
 @contextmanager

@@ -9,9 +9,9 @@ failed in the first step for these two, since the output of their decoders has n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
@@ -34,7 +34,7 @@ def name_the_soft_cap(wrapped: Callable[..., Any], instance: Any, args: tuple[An
 def head_has_the_soft_cap(module: ModuleType) -> Outcome:
     """Find the caps that the heads of four models apply: under both names, and in the config of a model's text part.
 
-    A model without a cap, and one that has it under the name that TRL reads, are left alone.
+    A model without a cap, and those that have one under the name that TRL reads, are left alone.
     """
     try:
         outcomes = [
@@ -48,21 +48,33 @@ def head_has_the_soft_cap(module: ModuleType) -> Outcome:
         return absent("the first step of these models fails for another reason")
     if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
         raise AssertionError(f"some heads have the cap of their model, and others have not: {outcomes}")
-    for name, cap in (("logits_soft_cap", None), ("final_logit_softcapping", 0.25)):
-        case = _Case(module, name, cap)
-        if case.applied() != (cap or 0.0) or case.was_changed:
-            raise AssertionError(f"{name} is {cap}, and the head is made with {case.applied()}")
+    for name, cap, other in (
+        ("logits_soft_cap", None, {}),
+        ("final_logit_softcapping", 0.25, {}),
+        ("final_logit_softcapping", 0.25, {"logits_soft_cap": 0.5}),
+    ):
+        case = _Case(module, name, cap, other)
+        if (applied := case.applied()) != (cap or 0.0) or case.was_changed:
+            raise AssertionError(f"with {case.settings} the head is made with {applied}")
     return outcomes[0]
 
 
 class _Case:
-    """A model whose config, or that of its text part, has one setting."""
+    """A model whose config, or that of its text part, has a cap under this name, and ``other`` settings."""
 
-    def __init__(self, module: ModuleType, name: str, cap: float | None, *, text_part: bool = False) -> None:
+    def __init__(
+        self,
+        module: ModuleType,
+        name: str,
+        cap: float | None,
+        other: Mapping[str, float] = MappingProxyType({}),
+        *,
+        text_part: bool = False,
+    ) -> None:
         import torch
 
         self.module, self.was_changed, self.cap = module, False, cap
-        self.settings = {"model_type": "tiny", name: cap}
+        self.settings = {"model_type": "tiny", name: cap, **other}
         config = SimpleNamespace(**self.settings)
         self.text_config = SimpleNamespace(**self.settings) if text_part else config
         if text_part:

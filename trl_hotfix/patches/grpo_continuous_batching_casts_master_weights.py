@@ -129,7 +129,11 @@ class _Generated(Exception):
 class _Stop:
     """What is compared with something else if vLLM generates."""
 
+    def __init__(self, case: _Case) -> None:
+        self.case = case
+
     def __ne__(self, other: object) -> bool:
+        self.case.note()
         raise _Generated
 
 
@@ -179,16 +183,17 @@ class _Case:
         raise AssertionError("nothing was generated")
 
     def _generate_batch(self, *args: Any, **kwargs: Any) -> Any:
-        self._generate_nothing()
+        self.note()
         if self.fails:
             raise _Generated
         return SimpleNamespace(values=self._read)
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        self._generate_nothing()
+        self.note()
         raise _Generated
 
-    def _generate_nothing(self) -> None:
+    def note(self) -> None:
+        """Note the weights that generate."""
         weights = [weight for weight in self.model.parameters() if weight.is_floating_point()]
         self.during, self.own_then = {weight.dtype for weight in weights}, self.has_own()
         self.head = self.model.lm_head.weight.detach().clone()
@@ -220,17 +225,17 @@ def _check_that_others_are_left_alone(module: ModuleType, method: str, model: An
     """Assert that nothing is replaced with vLLM, without batching, without mixed precision, or without a cast."""
     import torch
 
-    padded: dict[str, Any] = dict.fromkeys(_OPTIONS, False)
-    cases = {
-        "padded": (_Case(module, method, model, **padded), torch.float32),
-        "no mixed precision": (_Case(module, method, model, bf16=False), torch.float32),
-    }
+    padded, full_precision = _Case(module, method, model), _Case(module, method, model, bf16=False)
+    for name in _OPTIONS:
+        # The one that this release has is off by default.
+        delattr(padded.trainer, name)
+    cases = {"padded": padded, "no mixed precision": full_precision}
     if method != "OnlineDPO":  # It has another method for vLLM.
-        vllm = _Case(module, method, model, use_vllm=True, _last_loaded_step=_Stop())
-        cases["vLLM"] = vllm, None
-    for name, (case, dtype) in cases.items():
+        cases["vLLM"] = vllm = _Case(module, method, model, use_vllm=True)
+        vllm.trainer._last_loaded_step = _Stop(vllm)
+    for name, case in cases.items():
         case.generate()
-        if not case.own_then or case.during != (None if dtype is None else {dtype}):
+        if not case.own_then or case.during != {torch.float32}:
             raise AssertionError(f"{name}: generated with {case.during}, of its own weights: {case.own_then}")
     half = _Case(module, method, model)
     with shadowed(model, "float", lambda: model.to(torch.bfloat16)):

@@ -37,12 +37,13 @@ def begin_with_the_epoch_of_the_run(
         _self_started = False
 
         def __iter__(self) -> Iterator[int]:
-            finished_epochs = 0 if self._self_started else int(instance.state.epoch or 0)
+            # Before a training there is no epoch.
+            if not self._self_started and instance.state.epoch is not None:
+                for _ in range(int(instance.state.epoch)):
+                    act()
+                    # The sampler draws the order of a pass when its first index is requested.
+                    next(iter(self.__wrapped__), None)
             self._self_started = True
-            for _ in range(finished_epochs):
-                act()
-                # The sampler draws the order of a pass when its first index is requested.
-                next(iter(self.__wrapped__), None)
             return iter(self.__wrapped__)
 
     return ResumedSampler(sampler)

@@ -59,13 +59,14 @@ def vllm_is_given_the_merged_weights(module: ModuleType) -> Outcome:
     for case in cases[:2]:
         case.trainer.accelerator.is_main_process = False
         case.hand_over(2)
-        if case.is_shadowed_in_a_merge:
+        if case.is_shadowed:
             raise AssertionError("weights are copied on a rank that hands over none")
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"the weights are not always handed over alike: {outcomes}")
     case = _Case(module, 0.0, adapter=False)
     case.hand_over(0)
-    if any(case.loaded[name][1] != weight.data_ptr() for name, weight in case.model.named_parameters()):
+    is_own = all(case.loaded[name][1] == weight.data_ptr() for name, weight in case.model.named_parameters())
+    if case.is_shadowed or not is_own:
         raise AssertionError("without an adapter weights are copied")
     return outcomes[0]
 
@@ -85,7 +86,7 @@ class _Case:
         from peft import LoraConfig, get_peft_model
 
         self.loaded: dict[str, tuple[Any, int]] = {}
-        self.is_shadowed_in_a_merge = False
+        self.is_shadowed = False
         self.model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False))
         self.layer = self.model[0]
         self.layer.register_buffer("levels", torch.arange(4))
@@ -114,10 +115,11 @@ class _Case:
         self.trainer.accelerator.state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None)
 
     def _load(self, weights: Any) -> None:
+        self.is_shadowed = "state_dict" in vars(self.model)
         self.loaded.update({name: (weight.detach().clone(), weight.data_ptr()) for name, weight in weights})
 
     def _merge(self, *args: Any, **kwargs: Any) -> None:
-        self.is_shadowed_in_a_merge = "state_dict" in vars(self.model)
+        self.is_shadowed = "state_dict" in vars(self.model)
         self.merge(*args, **kwargs)
 
     def hand_over(self, step: int) -> None:

@@ -13,15 +13,15 @@ before, so the attributes that they derive from it are set again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, act_of_this_call, argument, judge, replaced_argument
-from ..model import Outcome
-from ..testing import default_arguments, tiny_causal_lm
+from ..model import Outcome, Verdict
+from ..testing import default_arguments, recorded_warnings, tiny_causal_lm
 
 _UNSET = 0.001
 
@@ -45,10 +45,9 @@ def use_coefficient_of_config(
                 return
             act()
             changed.append(args)
-            args.router_aux_loss_coef = coefficient
-            if "router_aux_loss_coef" in vars(instance):
-                instance.router_aux_loss_coef = coefficient
-                instance.aux_loss_enabled = coefficient != 0.0
+            # GRPO and RLOO have read the argument; the others set their attributes from it after this.
+            args.router_aux_loss_coef = instance.router_aux_loss_coef = coefficient
+            instance.aux_loss_enabled = coefficient != 0.0
             if state.is_world_process_zero:
                 logging.getLogger("trl_hotfix").warning(
                     "router_aux_loss_coef is %g in the config of the model, and %g in %s, which is its default: %g is "
@@ -79,7 +78,57 @@ def coefficient_is_that_of_the_config(module: ModuleType) -> Outcome:
     used = _coefficient_of_trainer(module, method, declared, default)
     if (set_by_user := _coefficient_of_trainer(module, method, declared, chosen)) != chosen:
         raise AssertionError(f"{chosen} in the arguments, and {set_by_user!r} is used")
-    return judge(used, right=declared, wrong=_UNSET, argument=str(default))
+    outcome = judge(used, right=declared, wrong=_UNSET, argument=str(default))
+    if outcome.verdict is Verdict.FIXED and (mistakes := _mistakes_of_stand_ins()):
+        raise AssertionError("; ".join(mistakes))
+    return outcome
+
+
+class _Trainer:
+    """It reads the coefficient before its callbacks are called, as GRPO does."""
+
+    router_aux_loss_coef, aux_loss_enabled = _UNSET, True
+
+    def construct(self, config: Mapping[str, Any], args: Any, is_main: bool, callbacks: list[Any] | None) -> None:
+        text = SimpleNamespace(**config)
+        model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+        state = SimpleNamespace(is_world_process_zero=is_main)
+        self.callbacks = callbacks or []
+        for callback in self.callbacks:
+            callback.on_init_end(args, state, None, model=model)
+
+    def remove_callback(self, callback: Any) -> None:
+        self.callbacks.remove(callback)
+
+
+def _mistakes_of_stand_ins() -> list[str]:
+    """Return what is wrong for several configs: the coefficient, the callbacks, or the warning."""
+    from transformers import TrainerCallback
+
+    routers = {"output_router_logits": False}
+    # The config, whether the rank is the main one, the callbacks; the coefficient and the number of warnings.
+    cases: dict[str, tuple[dict[str, Any], bool, list[Any] | None, float, int]] = {
+        "a coefficient": ({**routers, "router_aux_loss_coef": 0.5}, True, [TrainerCallback()], 0.5, 1),
+        "another rank": ({**routers, "router_aux_loss_coef": 0.5}, False, None, 0.5, 0),
+        "a coefficient of 0": ({**routers, "router_aux_loss_coef": 0.0}, True, [], 0.0, 1),
+        "the default": ({**routers, "router_aux_loss_coef": _UNSET}, True, None, _UNSET, 0),
+        "no value": ({**routers, "router_aux_loss_coef": None}, True, None, _UNSET, 0),
+        "no coefficient": (routers, True, None, _UNSET, 0),
+        "no routers": ({"router_aux_loss_coef": 0.5}, True, None, _UNSET, 0),
+    }
+    mistakes = []
+    for name, (config, is_main, callbacks, right, warnings) in cases.items():
+        trainer, args = _Trainer(), SimpleNamespace(router_aux_loss_coef=_UNSET)
+        with recorded_warnings() as messages:
+            use_coefficient_of_config(trainer.construct, trainer, (config, args, is_main, callbacks), {})
+        used = trainer.router_aux_loss_coef, trainer.aux_loss_enabled, args.router_aux_loss_coef
+        if used != (right, right != 0.0, _UNSET):
+            mistakes.append(f"{name}: {used} is used")
+        if trainer.callbacks != (callbacks or []):
+            mistakes.append(f"{name}: the trainer has the callbacks {trainer.callbacks}")
+        if [f"router_aux_loss_coef is {right:g} in" in message for message in messages] != [True] * warnings:
+            mistakes.append(f"{name}: the warnings are {messages}")
+    return mistakes
 
 
 class _StopConstruction(Exception):

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
-from ..model import Outcome
+from ..model import Outcome, Verdict
 from ..testing import StopConstruction, begin_trainer, single_process
 
 
@@ -26,11 +26,12 @@ def copy_the_active_adapter(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Make the trainer with a model whose active adapter stands for the default one."""
+    from peft import PeftModel
+
     model = argument(wrapped, args, kwargs, "model")
-    adapters, active = getattr(model, "peft_config", None), getattr(model, "active_adapter", None)
-    if not isinstance(adapters, dict) or not isinstance(active, str) or "default" in adapters or active not in adapters:
+    if not isinstance(model, PeftModel) or "default" in model.peft_config:
         return wrapped(*args, **kwargs)
-    add_adapter = model.add_adapter
+    active, add_adapter = model.active_adapter, model.add_adapter
 
     def add_and_copy(adapter_name: str, *args: Any, **kwargs: Any) -> Any:
         result = add_adapter(adapter_name, *args, **kwargs)
@@ -88,14 +89,17 @@ def reference_is_a_copy_of_the_adapter(module: ModuleType) -> Outcome:
     if not _makes_a_reference_adapter(trainer_class):
         return absent("in this release this trainer makes no adapter of its own")
     # A module of the model has the second name.
-    outcomes = [_judged(module, trainer_class, name) for name in ("policy", "self_attn")]
+    outcomes = [_judged(module, trainer_class, name, name) for name in ("policy", "self_attn")]
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"the adapters are not all copied: {outcomes}")
+    # TRL copies an adapter of that name whichever is active.
+    if (outcome := _judged(module, trainer_class, "policy", "default")).verdict is not Verdict.FIXED:
+        raise AssertionError(f"the adapter default is not copied: {outcome}")
     return outcomes[0]
 
 
-def _judged(module: ModuleType, trainer_class: Any, adapter: str) -> Outcome:
-    """Judge how far the adapter "ref" is from its original, which is active among three."""
+def _judged(module: ModuleType, trainer_class: Any, adapter: str, original: str) -> Outcome:
+    """Judge how far the adapter "ref" is from its original. ``adapter`` is active among three."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -104,7 +108,8 @@ def _judged(module: ModuleType, trainer_class: Any, adapter: str) -> Outcome:
     heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     base = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=None, eos_token_id=1))
     lora = LoraConfig(r=1, target_modules=["q_proj", "v_proj"])
-    model = get_peft_model(base, lora, adapter_name="before")
+    first = "before" if original == adapter else original
+    model = get_peft_model(base, lora, adapter_name=first)
     for name in (adapter, "behind"):
         model.add_adapter(name, LoraConfig(r=2 if name == adapter else 1, target_modules=["q_proj", "v_proj"]))
     model.set_adapter(adapter)
@@ -114,6 +119,13 @@ def _judged(module: ModuleType, trainer_class: Any, adapter: str) -> Outcome:
     untouched = {name: weight.detach().clone() for name, weight in weights.items()}
 
     def stop(trainer: Any) -> None:
+        # Whatever else asks for an adapter or adds one meanwhile is answered by peft.
+        if "default" in model.peft_config and original != "default":
+            raise AssertionError("the model contains an adapter called default")
+        try:
+            raise AssertionError(f"an adapter that does not exist has {model.peft_config['missing']}")
+        except KeyError:
+            model.add_adapter("later", LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
         raise StopConstruction
 
     adapters, add_adapter = model.peft_config, type(model).add_adapter
@@ -124,7 +136,7 @@ def _judged(module: ModuleType, trainer_class: Any, adapter: str) -> Outcome:
         if error.args != ("default",):
             raise
         return judge(1.0, right=0.0, wrong=1.0, error=repr(error))
-    names = ["before", adapter, "behind", "ref"]
+    names = [first, adapter, "behind", "ref", "later"]
     if model.peft_config is not adapters or list(adapters) != names or model.active_adapter != adapter:
         raise AssertionError(f"the model is left with {model.peft_config}, and {model.active_adapter!r} is active")
     if type(adapters) is not dict or getattr(model.add_adapter, "__func__", None) is not add_adapter:
@@ -132,8 +144,10 @@ def _judged(module: ModuleType, trainer_class: Any, adapter: str) -> Outcome:
     after = dict(model.named_parameters())
     if any(not after[name].equal(weight) for name, weight in untouched.items()):
         raise AssertionError("an adapter of the user's is changed")
+    if any(weight.any() for name, weight in after.items() if "lora_B.later" in name):
+        raise AssertionError("an adapter that is added later is a copy")
     pairs = [
-        (weight, untouched[name.replace(".ref.", f".{adapter}.")]) for name, weight in after.items() if ".ref." in name
+        (weight, untouched[name.replace(".ref.", f".{original}.")]) for name, weight in after.items() if ".ref." in name
     ]
     if len(pairs) != 4:
         raise AssertionError(f"the adapter ref has {len(pairs)} matrices")

@@ -59,15 +59,23 @@ def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
 
 def _mistakes_elsewhere(module: ModuleType) -> list[str]:
     """Return what is wrong with other models: a second one, one that is not trained, and one without an adapter."""
+    from peft import LoraConfig, get_peft_model
+
     second, frozen, base = _quantised_peft_model(), _quantised_peft_model(), _quantised(_base())
     for weight in frozen.parameters():
         weight.requires_grad_(False)
     expected = {"a second model": (second, _TRAINED), "a frozen model": (frozen, set()), "no adapter": (base, set())}
     trained = {name: _trained(_prepare(module, model)) for name, (model, _) in expected.items()}
     mistakes = [f"{name}: {sorted(names)} are trained" for name, names in trained.items() if names != expected[name][1]]
-    # peft would look for bitsandbytes if this model were marked.
+    mistakes += [f"{name} is not prepared" for name, (model, _) in expected.items() if not model.checkpointing]
+    # peft would look for bitsandbytes if these models were marked.
     if (names := _trained(_prepare(module, _base(), _lora()))) != _TRAINED:
         mistakes.append(f"a new adapter: {sorted(names)} are trained")
+    # SFTTrainer of 0.20 and 0.21 puts the new adapter around the old one, which then has other names.
+    if hasattr(module, "prepare_peft_model"):
+        with_bias = get_peft_model(_base(), LoraConfig(r=1, target_modules=["inner"], bias="all"))
+        if (names := _trained(_prepare(module, with_bias, _lora()))) != _TRAINED:
+            mistakes.append(f"a new adapter in the place of another one: {sorted(names)} are trained")
     return mistakes
 
 
@@ -108,9 +116,12 @@ def _base() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+            self.checkpointing = False
 
         # Methods of transformers' models that gradient checkpointing calls.
-        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None: ...
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None:
+            self.checkpointing = True
+
         def enable_input_require_grads(self) -> None: ...
 
     return Base()

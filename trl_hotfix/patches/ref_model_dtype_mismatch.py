@@ -14,12 +14,11 @@ config names. If the policy is a model, the reference is the only model that the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, module_of, shadowed
+from ..authoring import absent, judge, module_of, shadowed
 from ..model import Outcome
 from ..testing import StopConstruction, begin_trainer, single_process, tiny_causal_lm
 
@@ -28,13 +27,15 @@ def load_the_reference_like_the_policy(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Make the trainer with loaders that add the policy's dtype and attention, if the policy is a model."""
-    model = argument(wrapped, args, kwargs, "model")
-    bound = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    # A module that is not a transformers model has neither a dtype nor a config, and its reference cannot be loaded.
-    if bound.get("ref_model") is not None or not (hasattr(model, "dtype") and hasattr(model, "config")):
-        return wrapped(*args, **kwargs)
+    import transformers
 
-    def like_the_policy(load: Callable[..., Any], dtype_name: str) -> Callable[..., Any]:
+    bound = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    # A policy that is given by name has no dtype.
+    if bound.get("ref_model") is not None or not hasattr(bound.get("model"), "dtype"):
+        return wrapped(*args, **kwargs)
+    dtype_name = _name_of_dtype(transformers.__version__)
+
+    def like_the_policy(load: Callable[..., Any]) -> Callable[..., Any]:
         def load_like_the_policy(*args: Any, **options: Any) -> Any:
             policy = instance.model
             if not {"dtype", "torch_dtype"} & set(options):
@@ -45,48 +46,46 @@ def load_the_reference_like_the_policy(
 
         return load_like_the_policy
 
-    with _replaced_loaders(module_of(wrapped), like_the_policy):
+    module = module_of(wrapped)
+    with shadowed(module, *_decorated_loader(module, like_the_policy)):
         return wrapped(*args, **kwargs)
 
 
-@contextmanager
-def _replaced_loaders(
-    module: ModuleType, decorate: Callable[[Callable[..., Any], str], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replace each loader of models in ``module`` by ``decorate(loader, the name of its dtype argument)``."""
-    import transformers
+def _name_of_dtype(version: str) -> str:
+    """Return what ``from_pretrained`` of this version of transformers calls the dtype: 4.56 renamed it."""
     from packaging.version import Version
 
-    # transformers 4.56 renamed the argument.
-    dtype_name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    return "dtype" if Version(version) >= Version("4.56") else "torch_dtype"
+
+
+def _decorated_loader(
+    module: ModuleType, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[str, Any]:
+    """Return the name under which ``module`` has what loads a reference, and the same with decorated loaders."""
 
     def view(models: Any) -> Any:
-        return SimpleNamespace(from_pretrained=decorate(models.from_pretrained, dtype_name))
+        return SimpleNamespace(from_pretrained=decorate(models.from_pretrained))
+
+    if hasattr(module, "create_model_from_path"):
+        return "create_model_from_path", decorate(module.create_model_from_path)
+    if hasattr(module, "AutoModelForCausalLM"):
+        return "AutoModelForCausalLM", view(module.AutoModelForCausalLM)
+    transformers = module.transformers
 
     class Transformers:
         """The module ``transformers`` with decorated loaders in its model classes."""
 
         def __getattr__(self, attribute: str) -> Any:
-            value = getattr(transformers_of_module, attribute)
+            value = getattr(transformers, attribute)
             return view(value) if hasattr(value, "from_pretrained") else value
 
-    transformers_of_module = getattr(module, "transformers", None)
-    with ExitStack() as stack:
-        if hasattr(module, "create_model_from_path"):
-            load = decorate(module.create_model_from_path, "dtype")
-            stack.enter_context(shadowed(module, "create_model_from_path", load))
-        else:
-            if transformers_of_module is not None:
-                stack.enter_context(shadowed(module, "transformers", Transformers()))
-            if hasattr(module, "AutoModelForCausalLM"):
-                stack.enter_context(shadowed(module, "AutoModelForCausalLM", view(module.AutoModelForCausalLM)))
-        yield
+    return "transformers", Transformers()
 
 
 def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
     """Check how many bits the references of policies in bfloat16 are loaded with: 32 if no dtype is given.
 
-    What ``model_init_kwargs`` set is left alone.
+    What ``model_init_kwargs`` set is left alone, and so is the loading of a policy that is given by name.
     """
     import torch
 
@@ -97,6 +96,9 @@ def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
     loads_by_path = hasattr(module, "create_model_from_path") and not hasattr(module, "create_reference_model")
     if (generates and "reward_funcs" not in parameters) or not (generates or loads_by_path):
         return absent("in this release the reference is not loaded by this trainer")
+    names = [_name_of_dtype(version) for version in ("4.55.4", "4.56.0")]
+    if names != ["torch_dtype", "dtype"]:
+        raise AssertionError(f"before and from transformers 4.56 on the dtype is called {names}")
     outcomes = []
     for attention in ("flash_attention_2", {"text": "sdpa"}):
         options = _options_of_the_reference(module, trainer_class, attention)
@@ -112,6 +114,9 @@ def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
         raise AssertionError(f"the references are not all loaded alike: {outcomes}")
     if "attn_implementation" in inspect.unwrap(trainer_class.__init__).__code__.co_consts:
         return outcomes[0]  # The trainer does it itself.
+    of_policy = _loaded_with(module, trainer_class, "a policy")
+    if of_policy is None or "attn_implementation" in of_policy:
+        raise AssertionError(f"a policy that is given by name is loaded with {of_policy}")
     for name in ("dtype", "torch_dtype"):
         own = {name: torch.float64, "attn_implementation": "eager"}
         try:
@@ -132,6 +137,19 @@ def _options_of_the_reference(
 ) -> dict[str, Any] | None:
     """Return the keyword arguments with which ``__init__`` loads the reference, or None if it copies the policy."""
     import torch
+
+    text = SimpleNamespace(router_aux_loss_coef=0.0, output_router_logits=False)
+    config: Any = SimpleNamespace(
+        get_text_config=lambda: text, _attn_implementation=attention, _name_or_path="a policy", model_type=""
+    )
+    model = tiny_causal_lm(config)
+    model.dtype, model.warnings_issued = torch.bfloat16, {}
+    model.generation_config = SimpleNamespace(eos_token_id=None)
+    return _loaded_with(module, trainer_class, model, **settings)
+
+
+def _loaded_with(module: ModuleType, trainer_class: Any, model: Any, **settings: Any) -> dict[str, Any] | None:
+    """Return the keyword arguments with which ``__init__`` loads its first model, or None if it copies one instead."""
     import transformers
 
     loads: list[dict[str, Any]] = []
@@ -143,13 +161,6 @@ def _options_of_the_reference(
     def stop_at_copy(*args: Any, **options: Any) -> None:
         raise StopConstruction
 
-    text = SimpleNamespace(router_aux_loss_coef=0.0, output_router_logits=False)
-    config: Any = SimpleNamespace(
-        get_text_config=lambda: text, _attn_implementation=attention, _name_or_path="a policy", model_type=""
-    )
-    model = tiny_causal_lm(config)
-    model.dtype, model.warnings_issued = torch.bfloat16, {}
-    model.generation_config = SimpleNamespace(eos_token_id=None)
     policy = SimpleNamespace(from_pretrained=record_load)
     shadows = {
         "create_model_from_path": record_load,
@@ -160,7 +171,24 @@ def _options_of_the_reference(
     }
     before = {name: getattr(module, name, None) for name in shadows}
     with single_process(module):
-        begin_trainer(module, trainer_class, model, shadows=shadows, gradient_checkpointing=False, **settings)
+        begin_trainer(
+            module,
+            trainer_class,
+            model,
+            parent=lambda trainer: _assert_other_names_are_left(module),
+            shadows=shadows,
+            gradient_checkpointing=False,
+            **settings,
+        )
     if any(getattr(module, name, None) is not value for name, value in before.items()):
         raise AssertionError(f"{module.__name__} is left with other loaders")
     return loads[0] if loads else None
+
+
+def _assert_other_names_are_left(module: ModuleType) -> None:
+    """Raise unless the ``transformers`` of a trainer's module has its version, also while the trainer is made."""
+    import transformers
+
+    version = getattr(module, "transformers", transformers).__version__
+    if version != transformers.__version__:
+        raise AssertionError(f"transformers has the version {version}")

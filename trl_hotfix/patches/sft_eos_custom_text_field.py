@@ -92,6 +92,18 @@ def _mistakes_elsewhere(module: ModuleType) -> list[str]:
         def __call__(self, text: str, **kwargs: Any) -> Any:
             return super().__call__(text + "\1", **kwargs)
 
+    class StartingTokenizer(CharacterTokenizer):
+        """It begins texts with the token that ends them."""
+
+        def __call__(self, text: str, **kwargs: Any) -> Any:
+            return super().__call__("\1" + text, **kwargs)
+
+    class UnknowingTokenizer(CharacterTokenizer):
+        """It does not know the letter a, and its token for unknown letters is that of the end."""
+
+        def __call__(self, text: str, **kwargs: Any) -> Any:
+            return super().__call__(text.replace("a", "\1"), **kwargs)
+
     without_end: Any = CharacterTokenizer()
     without_end.eos_token = None
     text, words = {"content": "ab"}, CharacterTokenizer()
@@ -112,12 +124,13 @@ def _mistakes_elsewhere(module: ModuleType) -> list[str]:
         processor = SimpleNamespace(tokenizer=tokenizer)
         if end_the_texts(_dataset, None, (dataset, processor, settings, function), {}) is not dataset:
             mistakes.append(f"{name}: the dataset is another one")
-    plain = {"content": "ab"}
-    if (
-        end_the_texts(_dataset, None, (plain, words, SimpleNamespace(dataset_text_field="content"), None), {})
-        is not plain
-    ):
+    settings = SimpleNamespace(dataset_text_field="content")
+    if end_the_texts(_dataset, None, (text, words, settings, None), {}) is not text:
         mistakes.append("what is no dataset is another one")
+    for content, tokenizer in (("bc", UnknowingTokenizer()), ("", StartingTokenizer())):
+        (row,) = end_the_texts(_dataset, None, (stream([{"content": content}]), tokenizer, settings, None), {})
+        if row["content"] != content + "\1":
+            mistakes.append(f"of {content!r} with {type(tokenizer).__name__}, {row} is made")
     return mistakes
 
 

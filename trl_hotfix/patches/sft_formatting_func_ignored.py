@@ -16,12 +16,13 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from operator import is_
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import Once, absent, argument, replaced_argument, shadowed
+from ..authoring import Once, absent, argument, replaced_argument
 from ..model import Outcome, Verdict
-from ..testing import CharacterTokenizer, sft_prepared, stream
+from ..testing import CharacterTokenizer, recorded_warnings, sft_prepared, stream
 
 _KINDS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
 """The columns by which TRL recognises the kind of an example."""
@@ -65,11 +66,10 @@ def tokenise_what_the_function_returns(
         dataset = dataset.rename_columns({name: hidden_name for hidden_name, name in original_names.items()})
         args, kwargs = replaced_argument(wrapped, args, kwargs, "dataset", dataset)
         args, kwargs = replaced_argument(wrapped, args, kwargs, "formatting_func", formatted)
-    if settings.dataset_text_field != "text":
-        # A change for the time of the call would not do: in 0.15 a stream reads the config when it is iterated.
-        settings = copy.copy(settings)
-        settings.dataset_text_field = "text"
-        args, kwargs = replaced_argument(wrapped, args, kwargs, "args", settings)
+    # A change for the time of the call would not do: in 0.15 a stream reads the config when it is iterated.
+    settings = copy.copy(settings)
+    settings.dataset_text_field = "text"
+    args, kwargs = replaced_argument(wrapped, args, kwargs, "args", settings)
     return wrapped(*args, **kwargs)
 
 
@@ -90,7 +90,7 @@ def _obstacle(dataset: Any, settings: Any) -> str | None:
     for name in ("assistant_only_loss", "completion_only_loss"):
         if getattr(settings, name, None):
             return f"a formatted text has no part for {name}=True. Leave out one of the two"
-    if (getattr(dataset, "format", None) or {}).get("type") == "custom":
+    if getattr(dataset, "format", {}).get("type") == "custom":
         return "its with_transform() knows them by their names. Format the dataset yourself, by map()"
     return None
 
@@ -124,32 +124,59 @@ def function_wins(module: ModuleType) -> Outcome:
 
 def _mistakes_elsewhere(module: ModuleType, conversation: list[dict[str, str]]) -> list[str]:
     """Return what is wrong where TRL takes the text anyway, and where the function cannot be applied."""
+    from datasets import Dataset
+
     mistakes = []
     question = {"question": "bad", "answer": "good"}
     if (texts := _tokenised(module, question)) != [_formatted(question)] * 2:
         mistakes.append(f"without a column of TRL's, {texts} are tokenised")
-    handed_in = (stream([{"input_ids": [98, 97], "messages": conversation}]), SimpleNamespace(), _formatted)
-    if (passed := tokenise_what_the_function_returns(_Trainer.prepare, _Trainer(), handed_in, {})) != handed_in:
-        mistakes.append(f"of a tokenised dataset, {passed} are handed on")
     if (texts := _tokenised(module, {"content": "bad"}, None, dataset_text_field="content")) != ["bad"] * 2:
         mistakes.append(f"without a function, {texts} are tokenised")
     # Lists that are no conversation, and messages of the older form.
-    older = [{"from": "user", "value": "bad"}]
-    kinds = {"messages": conversation, "conversations": older, "chosen": [], "rejected": ["bad"], "prompt": "a"}
-    preferred = {name: bool(_preferred_columns({name: value})) for name, value in kinds.items()}
-    if [name for name, is_preferred in preferred.items() if not is_preferred] != ["chosen", "rejected"]:
+    kinds: dict[str, Any] = {
+        "messages": [*conversation, {}],
+        "conversations": [{"from": "user", "value": "bad"}],
+        "chosen": [],
+        "rejected": ["bad"],
+        "completion": [{"type": "text"}],
+        "prompt": "a",
+    }
+    preferred = [name for name, value in kinds.items() if _preferred_columns({name: value})]
+    if preferred != ["messages", "conversations", "prompt"] or _preferred_columns({"completion": {"role": "user"}}):
         mistakes.append(f"TRL would prefer {preferred}")
-    said: list[Any] = []
-    settings = SimpleNamespace(dataset_text_field="text", completion_only_loss=True)
-    with shadowed(_log, "warning", lambda *args: said.append(args)):
-        for trainer in (one := _Trainer(), one, _Trainer()):
-            dataset = stream([{"messages": conversation}])
-            passed = tokenise_what_the_function_returns(trainer.prepare, trainer, (dataset, settings, _formatted), {})
-            if passed != (dataset, settings, _formatted):
-                mistakes.append(f"where completions alone are trained on, {passed} are handed on")
-    if len(said) != 2 or "messages" not in said[0] or "completion_only_loss=True" not in said[0][-1]:
-        mistakes.append(f"of two trainers it is said: {said}")
+    messages, settings = {"messages": conversation}, SimpleNamespace(dataset_text_field="text")
+    handed_in: dict[str, tuple[Any, Any]] = {
+        "a tokenised dataset": (stream([{"input_ids": [98, 97], **messages}]), SimpleNamespace()),
+        "what is no dataset": ([messages], settings),
+        "a dataset without a column of TRL's": (stream([question]), settings),
+    }
+    for name, passed in handed_in.items():
+        if not _hands_on(_Trainer(), *passed):
+            mistakes.append(f"{name} is not handed on as it is")
+    # With a text field alone, nothing is hidden.
+    dataset, settings = stream([{"content": "bad"}]), SimpleNamespace(dataset_text_field="content")
+    settings.completion_only_loss = True
+    passed_on = tokenise_what_the_function_returns(_Trainer.prepare, _Trainer(), (dataset, settings, _formatted), {})
+    text_fields = settings.dataset_text_field, passed_on[1].dataset_text_field
+    if passed_on[0] is not dataset or passed_on[2] is not _formatted or text_fields != ("content", "text"):
+        mistakes.append(f"of a text field, {passed_on} are handed on, and the settings are {settings}")
+    transformed = Dataset.from_list([messages]).with_transform(lambda rows: rows)
+    obstacles = {"completion_only_loss=True": stream([messages]), "with_transform()": transformed}
+    for obstacle, dataset in obstacles.items():
+        settings = SimpleNamespace(dataset_text_field="text", completion_only_loss=dataset is not transformed)
+        one = _Trainer()
+        with recorded_warnings() as warned:
+            handed_on = [_hands_on(trainer, dataset, settings) for trainer in (one, one, _Trainer())]
+        if not all(handed_on) or ["columns messages, " in text and obstacle in text for text in warned] != [True] * 2:
+            mistakes.append(f"with {obstacle}, the same is handed on: {handed_on}, and two trainers warn: {warned}")
     return mistakes
+
+
+def _hands_on(trainer: Any, dataset: Any, settings: Any) -> bool:
+    """Return whether the method is called with the very dataset, config and function."""
+    given = dataset, settings, _formatted
+    passed = tokenise_what_the_function_returns(_Trainer.prepare, trainer, given, {})
+    return all(map(is_, passed, given))
 
 
 class _Trainer:

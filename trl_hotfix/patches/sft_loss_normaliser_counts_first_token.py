@@ -76,26 +76,27 @@ def _counts_unpredicted_tokens(trainer: Any, name: str) -> bool:
     return (
         getattr(type(trainer), name) is getattr(Trainer, name)
         and not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-        and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         and (loss_func is None or getattr(loss_func, "__module__", "").startswith("trl."))
         and getattr(model, "loss_function", None) is ForCausalLMLoss
+        and not model.config.is_encoder_decoder
     )
 
 
 def _without_first_labels(batch: Any) -> Any:
     """Return the batch with ``labels`` ``(batch, length)`` that are -100 at position 0; unchanged if it has no such."""
-    if not isinstance(batch, Mapping) or "shift_labels" in batch or getattr(batch.get("labels"), "ndim", 0) < 2:
+    import torch
+
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if not isinstance(labels, torch.Tensor) or labels.ndim < 2 or "shift_labels" in batch:
         return batch
-    labels = batch["labels"].clone()
+    labels = labels.clone()
     labels[..., 0] = -100
     return {**batch, "labels": labels}
 
 
 def _at_least_one(count: Any) -> Any:
     """Return the count of all ranks, or 1 where no row has a second token: the loss is then 0, and not 0 / 0."""
-    if isinstance(count, int):
-        return max(count, 1)
-    return None if count is None else count.clamp(min=1)
+    return None if count is None else count + (count == 0)
 
 
 def first_tokens_are_not_counted(module: ModuleType) -> Outcome:

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..authoring import Once, argument, copies_of_the_loss, judge, micro_batches, shadowed
 from ..model import Outcome, Verdict
-from ..testing import SftMoeStep, absent_if_reexported
+from ..testing import SftMoeStep, absent_if_reexported, recorded_warnings
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
 """The names of the coefficient in transformers: in nearly all models, in JetMoE, and in DBRX."""
@@ -92,18 +92,16 @@ def _owners_in(model: Any) -> list[Any]:
         owners, configs = {"": model}, set()
         for place, module in model.named_modules():
             attributes = vars(module)
-            config = attributes.get("config")
-            is_new = config is not None and id(config) not in configs
-            if is_new or not attributes.keys().isdisjoint(_COEFFICIENTS):
+            config = id(attributes.get("config"))
+            if config not in configs or not attributes.keys().isdisjoint(_COEFFICIENTS):
                 owners[place] = module
-                configs.add(id(config))
+                configs.add(config)
         _places[model] = {place: type(owner) for place, owner in owners.items()}
     return list(owners.values())
 
 
 def _coefficients_of(owner: Any) -> list[tuple[Any, str]]:
-    values = {name: vars(owner).get(name) for name in _COEFFICIENTS}
-    return [(owner, name) for name, value in values.items() if isinstance(value, (int, float)) and value]
+    return [(owner, name) for name in _COEFFICIENTS if vars(owner).get(name)]
 
 
 def aux_loss_is_weighed_once(module: ModuleType) -> Outcome:
@@ -137,7 +135,8 @@ def aux_loss_is_weighed_once(module: ModuleType) -> Outcome:
         counts["two ranks"] = count(num_processes=2), 1 / 4
         counts["two ranks and one micro-batch"] = count(num_processes=2, micro_batches=1), 1
     # From 1.15.0 on TRL adds the term itself, in other runs too.
-    if "current_gradient_accumulation_steps" not in inspect.unwrap(module.SFTTrainer.compute_loss).__code__.co_names:
+    names_in_trl = inspect.unwrap(module.SFTTrainer.compute_loss).__code__.co_names
+    if "current_gradient_accumulation_steps" not in names_in_trl:
         counts["sequence parallelism"] = count(parallelism_config=SimpleNamespace(sp_backend="", sp_enabled=True)), 1
         counts["a loss that Trainer divides"] = count(model_accepts_loss_kwargs=False), 1
         step.model.eval()
@@ -147,6 +146,8 @@ def aux_loss_is_weighed_once(module: ModuleType) -> Outcome:
             for place, model in _models_with_coefficient(step):
                 shares = count(model=model) / count(model=model, micro_batches=1)
                 counts[f"the coefficient in {place}"] = shares, 1 / 4
+        for enabled in (True, False) if "aux_loss_enabled" in names_in_trl else (None,):
+            counts[f"warnings with aux_loss_enabled={enabled}"] = _warnings(module, enabled), int(enabled is True)
     wrong = {name: value for name, (value, right) in counts.items() if not math.isclose(value, right, rel_tol=1e-5)}
     if wrong:
         raise AssertionError(f"the auxiliary loss is counted wrongly: {wrong}")
@@ -155,6 +156,20 @@ def aux_loss_is_weighed_once(module: ModuleType) -> Outcome:
     if accumulated != cross_entropy or (step.model.router_aux_loss_coef, trainer.aux_loss_coef) != (0.5, 0.5):
         raise AssertionError(f"the cross-entropy has the weight {accumulated}, or a coefficient is another one")
     return outcome
+
+
+def _warnings(module: ModuleType, enabled: bool | None) -> int:
+    """Return how many warnings two micro-batches give if the model's coefficient is not found."""
+    step = SftMoeStep(module, 0.5, current_gradient_accumulation_steps=4, aux_loss_enabled=enabled)
+    if enabled is None:  # an early release, which has no such attribute
+        del step.trainer.aux_loss_enabled
+    del step.model.router_aux_loss_coef
+    step.coefficient = lambda: 0.5
+    with recorded_warnings() as messages:
+        weights = [step.weights() for _ in range(2)]
+    if weights[0] != weights[1] or not all("over 4 micro-batches" in message for message in messages):
+        raise AssertionError(f"without a coefficient the weights are {weights}, the warnings {messages}")
+    return len(messages)
 
 
 def _models_with_coefficient(step: SftMoeStep) -> Iterator[tuple[str, Any]]:
@@ -168,7 +183,7 @@ def _models_with_coefficient(step: SftMoeStep) -> Iterator[tuple[str, Any]]:
 
     class Config(SimpleNamespace):
         def get_text_config(self) -> Any:
-            return self.text
+            return getattr(self, "text", self)
 
     def wrapped(inner: Any) -> Any:
         outer = torch.nn.Module()
@@ -183,6 +198,8 @@ def _models_with_coefficient(step: SftMoeStep) -> Iterator[tuple[str, Any]]:
     yield "a wrapped model", wrapped(model)
     model.config = SimpleNamespace(router_aux_loss_coef=0.25)
     yield "the config", read(model.config, "router_aux_loss_coef")
+    model.config = Config(moe_loss_weight=0.25)
+    yield "the config of a text model", read(model.config, "moe_loss_weight")
     model.config = Config(text=SimpleNamespace(aux_loss_coef=0.25))
     yield "the config of the text in a new config", read(model.config.text, "aux_loss_coef")
     outer, inner = wrapped(torch.nn.Identity()), torch.nn.Identity()
@@ -195,6 +212,11 @@ def _models_with_coefficient(step: SftMoeStep) -> Iterator[tuple[str, Any]]:
     outer.layers = torch.nn.Sequential()
     outer.layer = inner
     yield "a layer elsewhere", outer
+    outer.config = inner.config = SimpleNamespace(router_aux_loss_coef=0.25)
+    read(inner.config, "router_aux_loss_coef")
+    yield "a config of the model and of a layer", outer
+    del inner.moe_loss_weight
+    yield "the config of a wrapped model", wrapped(inner)
     trainer.compute_loss_func = lambda outputs, labels, **kwargs: (
         outputs.cross_entropy + trainer.aux_loss_coef * outputs.aux_loss
     )
