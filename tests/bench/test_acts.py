@@ -70,6 +70,7 @@ ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
         f"{method}Trainer._precompute_ref_logps": "the file's name has the settings of each run, also of equal ones"
         for method in ("DPO", "KTO")
     },
+    "grpo-loss-normalisation": {"GRPOTrainer.compute_loss": ALWAYS},
     "left-padded-logprobs-absolute-positions": {
         "GRPOTrainer._get_per_token_logps": f"{A_VIEW}: the model, for a table of positions without padding",
         "GRPOTrainer._get_per_token_logps_and_entropies": f"{A_VIEW}: the model",
