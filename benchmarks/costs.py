@@ -211,9 +211,9 @@ def run(*, quick: bool) -> Result:
         # A quick run looks at the first place alone.
         places = places_of(patch)[: 1 if quick else None]
         try:
-            costs = {str(place): cost(patch, answer(patch, place, 1 if quick else 6)) for place in places}
+            costs = {str(place): cost(patch, answer(patch, place, 1 if quick else 3)) for place in places}
         except (NoCaseError, RuntimeError) as error:
-            # The figures of the other patches, which took an hour, would be lost.
+            # The figures of the other patches, which took most of an hour, would be lost.
             failed[patch.id] = str(error)
             print(f"FAILED: {error}", file=sys.stderr)
             continue
