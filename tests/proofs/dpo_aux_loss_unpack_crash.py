@@ -71,8 +71,10 @@ def _train(**settings: Any) -> tiny.FormulaSteps | str:
     """Return the run, or the error that it ends with."""
     formula = partial(dpo_steps.with_aux_loss, coefficient=COEFFICIENT)
     make = partial(tiny.mixtral, coefficient=COEFFICIENT)
+    # With an adapter the reference is the policy without it.
+    reference = None if tiny.variant == "lora" else 1
     try:
-        return dpo_steps.dpo_steps(formula, make, reference=1, **settings)
+        return dpo_steps.dpo_steps(formula, make, reference=reference, **settings)
     except ValueError as error:
         if "too many values to unpack" not in str(error):
             raise

@@ -19,7 +19,10 @@ from tiny.grpo_steps import several_runs
 
 OVERLAYS = ()
 PARITY = False
-VARIANTS = {"lora": "TRL's Liger loss asks the model for its decoder: a TypeError with an adapter, patched or not."}
+VARIANTS = {
+    "compiled": "TRL's Liger loss calls the decoder of the model that is not compiled.",
+    "lora": "TRL's Liger loss asks the model for its decoder: a TypeError with an adapter, patched or not.",
+}
 
 
 def train() -> tiny.TrainingResult:

@@ -83,7 +83,15 @@ def run_after_another(method: str, max_length: int) -> tuple[tiny.FormulaSteps, 
         words = tiny.tokenizer()
         trainer_of(method, folder, words, max_length)
         trainer, forwards = trainer_of(method, folder, words, LONG)
-        return run_of(method, trainer, tiny.llama(folder, seed=0)), forwards
+        return run_of(method, trainer, model_of(folder)), forwards
+
+
+def model_of(folder: str) -> Any:
+    """Return the policy as it is before the training. It is its own reference, with its adapter if it has one."""
+    model = tiny.llama(folder, seed=0)
+    if tiny.variant == "lora":
+        tiny.set_adapters(model)  # As PEFT makes it, an adapter has no gradient for half of its matrices.
+    return model
 
 
 def trainer_of(method: str, folder: str, words: Any, max_length: int) -> tuple[Any, int]:
@@ -91,9 +99,7 @@ def trainer_of(method: str, folder: str, words: Any, max_length: int) -> tuple[A
     from datasets import Dataset
 
     trainer_class, config_class = tiny.classes(method)
-    policy = tiny.llama(folder, seed=0)
-    if tiny.variant == "lora":
-        tiny.set_adapters(policy)  # As PEFT makes it, an adapter has no gradient for half of its matrices.
+    policy = model_of(folder)
     forward_passes: list[int] = []
     policy.register_forward_hook(lambda *_: forward_passes.append(1))
     fingerprints: list[str] = []

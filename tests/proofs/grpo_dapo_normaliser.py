@@ -49,4 +49,4 @@ def _run(generated: int, loss_type: str) -> tiny.FormulaSteps:
         return {"right": total / (tokens * share), "wrong": total / tokens}
 
     settings = {"loss_type": loss_type, "beta": 0.0, "steps_per_generation": generated}
-    return grpo_steps.grpo_steps(formula, gradient_accumulation_steps=ACCUMULATED, **settings)
+    return grpo_steps.grpo_steps(formula, moved=0.1, gradient_accumulation_steps=ACCUMULATED, **settings)

@@ -105,10 +105,9 @@ def trained(method: str, model: Any, prompts: tuple[str, ...], **settings: Any) 
     class Recorder(trainer_class):  # type: ignore[misc, valid-type]
         def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(model, *args, **kwargs)
-            plain = self.accelerator.unwrap_model(model)
             run.gradients |= {
                 f"{method}.{len(run.losses)}.{name}": parameter.grad.clone()
-                for name, parameter in plain.named_parameters()
+                for name, parameter in self.model.named_parameters()
                 if parameter.grad is not None
             }
             run.losses.append(float(loss))

@@ -49,7 +49,7 @@ def _train(*, padded: bool) -> tiny.TrainingResult:
     class Recorder(trainer_class):  # type: ignore[misc, valid-type]
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             number = len(losses)
-            plain = self.accelerator.unwrap_model(model)
+            plain = self.model
             weights = {name: weight for name, weight in plain.named_parameters() if weight.requires_grad}
             if padded:
                 self.expect(plain, weights, first=number % MICRO_BATCHES == 0)

@@ -71,76 +71,65 @@ class _Run:
 _runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
 
 
-def _no_bug(zeros: int, loss: float, grad_norm: float, beta: float, kl: float | None) -> str | None:
-    """Return the message after three zeros in a row. If the KL term is large enough to show, 0 has another reason."""
-    if zeros < 3 or beta * (kl or 0.0) > 10 * _SHOWN_AS_ZERO:
-        return None
-    value = "0, as beta is 0" if kl is None else f"beta * KL = {beta:g} * {kl:.3g} = {beta * kl:.3g}"
+def _no_bug(loss: float, grad_norm: float, beta: float, kl: float) -> str:
     return (
         f"no bug: the loss is {abs(loss):.3g}, grad_norm is {grad_norm:.3g}, so the policy is trained. As long as it "
         "is the one that sampled (num_iterations=1), pi/pi_old is 1 and the advantages of a group add up to 0: where "
         'each sequence weighs the same (loss_type="grpo", TRL before 0.16) or all are equally long, the loss as a '
-        f"number is {value}. Its gradient is not 0. Judge the run by its rewards, not by its loss"
+        f"number is beta * KL = {beta:g} * {kl:.3g} = {beta * kl:.3g}. Its gradient is not 0. Judge the run by its "
+        "rewards, not by its loss"
     )
 
 
-def _no_signal(generations: int, beta: float, rewards: Mapping[str, float]) -> str | None:
-    if generations < _PATIENCE:
-        return None
-    named = ", ".join(f"{name} (mean {mean:.4g})" for name, mean in rewards.items()) or "the reward functions"
+def _no_signal(generations: int, beta: float, mean: Mapping[str, float]) -> str:
     consequence = "the KL term alone moves the policy" if beta else "nothing is trained"
+    rewards = ", ".join(
+        f"{name.removeprefix('rewards/').removesuffix('/mean')} (mean {value:.4g})"
+        for name, value in mean.items()
+        if name.startswith("rewards/") and not name.endswith("/std")
+    )
     return (
         f"no learning signal so far: in each of the first {generations} generations all completions of every group got "
-        f"the same reward, so all advantages are 0 and {consequence}. Look at what these give to completions of one "
-        f"prompt: {named}"
+        f"the same reward, so all advantages are 0 and {consequence}. Look at what the reward functions give to "
+        f"completions of one prompt: {rewards}"
     )
 
 
-def _no_gradient(proven: bool, entries: int, optimized: int | None, state: str, masked: bool) -> str | None:
-    if optimized != 0 and not proven:
-        return None
-    reason = f"grad_norm was 0 in all {entries} logged steps, with rewards that differ"
-    if masked:
-        reason += "; every completion was cut off, and mask_truncated_completions=True leaves those out"
-    if optimized == 0:
-        reason = "nothing was trainable when training began"
+def _no_gradient(trainer: Any, reason: str) -> str:
+    state = "; ".join(_state(trainer))
     return f"no gradient: {reason}. In numbers: {state}. What is to be trained needs requires_grad=True before train()"
 
 
-def _lost(tensors: int, changed: int, merged: bool) -> str | None:
-    """Report an adapter of ``tensors``, of which ``changed`` are not the same after ``peft_config`` was applied."""
-    if not tensors:
-        return None
-    fate = f"its {tensors} tensors were put aside, and the run starts without them"
-    if changed:
-        fate = f"{changed} of its {tensors} tensors were initialised again, and what they had learned is lost"
-    if merged:
-        fate = f"its {tensors} tensors were merged into the base model, to which the adapter that is saved now belongs"
+def _merged(given: Any, own: Any) -> bool:
+    """Return whether ``own``, the trainer's model, no longer has the model that was given inside it."""
+    return all(module is not given for module in own.modules())
+
+
+def _lost(before: Mapping[str, Any], given: Any, own: Any) -> str:
+    """Report an adapter, whose tensors were ``before`` when ``peft_config`` was applied to the model that has it."""
+    if _merged(given, own):
+        fate = "merged into the base model, to which the adapter that is saved now belongs"
+    else:
+        after = dict(given.named_parameters())
+        changed = sum(not after[name].equal(tensor.to(after[name])) for name, tensor in before.items())
+        fate = "put aside, and the run starts without them"
+        if changed:
+            fate = f"initialised again in {changed} cases, and what they had learned is lost"
     return (
-        "peft_config was given with a model that has a trained adapter already: "
+        f"peft_config was given with a model that has a trained adapter already: its {len(before)} tensors were "
         f"{fate}. To go on training the adapter, leave peft_config out"
     )
 
 
-def _missed(head: int, prompt: Sequence[str]) -> str | None:
-    """Report ``head`` adapter tensors of the LM head, or the prompt-learning adapters, under the Liger loss."""
-    if not head and not prompt:
-        return None
-    adapters = (
-        f"the {head} adapter tensors of the LM head get" if head else f"prompt learning ({', '.join(prompt)}) gets"
-    )
-    return (
-        f"the Liger loss goes past an adapter: {adapters} no gradient from it. Train without Liger, or without that one"
-    )
+def _missed(model: Any) -> Iterator[str]:
+    """Report the adapters that get no gradient from the Liger loss: of the LM head, and of prompt learning."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
-
-def _not_trainable(tensors: int, adapters: Sequence[str]) -> str | None:
-    if not adapters:
-        return None
-    return (
-        f"0 of {tensors} parameter tensors are trainable, since the adapter ({', '.join(adapters)}) was loaded for "
-        "inference. Load it with PeftModel.from_pretrained(..., is_trainable=True)"
-    )
+    head = model.get_output_embeddings()
+    if isinstance(head, BaseTunerLayer) and (tensors := sum(weight.requires_grad for weight in head.parameters())):
+        yield f"the {tensors} adapter tensors of the LM head"
+    if prompts := [name for name, config in model.peft_config.items() if config.is_prompt_learning]:
+        yield f"prompt learning ({', '.join(prompts)})"
 
 
 def _is_peft(model: Any) -> bool:
@@ -154,7 +143,7 @@ def _adapter(model: Any) -> dict[str, Any]:
     tensors = {name: tensor for name, tensor in model.named_parameters() if any(mark in name for mark in marks)}
     if not all(bool(tensor.any()) for name, tensor in tensors.items() if ".lora_B." in name):
         return {}
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return {name: tensor.data.clone() for name, tensor in tensors.items()}
 
 
 def _inputs_need_grad(model: Any) -> bool:
@@ -166,9 +155,10 @@ def _inputs_need_grad(model: Any) -> bool:
     return bool(embedding._forward_hooks) or any(weight.requires_grad for weight in embedding.parameters())
 
 
-def _state(trainer: Any, tensors: Mapping[str, Any]) -> Iterator[str]:
+def _state(trainer: Any) -> Iterator[str]:
     """Yield the facts that explain a missing gradient."""
     model = trainer.model
+    tensors = dict(model.named_parameters())
     if (optimized := _optimized(trainer)) is not None:
         yield f"the optimizer has {optimized} of {len(tensors)} parameter tensors"
     for adapter in model.active_adapters if _is_peft(model) else ():
@@ -182,45 +172,39 @@ def _optimized(trainer: Any) -> int | None:
     """Count the tensors in the optimizer: those that were trainable when training began. None: they are hidden."""
     if getattr(trainer, "is_deepspeed_enabled", False):
         return None
-    if (optimizer := getattr(trainer, "optimizer", None)) is None:
-        return sum(bool(tensor.requires_grad) for tensor in trainer.model.parameters())
-    return sum(map(len, (group["params"] for group in optimizer.param_groups)))
+    return sum(len(group["params"]) for group in trainer.optimizer.param_groups)
 
 
 def _is_cut_off(trainer: Any) -> bool:
     """Detect reentrant checkpointing over inputs without gradients, where some adapters do not train (TRL 2848)."""
     reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant") is not False
-    return (
-        trainer.args.gradient_checkpointing
-        and reentrant
-        and _is_peft(trainer.model)
-        and not _inputs_need_grad(trainer.model)
-    )
+    return trainer.args.gradient_checkpointing and reentrant and not _inputs_need_grad(trainer.model)
 
 
 def _share_without_signal(trainer: Any, metrics: Mapping[str, Sequence[float]]) -> float | None:
     """Return the share of the groups (of the generations up to TRL 0.17) without a signal; None if it is unknown."""
-    deviations = metrics.get("reward_std") or [math.nan]
+    deviations = metrics.get("reward_std")
+    if not deviations:
+        # No generation belongs to this log entry.
+        return None
     shares = metrics.get("frac_reward_zero_std") or [float(deviation < 1e-6) for deviation in deviations]
     if max(deviations) < 1e-6 or min(shares) == 1.0:
         return 1.0
     of_batch = getattr(trainer.args, "scale_rewards", None) == "batch"
     of_batch = of_batch or getattr(trainer.args, "multi_objective_aggregation", None) == "normalize_then_sum"
-    return None if of_batch or any(map(math.isnan, deviations)) else sum(shares) / len(shares)
+    return None if of_batch else sum(shares) / len(shares)
 
 
 def _diagnose(trainer: Any, run: _Run, logs: Mapping[str, Any], metrics: Mapping[str, Sequence[float]]) -> str | None:
     """Return the case if this log entry completes its proof. ``metrics`` has a value for each generation in it."""
     mean = {name: sum(values) / len(values) for name, values in metrics.items() if values}
     loss, grad_norm = logs["loss"], logs.get("grad_norm", math.nan)
+    beta, kl = trainer.beta, mean.get("kl", 0.0)
     share = _share_without_signal(trainer, metrics)
-    patience = 4 * _PATIENCE if trainer.args.fp16 else _PATIENCE
-    has_gradient = math.isfinite(grad_norm) and grad_norm > 1e-6
     run.entries += 1
     # With equal rewards GRPO's loss is the KL term. Sums over tokens and over sequences weigh it differently.
-    explained = abs(loss) < 10 * trainer.beta * mean.get("kl", 0.0) + _SHOWN_AS_ZERO
-    if share == 1.0 and explained:
-        run.generations_without_signal += len(metrics.get("reward_std", ()))
+    if share == 1.0 and abs(loss) < 10 * beta * kl + _SHOWN_AS_ZERO:
+        run.generations_without_signal += len(metrics["reward_std"])
     elif "reward_std" in mean:
         run.had_signal = True
     if grad_norm > 0:
@@ -228,27 +212,25 @@ def _diagnose(trainer: Any, run: _Run, logs: Mapping[str, Any], metrics: Mapping
     elif grad_norm == 0 and share is not None:
         run.signal_without_gradient += 1.0 - share
     if share is not None:
-        zero = abs(loss) < _SHOWN_AS_ZERO and has_gradient and share < 1.0
+        zero = abs(loss) < _SHOWN_AS_ZERO and 1e-6 < grad_norm < math.inf and share < 1.0
         run.zeros = run.zeros + 1 if zero else 0
 
-    proven = not run.had_gradient and run.signal_without_gradient >= patience
-    if "no gradient" not in run.reported and (run.entries == 1 or proven):
-        tensors = dict(trainer.model.named_parameters())
-        masked = (
-            getattr(trainer.args, "mask_truncated_completions", False) and mean.get("completions/clipped_ratio") == 1
-        )
-        state = "; ".join(_state(trainer, tensors))
-        if message := _no_gradient(proven, run.entries, _optimized(trainer), state, masked):
-            return message
-    rewards = {
-        name.removeprefix("rewards/").removesuffix("/mean"): value
-        for name, value in mean.items()
-        if name.startswith("rewards/") and not name.endswith("/std")
-    }
-    if not run.had_signal and (message := _no_signal(run.generations_without_signal, trainer.beta, rewards)):
-        return message
-    message = _no_bug(run.zeros, loss, grad_norm, trainer.beta, mean.get("kl"))
-    return None if message is None or _is_cut_off(trainer) else message
+    if "no gradient" not in run.reported:
+        patience = 4 * _PATIENCE if trainer.args.fp16 else _PATIENCE
+        if _optimized(trainer) == 0:
+            return _no_gradient(trainer, "nothing was trainable when training began")
+        if not run.had_gradient and run.signal_without_gradient >= patience:
+            reason = f"grad_norm was 0 in all {run.entries} logged steps, with rewards that differ"
+            masks = getattr(trainer.args, "mask_truncated_completions", False)
+            if masks and mean.get("completions/clipped_ratio") == 1:
+                reason += "; every completion was cut off, and mask_truncated_completions=True leaves those out"
+            return _no_gradient(trainer, reason)
+    if not run.had_signal and run.generations_without_signal >= _PATIENCE:
+        return _no_signal(run.generations_without_signal, beta, mean)
+    # If the KL term is large enough to show, 0 has another reason.
+    if run.zeros >= 3 and beta * kl <= 10 * _SHOWN_AS_ZERO and not _is_cut_off(trainer):
+        return _no_bug(loss, grad_norm, beta, kl)
+    return None
 
 
 def say_why_the_loss_is_zero(
@@ -266,7 +248,7 @@ def say_why_the_loss_is_zero(
     if message is not None and (case := message.partition(":")[0]) not in run.reported:
         run.reported.add(case)
         act()
-        _log.log(logging.INFO if message.startswith("no bug") else logging.WARNING, "GRPO: %s", message)
+        _log.log(logging.INFO if case == "no bug" else logging.WARNING, "GRPO: %s", message)
     return result
 
 
@@ -275,103 +257,313 @@ def say_what_became_of_the_adapter(
 ) -> Any:
     """Compare the model that was given with the one that the trainer has after ``__init__``."""
     model = argument(wrapped, args, kwargs, "model")
-    added = argument(wrapped, args, kwargs, "peft_config") is not None
     before: dict[str, Any] = {}
-    messages: list[str | None] = []
+    messages = []
     if _is_peft(model):
-        before = _adapter(model) if added else {}
-        if not added and not any(tensor.requires_grad for tensor in model.parameters()):
-            inference = [name for name in model.active_adapters if model.peft_config[name].inference_mode]
-            messages.append(_not_trainable(sum(1 for _ in model.parameters()), inference))
+        if argument(wrapped, args, kwargs, "peft_config") is not None:
+            before = _adapter(model)
+        elif not any(tensor.requires_grad for tensor in model.parameters()):
+            adapters = [name for name in model.active_adapters if model.peft_config[name].inference_mode]
+            if adapters:
+                messages.append(
+                    f"0 of {len(list(model.parameters()))} parameter tensors are trainable, since the adapter "
+                    f"({', '.join(adapters)}) was loaded for inference. Load it with "
+                    "PeftModel.from_pretrained(..., is_trainable=True)"
+                )
+                # That follows from it, and would be reported twice.
+                _runs.setdefault(instance, _Run()).reported.add("no gradient")
     result = wrapped(*args, **kwargs)
     if before:
-        merged = all(submodule is not model for submodule in instance.model.modules())
-        after = dict(model.named_parameters())
-        changed = sum(name not in after or not after[name].equal(old.to(after[name])) for name, old in before.items())
-        messages.append(_lost(len(before), changed, merged))
+        messages.append(_lost(before, model, instance.model))
     liger = getattr(instance, "use_liger_loss", False) or getattr(instance, "use_liger_kernel", False)
     if liger and _is_peft(instance.model):
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
-        head: Any = instance.model.get_output_embeddings()
-        weights = list(head.parameters()) if isinstance(head, BaseTunerLayer) else []
-        tensors = sum(weight.requires_grad for weight in weights)
-        prompt = [name for name, config in instance.model.peft_config.items() if config.is_prompt_learning]
-        messages.append(_missed(tensors, prompt))
-    for message in filter(None, messages):
+        messages += [
+            f"the Liger loss goes past an adapter: no gradient reaches {adapter}. Train without Liger, or without it"
+            for adapter in _missed(instance.model)
+        ]
+    for message in messages:
         act()
         if instance.accelerator.is_main_process:
             _log.warning("GRPO: %s", message)
-        # If the model was given frozen, "no gradient" follows from that and would be reported twice.
-        if message.startswith("0 of"):
-            _runs.setdefault(instance, _Run()).reported.add("no gradient")
     return result
 
 
+_Messages = dict[int, str]
+"""What was said of a run, with its level, by the number of the log entry. What is said before the first one has 0."""
+
+_LEARNING: Mapping[str, Any] = {"loss": 0.1, "grad_norm": 0.5, "reward_std": [0.3], "frac_reward_zero_std": [0.0]}
+_ZERO = {**_LEARNING, "loss": 0.0}
+_NO_GRADIENT = {**_ZERO, "grad_norm": 0.0}
+_NO_SIGNAL = {**_NO_GRADIENT, "reward_std": [0.0], "frac_reward_zero_std": [1.0]}
+
+
+class _Metrics(dict[str, list[float]]):
+    """Metrics that are also those of each mode, for releases that keep them by mode and for those that do not."""
+
+    def __missing__(self, mode: str) -> _Metrics:
+        return self
+
+
 def the_case_is_named(module: ModuleType) -> Outcome:
-    """Count the runs whose cases are named exactly, of five runs of ten or twenty log entries.
+    """Count the runs of which exactly what is so was said, and at the log entry that proves it.
 
-    Healthy runs must get no message: one whose loss is not 0, one under ZeRO-3, whose optimizer shows no parameter, one
-    with a loss besides its rewards, which are equal, and a rank that is not the main process.
+    Of healthy runs nothing may be said, and what is said of an adapter must be what became of it.
     """
-    import torch
-
-    class Metrics(dict[str, list[float]]):
-        """Metrics that are also those of each mode, for releases that keep them by mode and for those that do not."""
-
-        def __missing__(self, mode: str) -> Metrics:
-            return self
-
-    logged: list[str] = []
+    messages: _Messages = {}
+    entry = 0
 
     def keep(record: logging.LogRecord) -> bool:
-        logged.append(record.getMessage())
+        text = record.getMessage().removeprefix("GRPO: ")
+        messages[entry] = f"{messages[entry]}; {text}" if entry in messages else f"{record.levelname}: {text}"
         return False
 
-    def messages_of(*entries: tuple[float, float, float], main: bool = True, **attributes: Any) -> list[str]:
-        """Return the messages of a run that logs each entry ten times: loss, grad_norm, deviation of the rewards."""
-        trainer = stub_grpo_trainer(module, beta=0.0, fp16=False)
-        vars(trainer).update(attributes)
-        trainer.accelerator.is_main_process = main
-        trainer.model = torch.nn.Embedding(1, 1)
-        trainer.model.get_input_embeddings = lambda: trainer.model
-        trainer.state = SimpleNamespace(epoch=None, log_history=[], global_step=1, num_input_tokens_seen=0)
-        trainer.callback_handler = SimpleNamespace(on_log=lambda args, state, control, logs: control)
-        logged.clear()
-        for loss, grad_norm, deviation in [entry for entry in entries for _ in range(_PATIENCE)]:
-            metrics = {
-                "reward_std": [deviation],
-                "frac_reward_zero_std": [float(deviation == 0)],
-                "rewards/r/mean": [0.5],
-            }
-            trainer._metrics = Metrics(metrics)
-            trainer.log({"loss": loss, "grad_norm": grad_norm, "learning_rate": 1e-6})
-        return logged.copy()
+    def said(*entries: tuple[int, Mapping[str, Any]], trainer: Any = None, **settings: Any) -> _Messages:
+        """Return what is said of a run with this many of each log entry: the metrics are the values that are lists."""
+        nonlocal entry
+        trainer = trainer or _trainer(module, **settings)
+        messages.clear()
+        entry = 0
+        for values in [values for times, values in entries for _ in range(times)]:
+            entry += 1
+            metrics = {name: value for name, value in values.items() if isinstance(value, list)}
+            trainer._metrics = _Metrics(metrics)
+            trainer.log({name: value for name, value in values.items() if name not in metrics})
+        return messages.copy()
+
+    def fate(given: Any, peft_config: Any = None, become: Callable[[], Any] = lambda: None, **settings: Any) -> Any:
+        """Return a trainer that was constructed of a model, and what was said. ``become`` is what TRL does to it."""
+        nonlocal entry
+        trainer = _trainer(module, **settings)
+
+        def construct(model: Any, peft_config: Any = None) -> None:
+            trainer.model = become() or model
+
+        messages.clear()
+        entry = 0
+        say_what_became_of_the_adapter(construct, trainer, (), {"model": given, "peft_config": peft_config})
+        return trainer, messages.get(0, "")
 
     level = _log.level
     _log.setLevel(logging.INFO)
     _log.addFilter(keep)
     try:
-        learning, no_signal, no_gradient = (0.1, 0.5, 0.3), (0.0, 0.0, 0.0), (0.0, 0.0, 0.3)
-        no_parameters = SimpleNamespace(param_groups=[{"params": []}])
-        healthy = [
-            *messages_of(learning),
-            *messages_of(learning, optimizer=no_parameters, is_deepspeed_enabled=True),
-            *messages_of((0.1, 0.5, 0.0)),
-            *messages_of(no_signal, main=False),
-        ]
-        cases = [
-            (messages_of((0.0, 0.5, 0.3)), ["no bug"]),
-            (messages_of(no_signal), ["no learning signal so far"]),
-            (messages_of(no_gradient), ["no gradient"]),
-            (messages_of(learning, optimizer=no_parameters), ["no gradient"]),
-            (messages_of(no_signal, no_gradient), ["no learning signal so far", "no gradient"]),
-        ]
+        if "peft" in sys.modules:
+            _check_adapters(said, fate)
+        _check_healthy(said)
+        cases = list(_cases(said))
     finally:
         _log.removeFilter(keep)
         _log.setLevel(level)
-    if healthy:
-        raise AssertionError(f"of healthy runs it was said: {healthy}")
-    named = [([message.split(":")[1].strip() for message in messages], expected) for messages, expected in cases]
-    correct = sum(messages == expected for messages, expected in named)
-    return judge(correct, right=len(cases), wrong=0, messages=sum(len(messages) for messages, _ in cases))
+    wrong = [
+        (found, expected)
+        for found, expected in cases
+        if found.keys() != expected.keys() or not all(part in found[at] for at in expected for part in expected[at])
+    ]
+    if 0 < len(wrong) < len(cases):
+        raise AssertionError(f"of a run it was said: {wrong[0][0]}. Expected: {wrong[0][1]}")
+    return judge(len(cases) - len(wrong), right=len(cases), wrong=0)
+
+
+def _trainer(module: ModuleType, *, main: bool = True, model: Any = None, **settings: Any) -> Any:
+    import torch
+
+    optimizer = SimpleNamespace(param_groups=[{"params": [1]}, {"params": []}])
+    usual = {"beta": 0.0, "optimizer": optimizer, "fp16": False, "gradient_checkpointing": False}
+    trainer = stub_grpo_trainer(module, **{**usual, **settings})
+    trainer.accelerator.is_main_process = main
+    trainer.model = _with_embedding(torch.nn.Module()) if model is None else model
+    trainer.use_liger_loss = settings.get("use_liger_loss", False)
+    trainer.state = SimpleNamespace(epoch=None, log_history=[], global_step=1, num_input_tokens_seen=0)
+    trainer.callback_handler = SimpleNamespace(on_log=lambda args, state, control, logs: control)
+    return trainer
+
+
+def _with_embedding(model: Any) -> Any:
+    import torch
+
+    model.embedding = torch.nn.Embedding(1, 1)
+    model.get_input_embeddings = lambda: model.embedding
+    return model
+
+
+_NO_PARAMETERS = SimpleNamespace(param_groups=[{"params": []}])
+
+
+def _cases(said: Callable[..., _Messages]) -> Iterator[tuple[_Messages, dict[int, list[str]]]]:
+    """Yield what was said of runs, and parts of what should have been."""
+    import torch
+
+    # No bug: at the third zero in a row. The KL term is the mean over the generations.
+    yield said((5, _ZERO)), {3: ["INFO: no bug: the loss is 0, grad_norm is 0.5", "beta * KL = 0 * 0 = 0. Its"]}
+    yield said((2, _ZERO), (1, _LEARNING), (3, _ZERO)), {6: ["no bug"]}
+    yield said((2, _ZERO), (1, {"loss": 0.0, "grad_norm": 0.5}), (1, _ZERO)), {4: ["no bug"]}
+    few = {**_ZERO, "loss": -4e-5, "kl": [0.001, 0.003]}
+    yield said((3, few), beta=0.1), {3: ["the loss is 4e-05", "beta * KL = 0.1 * 0.002 = 0.0002. Its"]}
+    yield said((3, {**_ZERO, "kl": [10 * _SHOWN_AS_ZERO]}), beta=1.0), {3: ["beta * KL = 1 * 0.0005 = 0.0005"]}
+    yield said((3, _ZERO), beta=1.0), {3: ["beta * KL = 1 * 0 = 0"]}
+    checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": None}
+    yield said((3, _ZERO), **checkpointing), {3: ["no bug"]}
+    yield said((3, _ZERO), model=_frozen(), **{**checkpointing, "gradient_checkpointing": False}), {3: ["no bug"]}
+    not_reentrant = {**checkpointing, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    yield said((3, _ZERO), model=_frozen(), **not_reentrant), {3: ["no bug"]}
+
+    # No signal: at the tenth generation. The share of the groups is not logged before 0.18.
+    rewards = {"rewards/a/mean": [0.5], "rewards/a/std": [0.0], "rewards/b": [0.0, 0.5], "completions/length": [9.0]}
+    none = {
+        10: ["WARNING: no learning signal so far", "first 10 generations", "nothing is trained", ": a (mean 0.5), b"]
+    }
+    none[10].append("b (mean 0.25)")
+    yield said((12, {**_NO_SIGNAL, **rewards})), none
+    yield said((12, {**_NO_SIGNAL, "reward_std": [0.0, 0.0]})), {5: ["first 10 generations"]}
+    without_share = {name: value for name, value in _NO_SIGNAL.items() if name != "frac_reward_zero_std"}
+    yield said((12, without_share)), {10: ["no learning signal"]}
+    yield said((12, {**_NO_SIGNAL, "reward_std": [0.3]}), scale_rewards="batch"), {10: ["no learning signal"]}
+    yield said((12, {**_NO_SIGNAL, "reward_std": [9e-7], "frac_reward_zero_std": [0.0]})), {10: ["no learning signal"]}
+    yield said((12, {**_NO_SIGNAL, "grad_norm": 0.5})), {10: ["no learning signal"]}
+    kl_alone = {**_NO_SIGNAL, "loss": 1.45e-4, "grad_norm": 0.5, "kl": [1e-5]}
+    yield said((12, kl_alone), beta=1.0), {10: ["the KL term alone moves the policy"]}
+    yield said((1, {"loss": 0.0}), (10, _NO_SIGNAL)), {11: ["first 10 generations"]}
+    yield said((10, _NO_SIGNAL), (10, _NO_GRADIENT)), {10: ["no learning signal"], 20: ["no gradient"]}
+
+    # No gradient: when the shares of the groups that have a signal add up to ten, or to forty under fp16.
+    numbers = "In numbers: the optimizer has 1 of 1 parameter tensors; gradient checkpointing is off; "
+    none = {
+        10: ["WARNING: no gradient", "in all 10 logged steps, with rewards that differ. ", numbers, "inputs are on"]
+    }
+    yield said((12, _NO_GRADIENT)), none
+    yield said((12, {**without_share, "reward_std": [1e-6]})), {10: ["no gradient"]}
+    yield said((12, {**_NO_GRADIENT, "reward_std": [1e-6]})), {10: ["no gradient"]}
+    yield said((22, {**without_share, "reward_std": [0.0, 0.3]})), {20: ["no gradient"]}
+    yield said((22, {**_NO_GRADIENT, "frac_reward_zero_std": [0.0, 1.0]})), {20: ["in all 20 logged steps"]}
+    yield said((42, _NO_GRADIENT), fp16=True), {40: ["in all 40 logged steps"]}
+    yield said((12, _NO_GRADIENT), is_deepspeed_enabled=True), {10: ["differ. In numbers: gradient checkpointing"]}
+    cut = {**_NO_GRADIENT, "completions/clipped_ratio": [1.0]}
+    yield said((12, cut), mask_truncated_completions=True), {10: ["differ; every completion was cut off, and"]}
+    yield said((12, cut)), {10: ["with rewards that differ. In"]}
+    half_cut = {**cut, "completions/clipped_ratio": [1.0, 0.0]}
+    yield said((12, half_cut), mask_truncated_completions=True), {10: ["with rewards that differ. In"]}
+    state = ["gradient checkpointing is on; gradients of the inputs are off"]
+    yield said((12, _NO_GRADIENT), model=_frozen(), **checkpointing), {10: state}
+    hooked = _frozen()
+    hooked.embedding.register_forward_hook(lambda module, args, output: None)
+    yield said((12, _NO_GRADIENT), model=hooked), {10: ["gradients of the inputs are on"]}
+    yield (
+        said((12, _NO_GRADIENT), model=torch.nn.Linear(1, 1)),
+        {10: ["of 2 parameter", "gradients of the inputs are on"]},
+    )
+    nothing = {1: ["no gradient: nothing was trainable when training began. In numbers: the optimizer has 0 of 1"]}
+    yield said((12, _LEARNING), optimizer=_NO_PARAMETERS), nothing
+    if "peft" in sys.modules:
+        frozen = _with_adapter().requires_grad_(False)
+        state = ["0 of 7 parameter tensors; of adapter default, 4 of 4 are frozen; "]
+        yield said((1, _LEARNING), model=frozen, optimizer=_NO_PARAMETERS), {1: state}
+
+
+def _frozen() -> Any:
+    import torch
+
+    return _with_embedding(torch.nn.Module()).requires_grad_(False)
+
+
+def _check_healthy(said: Callable[..., _Messages]) -> None:
+    """Raise if anything is said of a run that is healthy, or of which nothing is proven."""
+    batch = {"scale_rewards": "batch"}
+    sums = {"multi_objective_aggregation": "normalize_then_sum"}
+    checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": None}
+    for times, values, settings in (
+        (12, _LEARNING, {}),
+        (12, _LEARNING, {"optimizer": _NO_PARAMETERS, "is_deepspeed_enabled": True}),
+        # A loss besides the rewards, which are equal.
+        (12, {**_NO_SIGNAL, "loss": -0.1, "grad_norm": 0.5}, {}),
+        (12, {**_NO_SIGNAL, "loss": _SHOWN_AS_ZERO}, {}),
+        (12, {**_NO_SIGNAL, "loss": 1.55e-4, "kl": [1e-5]}, {"beta": 1.0}),
+        # Another rank; an evaluation.
+        (12, _NO_SIGNAL, {"main": False}),
+        (12, {"eval_loss": 0.0, "reward_std": [0.0]}, {}),
+        # Not a loss of 0, a signal or a gradient.
+        (9, {**_NO_SIGNAL, "grad_norm": 0.5}, {}),
+        (4, {**_ZERO, "loss": _SHOWN_AS_ZERO}, {}),
+        (4, {**_ZERO, "loss": -0.1}, {}),
+        (4, {**_ZERO, "kl": [5.1e-4]}, {"beta": 1.0}),
+        (4, {**_ZERO, "grad_norm": math.inf}, {}),
+        (12, {**_ZERO, "grad_norm": -1.0}, {}),
+        (4, {**_ZERO, "grad_norm": 1e-6}, {}),
+        (4, {"loss": 0.0, "reward_std": [0.3]}, {}),
+        (4, _ZERO, {"model": _frozen(), **checkpointing}),
+        # The share of the batch, or of no generation.
+        (12, _NO_GRADIENT, batch),
+        (12, _NO_GRADIENT, sums),
+        (12, {"loss": 0.0, "grad_norm": 0.0}, {}),
+    ):
+        if messages := said((times, values), **settings):
+            raise AssertionError(f"of a healthy run, {values} with {settings}, it was said: {messages}")
+    for entries in [((1, _LEARNING), (12, _NO_SIGNAL)), ((9, _NO_GRADIENT), (1, _LEARNING), (12, _NO_GRADIENT))]:
+        if messages := said(*entries):
+            raise AssertionError(f"of a run that was healthy once, {entries}, it was said: {messages}")
+
+
+def _with_adapter(*modules: str) -> Any:
+    """Return a model with a trained LoRA on these modules. Half of each matrix B is 0."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    base = _with_embedding(torch.nn.Module())
+    base.q, base.lm_head = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+    base.get_output_embeddings = lambda: base.lm_head
+    model = get_peft_model(base, LoraConfig(r=1, target_modules=list(modules or ("q", "lm_head"))))
+    for name, tensor in model.named_parameters():
+        if ".lora_B." in name:
+            tensor.data[0] = 1.0
+    return model
+
+
+def _check_adapters(said: Callable[..., _Messages], fate: Callable[..., Any]) -> None:
+    """Raise unless exactly what became of an adapter is said of it."""
+    import torch
+
+    def expect(found: tuple[Any, str], *parts: str) -> None:
+        if bool(found[1]) != bool(parts) or not all(part in found[1] for part in parts):
+            raise AssertionError(f"of an adapter it was said: {found[1]!r}. Expected: {parts}")
+
+    def initialise(model: Any, *modules: str) -> None:
+        for name, tensor in model.named_parameters():
+            if any(f".{module}.lora_" in name for module in modules):
+                tensor.data.zero_()
+
+    config = object()
+    trained = _with_adapter()
+    expect(fate(trained, config), "WARNING: peft_config was given with", "its 4 tensors were put aside")
+    expect(fate(trained, config, lambda: torch.nn.Sequential(trained)), "its 4 tensors were put aside")
+    expect(fate(trained, config, lambda: torch.nn.Linear(1, 1)), "its 4 tensors were merged into the base model")
+    expect(fate(trained, config, main=False))
+    expect(fate(trained))
+    expect(fate(trained, config, lambda: initialise(trained, "q")), "were initialised again in 2 cases, and")
+    # One of its matrices B is 0 now.
+    expect(fate(trained, config))
+    expect(fate(torch.nn.Linear(1, 1), config))
+
+    frozen = _with_adapter().requires_grad_(False)
+    expect(fate(frozen))
+    frozen.peft_config["default"].inference_mode = True
+    expect(fate(frozen, config), "put aside")
+    trainer, message = fate(frozen, optimizer=_NO_PARAMETERS)
+    expect(
+        (trainer, message), "WARNING: 0 of 7 parameter tensors are trainable, since the adapter (default) was loaded"
+    )
+    if messages := said((1, _LEARNING), trainer=trainer):
+        raise AssertionError(f"of an adapter that was loaded for inference it was said again: {messages}")
+    learning = _with_adapter()
+    learning.peft_config["default"].inference_mode = True
+    expect(fate(learning))
+
+    head = "WARNING: the Liger loss goes past an adapter: no gradient reaches the 2 adapter tensors of the LM head."
+    expect(fate(_with_adapter(), use_liger_loss=True), head)
+    expect(fate(_with_adapter(), use_liger_kernel=True), head)
+    expect(fate(_with_adapter("q"), use_liger_loss=True))
+    expect(fate(torch.nn.Linear(1, 1), use_liger_loss=True))
+    prompts = _with_adapter("q")
+    prompts.peft_config["prompt"] = SimpleNamespace(is_prompt_learning=True)
+    expect(fate(prompts, use_liger_loss=True), "past an adapter: no gradient reaches prompt learning (prompt).")
+    other = _with_adapter()
+    other.base_model.model.lm_head.requires_grad_(False)
+    expect(fate(other, use_liger_loss=True))
