@@ -102,7 +102,8 @@ def dpo_with_liger(**settings: Any) -> Any:
 
 
 def precomputed(make: Callable[..., Any], **settings: Any) -> Any:
-    return make(precompute_ref_log_probs=True, **settings)
+    """Return a trainer whose data lies in a file: without one, releases write the log-probs where they do not look."""
+    return make(precompute_ref_log_probs=True, on_disk=True, **settings)
 
 
 MAKERS: dict[str, Callable[..., Any]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
@@ -199,8 +200,8 @@ def _follow_trainers(observed: Observed) -> None:
 
 
 def _count_generations(record: TrainerRecord) -> None:
-    model = record.trainer.model
-    for name in ("generate", "generate_batch"):
+    models = (record.trainer.model, getattr(record.trainer, "teacher_model", None))
+    for model, name in itertools.product(models, ("generate", "generate_batch")):
         original = getattr(model, name, None)
         if original is None or hasattr(original, "counted"):
             continue

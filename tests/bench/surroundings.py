@@ -167,7 +167,7 @@ def process_state() -> Mapping[str, Any]:
         "hooks": [type(finder).__name__ for finder in sys.meta_path],
         "signals": [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)],
         "timer": signal.getitimer(signal.ITIMER_REAL),
-        "threads": threading.active_count(),
+        "threads": sorted(repr(thread) for thread in threading.enumerate()),
         "files": len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0,
         "standard": (sys.stdin, sys.stdout, sys.stderr, sys.excepthook),
         "logging": {

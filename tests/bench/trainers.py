@@ -6,6 +6,7 @@ Models are written to the folder ``models`` of the working directory. ``settings
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,13 @@ def cpo(**settings: Any) -> Any:
     return _preference("CPO", tiny.preferences(), **settings)
 
 
-def _preference(name: str, data: Any, ref_model: Any = None, **settings: Any) -> Any:
+def _preference(name: str, data: Any, ref_model: Any = None, *, on_disk: bool = False, **settings: Any) -> Any:
+    if on_disk:
+        from datasets import load_from_disk
+
+        folder = tempfile.mkdtemp(dir=".")
+        data.save_to_disk(folder)
+        data = load_from_disk(folder)
     words = tiny.tokenizer()
     # 0.9.6 needs a bos_token, and puts it before every prompt.
     words.bos_token = words.eos_token

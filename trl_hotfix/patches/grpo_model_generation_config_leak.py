@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, judge, shadowed
@@ -39,10 +39,11 @@ def sample_as_the_trainer_says(
     from transformers import GenerationConfig
 
     trainer_config = getattr(instance, "generation_config", None)
-    if trainer_config is None:  # vLLM generates.
-        return wrapped(*args, **kwargs)
     # The module that generates has the config, beneath FSDP, PEFT or torch.compile.
-    model = next(module for module in instance.model.modules() if "generation_config" in vars(module))
+    configured = (module for module in instance.model.modules() if vars(module).get("generation_config") is not None)
+    model = next(configured, None)
+    if trainer_config is None or model is None:  # vLLM generates, or a model that has no config of its own.
+        return wrapped(*args, **kwargs)
     asked_for, own, default = map(vars, (trainer_config, model.generation_config, GenerationConfig()))
     names = {*_ASKED_FOR, *(getattr(instance.args, "generation_kwargs", None) or {})}
     merged = {name: asked_for[name] for name in names if asked_for[name] == default.get(name) != own.get(name)}
@@ -85,9 +86,23 @@ def completions_are_sampled_as_the_trainer_asks(module: ModuleType) -> Outcome:
         sampled, is_own = _Case(module, method, model, asked_for).sampled(0)
         if sampled != expected or not is_own:
             raise AssertionError(f"asked for {asked_for}, sampled with {sampled}; the model's own config: {is_own}")
+    _check_without_a_config()
     if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
         raise AssertionError(f"some completions are sampled as the trainer asks, and others are not: {outcomes}")
     return outcomes[0]
+
+
+def _check_without_a_config() -> None:
+    """Check that the wrapper leaves the call alone if the model has no config, or no attribute of that name."""
+    import torch
+    from transformers import GenerationConfig
+
+    without, with_none = torch.nn.Module(), torch.nn.Module()
+    with_none.generation_config = None
+    for model in (without, with_none):
+        instance = SimpleNamespace(generation_config=GenerationConfig(), model=model)
+        if sample_as_the_trainer_says(lambda: "sampled", instance, (), {}) != "sampled":
+            raise AssertionError("a model without a config does not generate")
 
 
 _CHECKPOINT = {"temperature": 0.5, "top_p": 0.6, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.3, "typical_p": 0.7}

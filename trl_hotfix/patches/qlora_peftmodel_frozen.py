@@ -74,6 +74,8 @@ def _mistakes_elsewhere(module: ModuleType) -> list[str]:
     # SFTTrainer of 0.20 and 0.21 puts the new adapter around the old one, which then has other names.
     if hasattr(module, "prepare_peft_model"):
         with_bias = get_peft_model(_base(), LoraConfig(r=1, target_modules=["inner"], bias="all"))
+        # The method of peft shows a progress bar, whose thread stays.
+        with_bias.merge_and_unload = _base
         if (names := _trained(_prepare(module, with_bias, _lora()))) != _TRAINED:
             mistakes.append(f"a new adapter in the place of another one: {sorted(names)} are trained")
     return mistakes

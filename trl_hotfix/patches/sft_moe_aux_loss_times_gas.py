@@ -48,7 +48,7 @@ def weigh_the_aux_loss_once(
         return wrapped(*args, **kwargs)
     coefficients = list(_coefficients_of_model(argument(wrapped, args, kwargs, "model")))
     if not coefficients:
-        if getattr(instance, "aux_loss_enabled", False) and _first_warning(instance):
+        if _has_aux_loss(instance) and _first_warning(instance):
             logging.getLogger("trl_hotfix").warning(
                 "the coefficient of the model's auxiliary loss is not found: it is added up over %d micro-batches and "
                 "ranks, and not averaged. Divide the coefficient by that number yourself",
@@ -60,6 +60,15 @@ def weigh_the_aux_loss_once(
         for owner, name in coefficients:
             stack.enter_context(shadowed(owner, name, vars(owner)[name] / copies))
         return wrapped(*args, **kwargs)
+
+
+def _has_aux_loss(trainer: Any) -> bool:
+    """Return whether the trainer adds the auxiliary loss or logs it, or the config has the model add it.
+
+    Early releases have no such attribute, and ``sft-aux-loss-counted-twice`` turns it off for the time of the call.
+    """
+    config = getattr(trainer.model, "config", None)
+    return getattr(trainer, "aux_loss_enabled", False) or getattr(config, "output_router_logits", False)
 
 
 def _coefficients_of_model(model: Any) -> Iterator[tuple[Any, str]]:
@@ -146,8 +155,12 @@ def aux_loss_is_weighed_once(module: ModuleType) -> Outcome:
             for place, model in _models_with_coefficient(step):
                 shares = count(model=model) / count(model=model, micro_batches=1)
                 counts[f"the coefficient in {place}"] = shares, 1 / 4
-        for enabled in (True, False) if "aux_loss_enabled" in names_in_trl else (None,):
-            counts[f"warnings with aux_loss_enabled={enabled}"] = _warnings(module, enabled), int(enabled is True)
+        for routed in (True, False):
+            # 0.23.0 has the coefficient under this name; `sft-aux-loss-counted-twice` may have turned the term off.
+            enabled = (None,) if "aux_loss_enabled" not in names_in_trl else (True, False)
+            for on in () if routed is False and "aux_loss_coef" in names_in_trl else enabled:
+                right = int(routed or on is True)
+                counts[f"warnings with aux_loss_enabled={on}, {routed=}"] = _warnings(module, on, routed), right
     wrong = {name: value for name, (value, right) in counts.items() if not math.isclose(value, right, rel_tol=1e-5)}
     if wrong:
         raise AssertionError(f"the auxiliary loss is counted wrongly: {wrong}")
@@ -158,12 +171,17 @@ def aux_loss_is_weighed_once(module: ModuleType) -> Outcome:
     return outcome
 
 
-def _warnings(module: ModuleType, enabled: bool | None) -> int:
-    """Return how many warnings two micro-batches give if the model's coefficient is not found."""
+def _warnings(module: ModuleType, enabled: bool | None, routed: bool) -> int:
+    """Return how many warnings two micro-batches give if the model's coefficient is not found.
+
+    The trainer has the auxiliary loss if it is ``enabled``, and the model's config says so if it is ``routed``.
+    """
     step = SftMoeStep(module, 0.5, current_gradient_accumulation_steps=4, aux_loss_enabled=enabled)
     if enabled is None:  # an early release, which has no such attribute
         del step.trainer.aux_loss_enabled
     del step.model.router_aux_loss_coef
+    if routed:
+        step.model.config = SimpleNamespace(output_router_logits=True)
     step.coefficient = lambda: 0.5
     with recorded_warnings() as messages:
         weights = [step.weights() for _ in range(2)]
