@@ -6,69 +6,115 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from .scopes import SCOPE_NODES, Binding, Scope, source_text
+from .scopes import COMPREHENSIONS, SCOPE_NODES, Binding, Place, Scope, source_text
 
-_BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
+_BRANCHES: tuple[type[ast.AST], ...] = (
+    *(ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match),
+    # An error ends the body of a `with` early, and some context managers hold it back.
+    *(ast.With, ast.AsyncWith),
+    # `except*` is new in Python 3.11.
+    getattr(ast, "TryStar", ast.Try),
+)
+_KNOWN_PACKAGES = frozenset(["datasets", "peft", "torch", "transformers", "trl", "typing"])
+DYNAMIC_FUNCTIONS = frozenset(["eval", "exec", "globals", "locals", "vars"])
 
 
 class ScriptBindings:
     """The bindings of a script.
 
-    ``calls`` has every call with its scope, in the order of the file. ``scopes`` has the inner scope of each class,
-    function, lambda and comprehension.
+    ``calls`` has every call with its place, in the order of the file. ``scopes`` has the inner scope of each class,
+    function, lambda and comprehension. ``set_on_modules`` has the attributes that are set on what is imported or on
+    classes, such as ``DPOConfig.beta = 1``, and their lines. ``dynamic`` is the first call of ``exec`` and the like,
+    which may set anything.
     """
 
     def __init__(self, tree: ast.Module) -> None:
-        self.calls: list[tuple[ast.Call, Scope]] = []
+        self.calls: list[Place] = []
         self.scopes: dict[ast.AST, Scope] = {}
-        self._walk(tree)
-
-    def _walk(self, tree: ast.Module) -> None:
+        self.set_on_modules: dict[str, int] = {}
+        self.dynamic: ast.Call | None = None
+        names: list[Place] = []
+        module = Scope(None)
         # A stack, as deeply nested source would exceed Python's limit of recursion.
-        stack: list[tuple[ast.AST, Scope, bool]] = [(tree, Scope(None), True)]
+        stack = [Place(tree, None, module, True)]
         while stack:
-            node, scope, unconditional = stack.pop()
-            children = list(self._enter(node, scope, unconditional))
-            stack.extend(reversed(children))
+            place = stack.pop()
+            if isinstance(place.node, ast.Name):
+                names.append(place)
+            elif isinstance(place.node, ast.Call):
+                self.calls.append(place)
+            stack.extend(reversed(list(self._enter(place))))
         self.calls.sort(key=_position)
+        _rebind_by_star_imports([module, *self.scopes.values()])
+        for place in names:
+            self._note_use(place)
 
-    def _enter(self, node: ast.AST, scope: Scope, unconditional: bool) -> Iterator[tuple[ast.AST, Scope, bool]]:
-        """Record the bindings and the call of ``node``, and yield its children with their scopes."""
-        children: list[ast.AST] = list(ast.iter_child_nodes(node))
+    def _note_use(self, place: Place) -> None:
+        name = place.node
+        assert isinstance(name, ast.Name)
+        owner = place.scope.owner(name.id)
+        if owner is None:
+            if name.id in DYNAMIC_FUNCTIONS and self.dynamic is None:
+                parent = place.parent.node if place.parent is not None else None
+                if isinstance(parent, ast.Call) and parent.func is name and (name.id != "vars" or not parent.args):
+                    self.dynamic = parent
+            return
+        owner.uses.setdefault(name.id, []).append(place)
+        if any(binding.dotted or binding.definition is not None for binding in owner.bindings[name.id]):
+            self._note_attributes_set(place)
+
+    def _note_attributes_set(self, place: Place) -> None:
+        """Note ``a.b.c = 1``, ``setattr(a.b, "c", 1)`` and ``a.b.__dict__``, where ``a`` is a module or a class."""
+        owner, parent = place.node, place.parent
+        while parent is not None and isinstance(parent.node, ast.Attribute):
+            if not isinstance(parent.node.ctx, ast.Load) or parent.node.attr == "__dict__":
+                self.set_on_modules.setdefault(parent.node.attr, parent.line)
+            owner, parent = parent.node, parent.parent
+        call = parent.node if parent is not None else None
+        if not isinstance(call, ast.Call) or call.args[:1] != [owner]:
+            return
+        if source_text(call.func).endswith(("setattr", "__setattr__")):
+            key = call.args[1] if len(call.args) > 1 else None
+            name = key.value if isinstance(key, ast.Constant) else "__dict__"
+            self.set_on_modules.setdefault(str(name), call.lineno)
+
+    def _enter(self, place: Place) -> Iterator[Place]:
+        """Record the bindings of a node, and yield the places of its children."""
+        node, scope, unconditional = place.node, place.scope, place.unconditional
         if isinstance(node, SCOPE_NODES):
-            yield from self._enter_scope(node, scope, unconditional, children)
+            yield from self._enter_scope(node, place)
             return
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             _bind_imports(node, scope, unconditional)
-        elif isinstance(node, (ast.Global, ast.Nonlocal)):
-            scope.outer_names.update(node.names)
+        elif isinstance(node, ast.Global):
+            scope.global_names.update(node.names)
+        elif isinstance(node, ast.Nonlocal):
+            scope.nonlocal_names.update(node.names)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 _assign(target, node.value, scope, unconditional)
-            children = [node.value, *(target for target in targets if isinstance(target, ast.Subscript))]
         elif isinstance(node, ast.AugAssign):
             _assign(node.target, None, scope, unconditional)
-            children = [node.value]
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        elif isinstance(node, ast.NamedExpr):
+            reason = f"{node.target.id} is assigned within an expression"
+            scope.bind_in_function(node.target.id, Binding(node.lineno, False, reason=reason))
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and not _is_assigned(place):
             reason = f"{node.id} is not assigned once and for all"
             scope.bind(node.id, Binding(node.lineno, unconditional, reason=reason))
-        elif isinstance(node, ast.Call):
-            self.calls.append((node, scope))
         elif isinstance(node, (ast.ExceptHandler, ast.pattern)):
             for name in (getattr(node, "name", None), getattr(node, "rest", None)):
                 if isinstance(name, str):
                     scope.bind(name, Binding(node.lineno, unconditional, reason=f"{name} is what was found"))
         if isinstance(node, _BRANCHES) and not _is_main(node):
             unconditional = False
-        yield from ((child, scope, unconditional) for child in children)
+        yield from (Place(child, place, scope, unconditional) for child in ast.iter_child_nodes(node))
 
-    def _enter_scope(
-        self, node: Any, scope: Scope, unconditional: bool, children: list[ast.AST]
-    ) -> Iterator[tuple[ast.AST, Scope, bool]]:
+    def _enter_scope(self, node: Any, place: Place) -> Iterator[Place]:
         """Bind the name and the parameters. Defaults, decorators and base classes belong to the outer scope."""
-        inner = Scope(scope, of_class=isinstance(node, ast.ClassDef))
+        scope, unconditional = place.scope, place.unconditional
+        inner = Scope(scope, isinstance(node, ast.ClassDef), isinstance(node, COMPREHENSIONS))
         self.scopes[node] = inner
+        children = list(ast.iter_child_nodes(node))
         name = getattr(node, "name", None)
         if name is not None:
             scope.bind(name, Binding(node.lineno, unconditional, definition=node))
@@ -76,16 +122,41 @@ class ScriptBindings:
         if signature is not None:
             _bind_parameters(signature, name or "a lambda", inner)
             defaults = [*signature.defaults, *filter(None, signature.kw_defaults)]
-            yield from ((default, scope, unconditional) for default in defaults)
+            yield from (Place(default, place, scope, unconditional) for default in defaults)
             children = [child for child in children if child is not signature]
         outer = [*getattr(node, "decorator_list", ()), *getattr(node, "bases", ()), *getattr(node, "keywords", ())]
-        yield from ((child, scope, unconditional) for child in outer)
-        yield from ((child, inner, True) for child in children if child not in outer)
+        yield from (Place(child, place, scope, unconditional) for child in outer)
+        # What stands in a comprehension runs as often as it has elements.
+        runs_once = not isinstance(node, COMPREHENSIONS)
+        yield from (Place(child, place, inner, runs_once) for child in children if child not in outer)
 
 
-def _position(scoped_call: tuple[ast.Call, Scope]) -> tuple[int, int]:
-    call, _ = scoped_call
+def _position(place: Place) -> tuple[int, int]:
+    call = place.node
+    assert isinstance(call, ast.Call)
     return call.lineno, call.col_offset
+
+
+def _is_assigned(place: Place) -> bool:
+    """Is the name a target of ``a = 1``, ``a, b = 1, 2``, ``a: int = 1``, ``a += 1`` or ``(a := 1)``?
+
+    These are bound where the walk meets the statement.
+    """
+    parent = place.parent
+    while parent is not None and isinstance(parent.node, (ast.Tuple, ast.List, ast.Starred)):
+        parent = parent.parent
+    return parent is not None and isinstance(parent.node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr))
+
+
+def _rebind_by_star_imports(scopes: list[Scope]) -> None:
+    """``from x import *`` may set any name that has a value before."""
+    for scope in scopes:
+        for module, line in scope.star_imports.items():
+            for name, bindings in scope.bindings.items():
+                if module.split(".")[0] not in _KNOWN_PACKAGES and any(binding.line < line for binding in bindings):
+                    bindings.append(Binding(line, False, reason=f"from {module} import * may set {name}"))
+            for bindings in scope.bindings.values():
+                bindings.sort(key=lambda binding: binding.line)
 
 
 def _bind_parameters(signature: ast.arguments, function: str, scope: Scope) -> None:
@@ -97,6 +168,9 @@ def _bind_parameters(signature: ast.arguments, function: str, scope: Scope) -> N
 
 def _bind_imports(node: ast.Import | ast.ImportFrom, scope: Scope, unconditional: bool) -> None:
     for alias in node.names:
+        if alias.name == "*" and isinstance(node, ast.ImportFrom):
+            scope.star_imports[f"{'.' * node.level}{node.module or ''}"] = node.lineno
+            continue
         if isinstance(node, ast.ImportFrom):
             dotted = f"{'.' * node.level}{node.module or ''}.{alias.name}"
         else:
@@ -112,10 +186,6 @@ def _assign(target: ast.expr, value: ast.expr | None, scope: Scope, unconditiona
     elif isinstance(target, ast.Name):
         reason = "" if value is not None else f"{target.id} is changed in place"
         scope.bind(target.id, Binding(target.lineno, unconditional, value, reason))
-    elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-        reason = "" if value is not None else f"{source_text(target)} is changed in place"
-        assignments = scope.attributes.setdefault((target.value.id, target.attr), [])
-        assignments.append(Binding(target.lineno, unconditional, value, reason))
 
 
 def _assign_elements(targets: ast.Tuple | ast.List, value: ast.expr | None, scope: Scope, unconditional: bool) -> None:

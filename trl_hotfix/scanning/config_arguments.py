@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..catalogue.conditions import Argument, Kind
-from .names import classes, follow
-from .scopes import BoundName, Scope, ScopedExpression, source_text
+from .names import classes, constructor, follow
+from .scopes import FUNCTIONS, Scope, ScopedExpression, source_text
+from .uses import Changes, changes_of, known_value
 from .values import keyword_arguments, value_of
+
+_LIBRARIES = ("transformers.", "trl.")
 
 
 class LocatedArgument(NamedTuple):
-    """An argument, and the expression that sets it, if one does."""
+    """An argument, and the expression that sets it, if one does. ``changed``: its parts may be others by now."""
 
     argument: Argument
     expression: ScopedExpression | None
+    changed: Argument | None = None
 
 
 class ConfigArguments:
@@ -33,72 +37,98 @@ class ConfigArguments:
         self._config, self._scope, self._line = config, scope, call.lineno
         self._class_scopes = class_scopes
         self._arguments: dict[str, ScopedExpression] = {}
+        self._changes = changes_of(config) if config is not None else Changes()
         self.unknown: Argument | None = None
         if config is not None:
             self._read(config)
+        change = self._changes.of_any()
+        if change is not None:
+            self._arguments.clear()
+            self.unknown = Argument(Kind.UNKNOWN, line=change.line, reason=change.reason)
 
     def _read(self, config: ScopedExpression) -> None:
         origin = follow(config)
         if isinstance(origin.node, ast.Constant) and origin.node.value is None:
             return
         if isinstance(origin.node, ast.Call) and makes_config(origin):
-            for _, definition in classes(origin.with_node(origin.node.func)):
-                if definition is not None:
-                    self._read_defaults(definition)
-            arguments, self.unknown = keyword_arguments(origin.node, origin.scope, origin.line)
+            self._read_classes(origin.with_node(origin.node.func))
+            arguments, unknown = keyword_arguments(origin.node, origin.scope, origin.line)
+            self.unknown = self.unknown or unknown
+            if origin.node.args:
+                # The first is `output_dir`; the order of the others differs between releases.
+                reason = f"{source_text(origin.node.args[-1])} is given by position"
+                others = len(origin.node.args) > 1 or isinstance(origin.node.args[0], ast.Starred)
+                self.unknown = Argument(Kind.UNKNOWN, line=origin.line, reason=reason) if others else self.unknown
             self._arguments.update(arguments)
         else:
             value = value_of(config)
             reason = value.reason or source_text(origin.node)
             self.unknown = Argument(Kind.UNKNOWN, line=value.line or self._line, reason=reason)
 
+    def _read_classes(self, function: ScopedExpression) -> None:
+        """Read the defaults in classes of the script. A class of another package may have any."""
+        bases = list(classes(function))
+        for _, definition in bases:
+            if definition is not None:
+                self._read_defaults(definition)
+        last, _ = bases[-1]
+        if not last.startswith(_LIBRARIES):
+            self.unknown = Argument(Kind.UNKNOWN, line=function.line, reason=f"{last} may set it")
+
     def _read_defaults(self, definition: ast.ClassDef) -> None:
-        """Read ``class MyConfig(DPOConfig): padding_free: bool = True``."""
+        """Read ``@dataclass class MyConfig(DPOConfig): padding_free: bool = True``."""
         scope = self._class_scopes[definition]
-        for statement in definition.body:
-            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-                continue
-            if statement.value is not None:
-                default = ScopedExpression(statement.value, scope, statement.lineno)
-                self._arguments.setdefault(statement.target.id, default)
+        reason = f"{definition.name} may set it"
+        unknown = Argument(Kind.UNKNOWN, line=definition.lineno, reason=reason)
+        plain = [node for node in definition.body if not _is_field(node) and not _is_text(node)]
+        decorators = [source_text(decorator).partition("(")[0] for decorator in definition.decorator_list]
+        is_dataclass = bool(decorators) and all(name.rpartition(".")[2] == "dataclass" for name in decorators)
+        methods = [node for node in plain if isinstance(node, FUNCTIONS)]
+        names = {name for method in methods for name in [method.name, *map(source_text, method.decorator_list)]}
+        if (
+            (decorators and not is_dataclass)
+            or len(methods) < len(plain)
+            or constructor(definition) is not None
+            or any(name.startswith("__") or not name.isidentifier() for name in names)
+            or "property" in names
+        ):
+            self.unknown = self.unknown or unknown
+            return
+        if not is_dataclass:
+            # The constructor is the inherited one, with its own defaults.
+            return
+        for field in filter(_is_field, definition.body):
+            assert isinstance(field, ast.AnnAssign)
+            if field.value is not None:
+                default = ScopedExpression(field.value, scope, field.lineno)
+                self._arguments.setdefault(source_text(field.target), default)
 
     def locate(self, name: str) -> LocatedArgument | None:
         """Return the argument if the text sets it, to a known value or not; None otherwise."""
-        assigned = self._assigned(name)
-        if assigned is not None:
-            return assigned
-        if name not in self._arguments:
+        set_by = [change for change in self._changes.of(name) if change.inner_part is None]
+        expression = self._arguments.get(name)
+        if set_by:
+            expression = known_value(set_by, self._scope, self._line)
+            if expression is None:
+                change = set_by[-1]
+                return LocatedArgument(Argument(Kind.UNKNOWN, line=change.line, reason=change.reason), None)
+        if expression is None:
             return None
-        expression = self._arguments[name]
-        return LocatedArgument(value_of(expression), expression)
+        within = self._changes.within(name)
+        argument = value_of(expression)
+        if within is None:
+            return LocatedArgument(argument, expression)
+        changed = Argument(Kind.UNKNOWN, line=within.line, reason=within.reason)
+        is_list = isinstance(argument.value, list) or isinstance(follow(expression).node, (ast.List, ast.Set))
+        return LocatedArgument(changed if is_list else argument, expression, changed)
 
-    def _assigned(self, name: str) -> LocatedArgument | None:
-        """Return what ``training_args.name = value`` sets before the trainer is made."""
-        if self._config is None or not isinstance(self._config.node, ast.Name):
-            return None
-        variable = self._config.node.id
-        assignments = self._assignments(variable, name)
-        if not assignments:
-            return None
-        last = max(assignments, key=lambda assignment: assignment.binding.line)
-        value = last.value()
-        repeated_outside = len(assignments) > 1 and last.scope is not self._scope
-        if value is None or not last.binding.unconditional or repeated_outside:
-            reason = last.binding.reason or f"{variable}.{name} is set in a branch, or more than once"
-            return LocatedArgument(Argument(Kind.UNKNOWN, line=last.binding.line, reason=reason), None)
-        return LocatedArgument(value_of(value), value)
 
-    def _assignments(self, variable: str, name: str) -> list[BoundName]:
-        """Return the assignments of ``variable.name`` that may hold when the trainer is made."""
-        bound = self._scope.find(variable, self._line)
-        scopes = [self._scope] if bound is None or bound.scope is self._scope else [self._scope, bound.scope]
-        config_line = bound.binding.line if bound is not None else 0
-        return [
-            BoundName(binding, scope)
-            for scope in scopes
-            for binding in scope.attributes.get((variable, name), ())
-            if scope is not self._scope or config_line <= binding.line < self._line
-        ]
+def _is_field(node: ast.stmt) -> bool:
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
 
 
 def makes_config(expression: ScopedExpression) -> bool:

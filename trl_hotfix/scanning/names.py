@@ -48,7 +48,8 @@ def dotted_name(expression: ScopedExpression) -> str | None:
 def _root_name(root: ast.Name, expression: ScopedExpression) -> str | None:
     bound = expression.find(root)
     if bound is None:
-        return root.id
+        starred = expression.scope.module.star_imports
+        return f"trl.{root.id}" if "trl" in starred and root.id.endswith(("Config", "Trainer")) else root.id
     if bound.binding.dotted:
         return bound.binding.dotted
     if bound.binding.definition is not None:
@@ -98,3 +99,26 @@ def classes(expression: ScopedExpression) -> Iterator[tuple[str, ast.ClassDef | 
             queue.extend(ScopedExpression(base, bound.scope, definition.lineno) for base in definition.bases)
         elif definition is None:
             yield dotted, None
+
+
+def trainer_names(expression: ScopedExpression) -> list[str]:
+    """Return the dotted names of TRL's trainers among a class and its base classes."""
+    return [name for name, _ in classes(expression) if _is_trainer(name)]
+
+
+def makes_trainer(function: ScopedExpression) -> bool:
+    """Is the function a trainer's class of TRL, or one that the script derives from it without a constructor?"""
+    bases = list(classes(function))
+    own = [definition for _, definition in bases if definition is not None]
+    return any(_is_trainer(name) for name, _ in bases) and not any(map(constructor, own))
+
+
+def _is_trainer(dotted: str) -> bool:
+    package, _, name = dotted.rpartition(".")
+    return package.split(".")[0] == "trl" and name.endswith("Trainer") and name != "Trainer"
+
+
+def constructor(definition: ast.ClassDef) -> ast.FunctionDef | None:
+    """Return the constructor that a class of the script has, if it has one."""
+    methods = [node for node in definition.body if isinstance(node, ast.FunctionDef)]
+    return next((method for method in methods if method.name in ("__init__", "__new__", "__post_init__")), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -33,33 +34,89 @@ class Binding:
 class Scope:
     """The names of a module, a class, a function, a lambda or a comprehension.
 
-    ``attributes`` has assignments such as ``args.beta = 1`` under ``("args", "beta")``. ``outer_names`` are those that
-    the scope declares ``global`` or ``nonlocal``.
+    ``uses`` has every place where a name of this scope stands, also in inner scopes. ``global_names`` and
+    ``nonlocal_names`` are those that the scope declares so. ``star_imports`` has the lines of ``from x import *``, by
+    the module.
     """
 
     parent: Scope | None
     of_class: bool = False
+    of_comprehension: bool = False
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
-    attributes: dict[tuple[str, str], list[Binding]] = field(default_factory=dict)
-    outer_names: set[str] = field(default_factory=set)
+    uses: dict[str, list[Place]] = field(default_factory=dict)
+    global_names: set[str] = field(default_factory=set)
+    nonlocal_names: set[str] = field(default_factory=set)
+    star_imports: dict[str, int] = field(default_factory=dict)
 
     def bind(self, name: str, binding: Binding) -> None:
-        """Add a binding. That of an outer name goes to the module, and depends on whether its function is called."""
+        """Add a binding. That of an outer name depends on whether the function of this scope is called."""
+        if name in self.global_names:
+            self.module.bindings.setdefault(name, []).append(replace(binding, unconditional=False))
+        elif name in self.nonlocal_names:
+            reason = f"{name} is assigned in an inner function"
+            for scope in [*self._outer()][:-1]:
+                # The text does not tell which of them has the name before the whole text is read.
+                scope.bindings.setdefault(name, []).append(Binding(binding.line, False, reason=reason))
+        else:
+            self.bindings.setdefault(name, []).append(binding)
+
+    def bind_in_function(self, name: str, binding: Binding) -> None:
+        """Bind a name where ``:=`` does: outside of comprehensions."""
         scope = self
-        if name in self.outer_names:
-            while scope.parent is not None:
-                scope = scope.parent
-            binding = replace(binding, unconditional=False)
-        scope.bindings.setdefault(name, []).append(binding)
+        while scope.of_comprehension and scope.parent is not None:
+            scope = scope.parent
+        scope.bind(name, binding)
+
+    @property
+    def module(self) -> Scope:
+        return [self, *self._outer()][-1]
+
+    def _outer(self) -> Iterator[Scope]:
+        scope = self.parent
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
+    def owner(self, name: str) -> Scope | None:
+        """Return the scope that binds ``name`` as it is read in this scope, or None if the file does not bind it."""
+        if name in self.global_names:
+            return self.module if name in self.module.bindings else None
+        for scope in (self, *self._outer()):
+            if name in scope.global_names and scope is not self:
+                return self.module if name in self.module.bindings else None
+            if name in scope.bindings and (scope is self or not scope.of_class):
+                return scope
+        return None
 
     def find(self, name: str, line: int) -> BoundName | None:
         """Return what ``name`` is bound to at ``line`` of this scope, or None if the file does not bind it."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.bindings and (scope is self or not scope.of_class):
-                return BoundName(_choose(name, scope.bindings[name], line if scope is self else None), scope)
-            scope = scope.parent
-        return None
+        scope = self.owner(name)
+        if scope is None:
+            return None
+        return BoundName(_choose(name, scope.bindings[name], line if scope is self else None), scope)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A node of the script, with what is around it. ``unconditional``: it runs once whenever its scope does."""
+
+    node: ast.AST
+    parent: Place | None
+    scope: Scope
+    unconditional: bool
+
+    @property
+    def statement(self) -> Place:
+        """The statement that the node is a part of."""
+        place = self
+        while not isinstance(place.node, ast.stmt) and place.parent is not None:
+            place = place.parent
+        return place
+
+    @property
+    def line(self) -> int:
+        """The first line of the statement."""
+        return getattr(self.statement.node, "lineno", 0)
 
 
 class BoundName(NamedTuple):

@@ -10,8 +10,10 @@ from ..catalogue.conditions import Argument, Kind, Lookup
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from .bindings import ScriptBindings
 from .config_arguments import ConfigArguments, LocatedArgument, makes_config
-from .names import classes, follow
-from .scopes import FUNCTIONS, Scope, ScopedExpression, source_text
+from .elsewhere import SetElsewhere
+from .names import classes, follow, trainer_names
+from .scopes import Place, Scope, ScopedExpression, source_text
+from .uses import changes_of
 from .values import UNSET, keyword_arguments, value_of
 
 POSITIONAL_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -20,6 +22,30 @@ POSITIONAL_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("CPO", "ORPO", "PRM", "Reward", "SFT"), ("model", "args", "data_collator")),
 }
 """The positional arguments of each trainer that have the same order in every release."""
+
+METHODS_OF_MODELS = frozenset(
+    [
+        "cpu",
+        "cuda",
+        "eval",
+        "train",
+        "requires_grad_",
+        "gradient_checkpointing_enable",
+        "enable_input_require_grads",
+        "print_trainable_parameters",
+        "num_parameters",
+        "parameters",
+        "named_parameters",
+        "get_memory_footprint",
+        "save_pretrained",
+        "push_to_hub",
+        "resize_token_embeddings",
+        "modules",
+        "named_modules",
+        "state_dict",
+    ]
+)
+"""Methods of models that leave the arguments of the call that made the model as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +62,53 @@ def trainer_calls(tree: ast.Module) -> Iterator[TrainerCall]:
     """Yield the calls of TRL's trainers, and of classes derived from them, in the order of the file."""
     script = ScriptBindings(tree)
     callbacks = _added_callbacks(script)
-    for call, scope in script.calls:
-        bases = list(classes(ScopedExpression(call.func, scope, call.lineno)))
-        trainers = [name for name, _ in bases if _is_trainer(name)]
+    for place in script.calls:
+        call, scope = place.node, place.scope
+        assert isinstance(call, ast.Call)
+        function = ScopedExpression(call.func, scope, call.lineno)
+        trainers = trainer_names(function)
         if trainers and not _is_super_init(call.func):
             name = trainers[0].rpartition(".")[2].removesuffix("Trainer")
-            definitions = [definition for _, definition in bases if definition is not None]
-            arguments = _TrainerArguments(script, call, scope, name, definitions, callbacks.get(call, []))
-            yield TrainerCall(name, bases[0][0].rpartition(".")[2], call.lineno, arguments.find)
-
-
-def _is_trainer(dotted: str) -> bool:
-    package, _, name = dotted.rpartition(".")
-    return package.split(".")[0] == "trl" and name.endswith("Trainer") and name != "Trainer"
+            arguments = _TrainerArguments(script, place, call, name, callbacks.get(call, []))
+            called = next(classes(function))[0].rpartition(".")[2]
+            yield TrainerCall(name, called, call.lineno, arguments.find)
 
 
 def _is_super_init(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr == "__init__"
 
 
-def _added_callbacks(script: ScriptBindings) -> dict[ast.AST, list[ScopedExpression]]:
-    """Return the callbacks of ``trainer.add_callback(callback)``, by the call that makes the trainer."""
-    callbacks: dict[ast.AST, list[ScopedExpression]] = {}
-    for call, scope in script.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_callback" and call.args:
-            trainer = follow(ScopedExpression(call.func.value, scope, call.lineno)).node
-            callbacks.setdefault(trainer, []).append(ScopedExpression(call.args[0], scope, call.lineno))
+def _added_callbacks(script: ScriptBindings) -> Mapping[ast.AST, list[ScopedExpression | Place]]:
+    """Return the callbacks of ``trainer.add_callback(callback)``, by the call that makes the trainer.
+
+    A place stands for a call that may not add one: in a branch, or of a name that has held several trainers.
+    """
+    callbacks: dict[ast.AST, list[ScopedExpression | Place]] = {}
+    for place in script.calls:
+        call, scope = place.node, place.scope
+        assert isinstance(call, ast.Call)
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_callback" or not call.args:
+            continue
+        trainer = follow(ScopedExpression(call.func.value, scope, call.lineno))
+        if isinstance(trainer.node, ast.Name):
+            for maker in _values_of(trainer.node.id, scope):
+                callbacks.setdefault(maker, []).append(place)
+        else:
+            callback = ScopedExpression(call.args[0], scope, call.lineno)
+            certain = place.unconditional and trainer.scope is scope
+            callbacks.setdefault(trainer.node, []).append(callback if certain else place)
     return callbacks
+
+
+def _values_of(name: str, scope: Scope) -> list[ast.AST]:
+    """Return all that a name is assigned to in its scope."""
+    owner = scope.owner(name)
+    bindings = owner.bindings[name] if owner is not None else []
+    return [
+        follow(ScopedExpression(binding.value, owner, binding.line)).node
+        for binding in bindings
+        if binding.value is not None and owner is not None
+    ]
 
 
 class _TrainerArguments:
@@ -74,17 +120,16 @@ class _TrainerArguments:
     def __init__(
         self,
         script: ScriptBindings,
+        place: Place,
         call: ast.Call,
-        scope: Scope,
         trainer: str,
-        definitions: list[ast.ClassDef],
-        callbacks: list[ScopedExpression],
+        callbacks: list[ScopedExpression | Place],
     ) -> None:
         self._callbacks = callbacks
-        self._arguments, self._unknown = keyword_arguments(call, scope, call.lineno)
-        config = self._read_positional(call, scope, trainer)
-        self._check_constructors(definitions)
-        self._config = ConfigArguments(config, call, scope, script.scopes)
+        self._arguments, self._unknown = keyword_arguments(call, place.scope, call.lineno)
+        config = self._read_positional(call, place.scope, trainer)
+        self._config = ConfigArguments(config, call, place.scope, script.scopes)
+        self._set_elsewhere = SetElsewhere(script, place, call)
 
     def _read_positional(self, call: ast.Call, scope: Scope, trainer: str) -> ScopedExpression | None:
         """Name the positional arguments, and return the config."""
@@ -101,16 +146,12 @@ class _TrainerArguments:
                 self._arguments.setdefault(names[position], expression)
         return config
 
-    def _check_constructors(self, definitions: list[ast.ClassDef]) -> None:
-        """A constructor in the script may set any argument that the call does not name."""
-        for definition in definitions:
-            if any(isinstance(method, FUNCTIONS) and method.name == "__init__" for method in definition.body):
-                reason = f"{definition.name}.__init__ may set it"
-                self._unknown = self._unknown or Argument(Kind.UNKNOWN, line=definition.lineno, reason=reason)
-
     def find(self, name: str) -> Argument:
         """Return an argument; ``model.adapter_name`` is an argument of the call that makes ``model``."""
         name, _, part = name.partition(".")
+        elsewhere = self._set_elsewhere.argument(name, of_config=name not in TRAINER_ONLY_ARGUMENTS)
+        if elsewhere is not None:
+            return elsewhere
         located = self._locate(name)
         if name == "callbacks" and self._callbacks:
             return self._with_added_callbacks(located.argument)
@@ -136,24 +177,35 @@ class _TrainerArguments:
         return LocatedArgument(unknown or UNSET, None)
 
     def _with_added_callbacks(self, argument: Argument) -> Argument:
-        values = [argument, *(value_of(callback) for callback in self._callbacks)]
+        uncertain = next((callback for callback in self._callbacks if isinstance(callback, Place)), None)
+        if uncertain is not None:
+            return Argument(Kind.UNKNOWN, line=uncertain.line, reason=f"{source_text(uncertain.node)} may add one")
+        added = [callback for callback in self._callbacks if isinstance(callback, ScopedExpression)]
+        values = [argument, *map(value_of, added)]
         made_by = tuple(name for value in values for name in value.made_by)
         complete = all(value.complete and value.kind is not Kind.UNKNOWN for value in values)
-        return Argument(Kind.OBJECT, line=self._callbacks[0].line, made_by=made_by, complete=complete)
+        return Argument(Kind.OBJECT, line=added[0].line, made_by=made_by, complete=complete)
 
 
 def _find_part(located: LocatedArgument, name: str) -> Argument:
     """Return the argument ``name`` of the call that makes an object, or the value of that key in a dict."""
-    argument, expression = located
+    argument, expression, changed = located
     if argument.kind is Kind.UNKNOWN:
         return argument
     if expression is None or argument.kind is not Kind.OBJECT:
         return UNSET
+    if changed is not None:
+        return changed
     origin = follow(expression)
     call = origin.node
     if isinstance(call, ast.Dict):
-        call = ast.Call(call, [], [ast.keyword(None, call)])
+        call = ast.Call(call, [], [ast.keyword(None, expression.node)])
+        origin = expression
     if not isinstance(call, ast.Call):
         return Argument(Kind.UNKNOWN, line=argument.line, reason=source_text(call))
     arguments, unknown = keyword_arguments(call, origin.scope, origin.line)
+    changes = changes_of(expression, METHODS_OF_MODELS.__contains__)
+    change = changes.of_any() or next(iter(changes.of(name)), None)
+    if change is not None and origin is not expression:
+        return Argument(Kind.UNKNOWN, line=change.line, reason=change.reason)
     return value_of(arguments[name]) if name in arguments else unknown or UNSET

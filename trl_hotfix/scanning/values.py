@@ -10,6 +10,7 @@ from typing import Any
 from ..catalogue.conditions import Argument, Kind
 from .names import METHODS_RETURNING_MODEL, classes, dotted_name, follow
 from .scopes import COMPREHENSIONS, Scope, ScopedExpression, source_text
+from .uses import changes_of, known_value
 
 UNSET = Argument(Kind.UNSET)
 
@@ -95,7 +96,12 @@ def _named(node: ast.Name, expression: ScopedExpression, depth: int) -> Argument
         return Argument(Kind.UNKNOWN, line=node.lineno, reason=f"{node.id} is not assigned in this file")
     binding, value = bound.binding, bound.value()
     if value is not None:
-        return value_of(value, depth + 1)
+        argument = value_of(value, depth + 1)
+        if argument.kind is not Kind.UNKNOWN and isinstance(follow(value).node, (ast.List, ast.Set)):
+            change = next((change for change in changes_of(expression).changes if change.inner_part is None), None)
+            if change is not None:
+                return Argument(Kind.UNKNOWN, line=change.line, reason=change.reason)
+        return argument
     if binding.definition is not None:
         return Argument(Kind.OBJECT, line=node.lineno, made_by=(node.id,))
     if binding.dotted:
@@ -136,15 +142,36 @@ def keyword_arguments(call: ast.Call, scope: Scope, line: int) -> tuple[dict[str
         if keyword.arg is not None:
             arguments[keyword.arg] = expression
             continue
-        options = follow(expression)
-        node = options.node
-        if isinstance(node, ast.Call) and source_text(node.func) == "dict" and not node.args:
-            unpacked, unknown = keyword_arguments(node, options.scope, options.line)
-            arguments.update(unpacked)
-        elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
-            for key, value in zip(node.keys, node.values, strict=True):
-                arguments[str(getattr(key, "value", ""))] = options.with_node(value)
+        unpacked, unknown_too = _unpacked(expression)
+        arguments.update(unpacked)
+        unknown = unknown or unknown_too
+    return arguments, unknown
+
+
+def _unpacked(expression: ScopedExpression) -> tuple[dict[str, ScopedExpression], Argument | None]:
+    """Return the arguments that ``**expression`` gives, in the same form."""
+    options = follow(expression)
+    node = options.node
+    arguments: dict[str, ScopedExpression] = {}
+    unknown = None
+    reason = f"**{source_text(expression.node)} may set it"
+    if isinstance(node, ast.Call) and source_text(node.func) == "dict" and not node.args:
+        arguments, unknown = keyword_arguments(node, options.scope, options.line)
+    elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        for constant, value in zip(node.keys, node.values, strict=True):
+            arguments[str(getattr(constant, "value", ""))] = options.with_node(value)
+    else:
+        unknown = Argument(Kind.UNKNOWN, line=expression.node.lineno, reason=reason)
+    changes = changes_of(expression)
+    uncertain = changes.of_any()
+    for key in dict.fromkeys(change.part for change in changes.changes if change.part is not None):
+        set_by = [change for change in changes.of(key) if change.inner_part is None]
+        argument = known_value(set_by, expression.scope, expression.line) if set_by else arguments.get(key)
+        if argument is None:
+            uncertain = uncertain or changes.of(key)[-1]
         else:
-            reason = f"**{source_text(keyword.value)} may set it"
-            unknown = Argument(Kind.UNKNOWN, line=keyword.value.lineno, reason=reason)
+            arguments[key] = argument
+    if uncertain is not None:
+        # What may be set again is not known, though it is named.
+        return {}, Argument(Kind.UNKNOWN, line=uncertain.line, reason=uncertain.reason)
     return arguments, unknown

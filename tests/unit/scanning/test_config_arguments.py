@@ -16,7 +16,7 @@ import pytest
         "args = DPOConfig(**{'precompute_ref_log_probs': True})",
         "options = dict(precompute_ref_log_probs=True)\nargs = DPOConfig(**options)",
         "args = DPOConfig(beta=1)\nargs = DPOConfig(precompute_ref_log_probs=True)",
-        "class Mine(DPOConfig):\n    precompute_ref_log_probs: bool = True\nargs = Mine()",
+        "@dataclass\nclass Mine(DPOConfig):\n    precompute_ref_log_probs: bool = True\nargs = Mine()",
         "first = DPOConfig(precompute_ref_log_probs=True)\nargs = first",
         "args, other = DPOConfig(precompute_ref_log_probs=True), 1",
     ],

@@ -63,7 +63,7 @@ def test_a_method_does_not_see_the_names_of_its_class() -> None:
 
 def test_a_global_name_is_bound_in_the_module_and_depends_on_the_call() -> None:
     module = Scope(None)
-    function = Scope(Scope(module), outer_names={"beta"})
+    function = Scope(Scope(module), global_names={"beta"})
     function.bind("beta", assigned(3, "0.1"))
     assert function.bindings == {}
     assert [binding.unconditional for binding in module.bindings["beta"]] == [False]

@@ -1,0 +1,93 @@
+"""What sets an argument of a trainer besides its call and its config: its class, its later uses, patched modules."""
+
+from __future__ import annotations
+
+import ast
+
+from ..catalogue.conditions import Argument, Kind
+from .bindings import ScriptBindings
+from .names import classes, constructor
+from .scopes import FUNCTIONS, Place, ScopedExpression
+from .uses import Changes, changes_of, changes_of_result, is_pure_method_of_trainer
+
+
+class SetElsewhere:
+    """The arguments of one trainer call that something else than the call and its config may set.
+
+    The key None stands for all arguments.
+    """
+
+    def __init__(self, script: ScriptBindings, place: Place, call: ast.Call) -> None:
+        self._config: dict[str | None, Argument] = {}
+        self._trainer: dict[str | None, Argument] = {}
+        self._modules = script.set_on_modules
+        self._classes: list[str] = []
+        if script.dynamic is not None:
+            self._add(None, script.dynamic.lineno, f"{ast.unparse(script.dynamic.func)}() may set it")
+        for name, definition in classes(ScopedExpression(call.func, place.scope, call.lineno)):
+            self._classes.append(name.rpartition(".")[2])
+            if definition is not None:
+                self._read_class(script, definition)
+        self._read_changes(changes_of_result(place, is_pure_method_of_trainer))
+
+    def argument(self, name: str, *, of_config: bool) -> Argument | None:
+        """Return the unknown argument if it may be set elsewhere, and None if it is not."""
+        for names in (self._trainer, self._config if of_config else {}):
+            unknown = names.get(name) or names.get(None)
+            if unknown is not None:
+                return unknown
+        for key in (name, "__dict__", "__init__", "__new__", *self._classes):
+            if key in self._modules:
+                reason = f"{key} is set on a class or a module"
+                return Argument(Kind.UNKNOWN, line=self._modules[key], reason=reason)
+        return None
+
+    def _add(self, name: str | None, line: int, reason: str) -> None:
+        self._trainer.setdefault(name, Argument(Kind.UNKNOWN, line=line, reason=reason))
+
+    def _read_changes(self, changes: Changes) -> None:
+        """Read the changes of the trainer, such as ``trainer.args.beta = 1`` and ``trainer.ref_model = x``."""
+        for change in changes.changes:
+            unknown = Argument(Kind.UNKNOWN, line=change.line, reason=change.reason)
+            if change.part == "args":
+                self._config.setdefault(change.inner_part, unknown)
+            elif change.part is None or change.inner_part is None:
+                self._trainer.setdefault(change.part, unknown)
+        for part, change in changes.handed_out.items():
+            if part in ("args", "*"):
+                self._config.setdefault(None, Argument(Kind.UNKNOWN, line=change.line, reason=change.reason))
+
+    def _read_class(self, script: ScriptBindings, definition: ast.ClassDef) -> None:
+        own = constructor(definition)
+        reason = f"{definition.name}.__init__ may set it"
+        if own is not None and not hands_on_all(own):
+            self._add(None, definition.lineno, reason)
+        for method in definition.body:
+            if isinstance(method, FUNCTIONS) and method.args.args:
+                scope = script.scopes[method]
+                itself = ast.Name(method.args.args[0].arg, ast.Load(), lineno=method.lineno)
+                changes = changes_of(ScopedExpression(itself, scope, method.lineno), _is_read_too)
+                self._read_changes(changes)
+
+
+def _is_read_too(method: str) -> bool:
+    """What a method of the class calls on itself is a method that is read too, or one of TRL's."""
+    return True
+
+
+def hands_on_all(own: ast.FunctionDef) -> bool:
+    """Does a constructor hand all of its arguments on, as in ``super().__init__(*args, **kwargs)``, and no other?"""
+    parameters = own.args
+    if own.name != "__init__" or parameters.vararg is None or parameters.kwarg is None or len(parameters.args) != 1:
+        return False
+    names = [parameters.vararg.arg, parameters.kwarg.arg]
+    uses = [node for node in ast.walk(own) if isinstance(node, ast.Name) and node.id in names]
+    calls = [
+        node for node in ast.walk(own) if isinstance(node, ast.Call) and ast.unparse(node.func) in ("super().__init__",)
+    ]
+    if len(calls) != 1 or len(uses) != 2:
+        return False
+    (call,) = calls
+    return [ast.unparse(argument) for argument in call.args] == [f"*{names[0]}"] and [
+        (keyword.arg, ast.unparse(keyword.value)) for keyword in call.keywords
+    ] == [(None, names[1])]

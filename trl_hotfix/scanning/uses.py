@@ -1,0 +1,401 @@
+"""What a script does with an object that a name holds: which uses may change it, or hand it to code that may.
+
+An object is known only as far as every use of it is known to leave it as it was. So each use that is not on a list of
+harmless ones is a change. An alias (``b = a``) is followed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .names import dotted_name, makes_trainer
+from .scopes import Place, Scope, ScopedExpression, source_text
+
+_PURE_FUNCTIONS = frozenset(
+    [
+        "all",
+        "any",
+        "asdict",
+        "bool",
+        "dir",
+        "float",
+        "format",
+        "hasattr",
+        "id",
+        "int",
+        "isinstance",
+        "issubclass",
+        "len",
+        "max",
+        "min",
+        "pprint",
+        "print",
+        "repr",
+        "str",
+        "sum",
+        "type",
+    ]
+)
+"""Functions that change no argument, and return nothing that changes with it. By their last name."""
+
+_COPYING_FUNCTIONS = frozenset(["copy", "deepcopy", "dict", "list", "replace", "set", "sorted", "tuple"])
+"""Functions that return another object with the same parts."""
+
+_PURE_METHODS = frozenset(
+    [
+        "count",
+        "get_process_log_level",
+        "get_warmup_steps",
+        "index",
+        "keys",
+        "to_dict",
+        "to_json_string",
+        "to_sanitized_dict",
+    ]
+)
+"""Methods of dicts, lists and configs that change nothing, and hand out no part that can be changed."""
+
+_METHODS_OF_TRAINERS = frozenset(
+    [
+        "add_callback",
+        "create_model_card",
+        "evaluate",
+        "init_hf_repo",
+        "is_local_process_zero",
+        "is_world_process_zero",
+        "log",
+        "log_metrics",
+        "metrics_format",
+        "num_examples",
+        "predict",
+        "push_to_hub",
+        "save_metrics",
+        "save_model",
+        "save_state",
+        "train",
+    ]
+)
+_COPYING_METHODS = frozenset(["copy", "get", "items", "values"])
+_LOGGING_METHODS = frozenset(["critical", "debug", "error", "exception", "info", "log", "warning"])
+_ANY_PART = "*"
+
+MethodTest = Callable[[str], bool]
+
+
+def is_pure_method_of_trainer(name: str) -> bool:
+    """Does this method of a trainer leave its arguments as they were?"""
+    return name in _METHODS_OF_TRAINERS
+
+
+def _no_method(name: str) -> bool:
+    return False
+
+
+class Change(NamedTuple):
+    """A use that may change an object.
+
+    ``part`` is the attribute or the key that is set, None if it may be any; ``inner_part`` the attribute or key of that
+    part, if not the part itself is set. ``value`` is what it is set to, if the text tells.
+    """
+
+    place: Place
+    part: str | None = None
+    inner_part: str | None = None
+    value: ast.expr | None = None
+
+    @property
+    def line(self) -> int:
+        return self.place.line
+
+    @property
+    def reason(self) -> str:
+        node, place = self.place.node, self.place.parent
+        while place is not None and not hasattr(place.node, "body"):
+            node, place = place.node, place.parent
+        return f"{source_text(node)} may set it"
+
+
+@dataclass(slots=True)
+class Changes:
+    """The changes of one object. ``handed_out`` has the parts whose objects other code has, "*" for all parts."""
+
+    changes: list[Change] = field(default_factory=list)
+    handed_out: dict[str, Change] = field(default_factory=dict)
+
+    def of_any(self) -> Change | None:
+        """Return a change that may set any part, if there is one."""
+        return next((change for change in self.changes if change.part is None), None)
+
+    def of(self, part: str) -> list[Change]:
+        """Return the changes that set ``part``, in the order of the text."""
+        return sorted((change for change in self.changes if change.part == part), key=lambda change: change.line)
+
+    def within(self, part: str) -> Change | None:
+        """Return a change that may set something within the object that ``part`` is."""
+        for change in self.changes:
+            if change.part is None or (change.part == part and change.inner_part is not None):
+                return change
+        return self.handed_out.get(part) or self.handed_out.get(_ANY_PART)
+
+
+def changes_of(expression: ScopedExpression, is_pure: MethodTest = _no_method) -> Changes:
+    """Return what may change the object that a name holds. Its methods that are ``is_pure`` change nothing.
+
+    An expression that is no name is an object that nothing else holds.
+    """
+    reader = expression.node
+    if not isinstance(reader, ast.Name):
+        return Changes()
+    collected = _Collector(is_pure, {reader})
+    bound = expression.find(reader)
+    while bound is not None:
+        value = bound.value()
+        collected.add(reader.id, bound.scope, bound.binding.line)
+        if value is None or not isinstance(value.node, ast.Name) or value.node in collected.readers:
+            break
+        reader = value.node
+        collected.readers.add(reader)
+        bound = value.find(reader)
+    return collected.changes
+
+
+def changes_of_result(call: Place, is_pure: MethodTest) -> Changes:
+    """Return what may change the object that a call returns."""
+    return _changes_of_result(call, is_pure, set())
+
+
+def _changes_of_result(call: Place, is_pure: MethodTest, visited: set[ast.AST]) -> Changes:
+    parent = call.parent
+    assert parent is not None
+    node = parent.node
+    collected = _Collector(is_pure, visited)
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            owner = call.scope.owner(target.id) if isinstance(target, ast.Name) else None
+            if owner is not None and isinstance(target, ast.Name):
+                collected.add(target.id, owner, node.lineno)
+            else:
+                collected.changes.changes.append(Change(call))
+    elif isinstance(node, ast.Attribute):
+        collected.changes.changes += collected.by_attribute(parent, node)
+    elif not isinstance(node, ast.Expr):
+        collected.changes.changes.append(Change(call))
+    return collected.changes
+
+
+class _Collector:
+    """The changes of one object, under all of its names. ``readers`` are the uses that the scan itself follows."""
+
+    def __init__(self, is_pure: MethodTest, readers: set[ast.AST]) -> None:
+        self.changes = Changes()
+        self.readers = readers
+        self._is_pure = is_pure
+        self._aliases: set[tuple[str, int]] = set()
+
+    def add(self, name: str, owner: Scope, bound_line: int) -> None:
+        """Add the changes by uses of a name that was bound at this line of its scope."""
+        certain = [binding.line for binding in owner.bindings[name] if binding.unconditional]
+        later = [line for line in certain if line > bound_line]
+        for use in owner.uses.get(name, ()):
+            # A use in an inner scope comes at any time.
+            in_life = use.scope is not owner or bound_line <= use.line <= min(later, default=use.line)
+            if in_life and use.node not in self.readers and not _is_before_binding(use, name, bound_line):
+                self.changes.changes += self._changes_by(use)
+
+    def _add_alias(self, name: str, scope: Scope) -> list[Change]:
+        """Return the changes by all uses of another name of the object. The text does not tell since when it is one."""
+        owner = scope.owner(name)
+        if owner is None or (name, id(owner)) in self._aliases:
+            return []
+        self._aliases.add((name, id(owner)))
+        uses = [use for use in owner.uses.get(name, ()) if use.node not in self.readers]
+        return [change._replace(value=None) for use in uses for change in self._changes_by(use)]
+
+    def _changes_by(self, use: Place) -> list[Change]:
+        parent = use.parent
+        assert parent is not None
+        node = parent.node
+        if isinstance(getattr(use.node, "ctx", None), (ast.Store, ast.Del)):
+            return [Change(use)] if isinstance(node, ast.AugAssign) else []
+        if isinstance(node, ast.Attribute):
+            return self.by_attribute(parent, node)
+        if isinstance(node, ast.Subscript) and use.node is node.value:
+            return self._by_item(parent, node)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and use.node is node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return [
+                change
+                for target in targets
+                for change in (self._add_alias(target.id, use.scope) if isinstance(target, ast.Name) else [Change(use)])
+            ]
+        if isinstance(node, (ast.Call, ast.keyword)):
+            return self._by_argument(use, parent)
+        if isinstance(node, ast.Dict):
+            unpacked = [value for key, value in zip(node.keys, node.values, strict=True) if key is None]
+            return self._hand_out(use) if use.node in unpacked else self._by_keeping(parent)
+        if isinstance(node, (ast.BinOp, ast.Starred, ast.For, ast.comprehension)):
+            return self._hand_out(use)
+        return [] if _only_looks(use, node) else [Change(use)]
+
+    def _hand_out(self, use: Place, part: str = _ANY_PART) -> list[Change]:
+        self.changes.handed_out.setdefault(part, Change(use, part))
+        return []
+
+    def by_attribute(self, place: Place, attribute: ast.Attribute) -> list[Change]:
+        """``args.beta = 1``, ``args.options["x"] = 1``, ``args.update(...)``, ``f(args.options)``."""
+        parent, name = place.parent, attribute.attr
+        assert parent is not None
+        node = parent.node
+        if name.startswith("__"):
+            return [Change(place)]
+        if not isinstance(attribute.ctx, ast.Load):
+            return [Change(place, name, value=_assigned_value(node, attribute))]
+        if isinstance(node, ast.Call) and node.func is attribute:
+            if name in _COPYING_METHODS:
+                return self._hand_out(place)
+            return [] if name in _PURE_METHODS or self._is_pure(name) else [Change(place)]
+        return self._by_part(place, parent, name)
+
+    def _by_item(self, place: Place, item: ast.Subscript) -> list[Change]:
+        """``options["x"] = 1``, ``options["x"].y = 1``, ``f(options["x"])``."""
+        key = item.slice.value if isinstance(item.slice, ast.Constant) else None
+        if isinstance(key, str) and isinstance(item.ctx, ast.Store) and place.parent is not None:
+            return [Change(place, key, value=_assigned_value(place.parent.node, item))]
+        if not isinstance(item.ctx, ast.Load):
+            return [Change(place)]
+        assert place.parent is not None
+        return self._by_part(place, place.parent, key if isinstance(key, str) else _ANY_PART)
+
+    def _by_part(self, place: Place, parent: Place, name: str) -> list[Change]:
+        """``args.options``, in what it stands."""
+        node = parent.node
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and getattr(node, "value", None) is place.node:
+            inner_part = node.attr if isinstance(node, ast.Attribute) else source_text(node.slice).strip("'\"")
+            if not isinstance(node.ctx, ast.Load):
+                return [Change(place, name, inner_part)]
+            outer = parent.parent
+            is_method = outer is not None and isinstance(outer.node, ast.Call) and outer.node.func is node
+            if not is_method and not inner_part.startswith("__"):
+                return []
+            return [] if inner_part in _PURE_METHODS else self._hand_out(place, name)
+        if isinstance(node, (ast.Call, ast.keyword)):
+            call = node if isinstance(node, ast.Call) else parent.parent.node if parent.parent is not None else None
+            if isinstance(call, ast.Call) and _changes_nothing(call.func):
+                return []
+            return self._hand_out(place, name)
+        return [] if _only_looks(place, node) else self._hand_out(place, name)
+
+    def _by_argument(self, use: Place, place: Place) -> list[Change]:
+        """``f(args)``, ``f(x=args)``, ``f(**args)``."""
+        keyword = place.node if isinstance(place.node, ast.keyword) else None
+        place = place.parent if keyword is not None and place.parent is not None else place
+        call = place.node
+        if not isinstance(call, ast.Call):
+            return [Change(use)]
+        function = source_text(call.func)
+        name = function.rpartition(".")[2]
+        expression = ScopedExpression(call.func, use.scope, use.line)
+        if call.func is use.node or _makes_callback(expression):
+            return []
+        if makes_trainer(expression):
+            return self._by_trainer(place)
+        if keyword is not None and keyword.arg is None:
+            return self._hand_out(use)
+        if function == "dict" and keyword is not None:
+            return self._by_keeping(place)
+        if name in ("setattr", "__setattr__", "delattr") and call.args and call.args[0] is use.node:
+            return [Change(use, _literal_name(call))]
+        if name == "getattr" and _literal_name(call) is not None:
+            return self._hand_out(use, str(_literal_name(call)))
+        if name in _COPYING_FUNCTIONS and function in (name, f"copy.{name}", f"dataclasses.{name}"):
+            return self._hand_out(use)
+        return [] if _changes_nothing(call.func) else [Change(use)]
+
+    def _by_trainer(self, call: Place) -> list[Change]:
+        """``trainer = DPOTrainer(args=args)``, where ``trainer.args`` may be changed later."""
+        if call.node in self.readers:
+            return []
+        self.readers.add(call.node)
+        later = _changes_of_result(call, is_pure_method_of_trainer, self.readers)
+        if "args" in later.handed_out or _ANY_PART in later.handed_out:
+            return [Change(call)]
+        return [
+            Change(change.place, change.inner_part)
+            for change in later.changes
+            if change.part is None or (change.part == "args" and change.inner_part is not None)
+        ]
+
+    def _by_keeping(self, place: Place) -> list[Change]:
+        """``options = {"args": args}``: harmless if the dict is only unpacked for a trainer, or changed elsewhere."""
+        parent = place.parent
+        assert parent is not None
+        node = parent.node
+        if isinstance(node, ast.keyword) and node.arg is None:
+            return []
+        if isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
+            kept = _Collector(self._is_pure, self.readers)
+            for target in node.targets:
+                assert isinstance(target, ast.Name)
+                kept.changes.changes += kept._add_alias(target.id, place.scope)
+            if kept.changes.of_any() is None and not kept.changes.handed_out:
+                return []
+        return [Change(place)]
+
+
+def _is_before_binding(use: Place, name: str, bound_line: int) -> bool:
+    """Is the use in the statement that binds the name? What is assigned is evaluated first."""
+    statement = use.statement.node
+    if use.line != bound_line or not isinstance(statement, ast.Assign):
+        return False
+    return any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
+
+
+def _assigned_value(statement: ast.AST, target: ast.expr) -> ast.expr | None:
+    if isinstance(statement, ast.Assign) and target in statement.targets:
+        return statement.value
+    return statement.value if isinstance(statement, ast.AnnAssign) and statement.target is target else None
+
+
+def _literal_name(call: ast.Call) -> str | None:
+    """Return the name in ``setattr(args, "name", value)``."""
+    key = call.args[1] if len(call.args) > 1 else None
+    if isinstance(key, ast.Constant) and isinstance(key.value, str) and not key.value.startswith("__"):
+        return key.value
+    return None
+
+
+def _only_looks(place: Place, node: ast.AST) -> bool:
+    """Does the surrounding node look at an object, and neither keep it nor hand it on?"""
+    if isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp)):
+        return node.test is place.node
+    return isinstance(node, (ast.Compare, ast.Expr, ast.FormattedValue, ast.UnaryOp))
+
+
+def _makes_callback(function: ScopedExpression) -> bool:
+    """Is it a callback's class of TRL or transformers, which is given its trainer, and leaves the arguments alone?"""
+    name = dotted_name(function) or ""
+    return name.startswith(("transformers.", "trl.")) and name.endswith("Callback")
+
+
+def _changes_nothing(function: ast.expr) -> bool:
+    owner, _, name = source_text(function).rpartition(".")
+    if name in _LOGGING_METHODS:
+        return owner.rpartition(".")[2].strip("_").lower() in ("log", "logger", "logging")
+    return name in _PURE_FUNCTIONS and owner in ("", "dataclasses", "pprint")
+
+
+def known_value(changes: list[Change], scope: Scope, line: int) -> ScopedExpression | None:
+    """Return what the last of the changes of a part has set it to at ``line``, if the text tells.
+
+    It does not if one of them comes later, in another scope, or not each time.
+    """
+    last = changes[-1]
+    if any(change.place.scope is not scope or change.line >= line or change.inner_part for change in changes):
+        return None
+    if last.value is None or not last.place.unconditional:
+        return None
+    return ScopedExpression(last.value, scope, last.line)
