@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from .scopes import COMPREHENSIONS, SCOPE_NODES, Binding, Place, Scope, source_text
+from .command_lines import CommandLine
+from .scopes import COMPREHENSIONS, FUNCTIONS, SCOPE_NODES, Binding, Place, Scope, source_text
 
 _BRANCHES: tuple[type[ast.AST], ...] = (
     *(ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match),
@@ -28,13 +30,13 @@ class ScriptBindings:
     which may set anything.
     """
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, command_line: CommandLine | None = None) -> None:
         self.calls: list[Place] = []
         self.scopes: dict[ast.AST, Scope] = {}
         self.set_on_modules: dict[str, int] = {}
         self.dynamic: ast.Call | None = None
         names: list[Place] = []
-        module = Scope(None)
+        module = Scope(None, command_line=command_line)
         # A stack, as deeply nested source would exceed Python's limit of recursion.
         stack = [Place(tree, None, module, True)]
         while stack:
@@ -48,6 +50,8 @@ class ScriptBindings:
         _rebind_by_star_imports([module, *self.scopes.values()])
         for place in names:
             self._note_use(place)
+        for place in self.calls:
+            self._bind_arguments(place)
 
     def _note_use(self, place: Place) -> None:
         name = place.node
@@ -62,6 +66,28 @@ class ScriptBindings:
         owner.uses.setdefault(name.id, []).append(place)
         if any(binding.dotted or binding.definition is not None for binding in owner.bindings[name.id]):
             self._note_attributes_set(place)
+
+    def _bind_arguments(self, place: Place) -> None:
+        """Bind the parameters of a function of the script to the arguments of its call, if it is called at one place."""
+        call = place.node
+        assert isinstance(call, ast.Call)
+        if not isinstance(call.func, ast.Name) or any(isinstance(argument, ast.Starred) for argument in call.args):
+            return
+        owner = place.scope.owner(call.func.id)
+        if owner is None or len(owner.uses[call.func.id]) > 1 or len(owner.bindings[call.func.id]) > 1:
+            return
+        function = owner.bindings[call.func.id][0].definition
+        if not isinstance(function, FUNCTIONS) or function.decorator_list:
+            return
+        positional = [*function.args.posonlyargs, *function.args.args]
+        named = {parameter.arg for parameter in [*positional, *function.args.kwonlyargs]}
+        given = {parameter.arg: value for parameter, value in zip(positional, call.args, strict=False)}
+        given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in named}
+        inner = self.scopes[function]
+        for name, value in given.items():
+            # A parameter that is assigned again has several bindings, and the first is this one.
+            first, *others = inner.bindings[name]
+            inner.bindings[name] = [replace(first, value=value, argument_at=place), *others]
 
     def _note_attributes_set(self, place: Place) -> None:
         """Note ``a.b.c = 1``, ``setattr(a.b, "c", 1)`` and ``a.b.__dict__``, where ``a`` is a module or a class."""
@@ -91,8 +117,11 @@ class ScriptBindings:
         elif isinstance(node, ast.Nonlocal):
             scope.nonlocal_names.update(node.names)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                _assign(target, node.value, scope, unconditional)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            # Names that are assigned together hold one object, which may be changed under each of them.
+            shared = len(targets) > 1 and not isinstance(node.value, ast.Constant)
+            for target in targets:
+                _assign(target, None if shared else node.value, scope, unconditional)
         elif isinstance(node, ast.AugAssign):
             _assign(node.target, None, scope, unconditional)
         elif isinstance(node, ast.NamedExpr):
@@ -105,9 +134,10 @@ class ScriptBindings:
             for name in (getattr(node, "name", None), getattr(node, "rest", None)):
                 if isinstance(name, str):
                     scope.bind(name, Binding(node.lineno, unconditional, reason=f"{name} is what was found"))
-        if isinstance(node, _BRANCHES) and not _is_main(node):
-            unconditional = False
-        yield from (Place(child, place, scope, unconditional) for child in ast.iter_child_nodes(node))
+        in_main = node.body if isinstance(node, ast.If) and _is_main(node) else []
+        for child in ast.iter_child_nodes(node):
+            certain = unconditional and (not isinstance(node, _BRANCHES) or child in in_main)
+            yield Place(child, place, scope, certain)
 
     def _enter_scope(self, node: Any, place: Place) -> Iterator[Place]:
         """Bind the name and the parameters. Defaults, decorators and base classes belong to the outer scope."""
@@ -184,7 +214,7 @@ def _assign(target: ast.expr, value: ast.expr | None, scope: Scope, unconditiona
     if isinstance(target, (ast.Tuple, ast.List)):
         _assign_elements(target, value, scope, unconditional)
     elif isinstance(target, ast.Name):
-        reason = "" if value is not None else f"{target.id} is changed in place"
+        reason = "" if value is not None else f"{target.id} is assigned with others, or changed in place"
         scope.bind(target.id, Binding(target.lineno, unconditional, value, reason))
 
 
@@ -198,13 +228,12 @@ def _assign_elements(targets: ast.Tuple | ast.List, value: ast.expr | None, scop
     for target, element in zip(targets.elts, elements, strict=True):
         target = target.value if isinstance(target, ast.Starred) else target
         if element is None and isinstance(target, ast.Name):
-            binding = Binding(target.lineno, unconditional, reason=f"{target.id} is {reason}")
+            binding = Binding(target.lineno, unconditional, reason=f"{target.id} is {reason}", part_of=value)
             scope.bind(target.id, binding)
         else:
             _assign(target, element, scope, unconditional)
 
 
-def _is_main(node: ast.AST) -> bool:
-    """Is the node ``if __name__ == "__main__":``?"""
-    test = node.test if isinstance(node, ast.If) else None
-    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
+def _is_main(node: ast.If) -> bool:
+    """Is the statement ``if __name__ == "__main__":``?"""
+    return source_text(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..catalogue.conditions import Argument, Kind
-from .names import classes, constructor, follow
+from .names import classes, constructor, follow, parsed_classes
 from .scopes import FUNCTIONS, Scope, ScopedExpression, source_text
 from .uses import Changes, changes_of, known_value
 from .values import keyword_arguments, value_of
@@ -60,10 +60,29 @@ class ConfigArguments:
                 others = len(origin.node.args) > 1 or isinstance(origin.node.args[0], ast.Starred)
                 self.unknown = Argument(Kind.UNKNOWN, line=origin.line, reason=reason) if others else self.unknown
             self._arguments.update(arguments)
+        elif self._read_command_line(config):
+            return
         else:
             value = value_of(config)
             reason = value.reason or source_text(origin.node)
             self.unknown = Argument(Kind.UNKNOWN, line=value.line or self._line, reason=reason)
+
+    def _read_command_line(self, config: ScopedExpression) -> bool:
+        """Read the config from the command line, if that is told and one of the usual parsers makes the config."""
+        command_line = config.scope.module.command_line
+        parsed = parsed_classes(config)
+        if command_line is None or parsed is None:
+            return False
+        configs = [function for function in parsed if any(_is_config(name) for name, _ in classes(function))]
+        if len(configs) != 1:
+            reason = "the parser makes several configs"
+            self.unknown = Argument(Kind.UNKNOWN, line=config.line, reason=reason)
+            return True
+        self._read_classes(configs[0])
+        for name, value in command_line.values.items():
+            constant = ast.copy_location(ast.Constant(value), config.node)
+            self._arguments[name] = config.with_node(constant)
+        return True
 
     def _read_classes(self, function: ScopedExpression) -> None:
         """Read the defaults in classes of the script. A class of another package may have any."""
@@ -105,6 +124,8 @@ class ConfigArguments:
 
     def locate(self, name: str) -> LocatedArgument | None:
         """Return the argument if the text sets it, to a known value or not; None otherwise."""
+        if self._changes.of_any() is not None:
+            return None
         set_by = [change for change in self._changes.of(name) if change.inner_part is None]
         expression = self._arguments.get(name)
         if set_by:
@@ -136,5 +157,10 @@ def makes_config(expression: ScopedExpression) -> bool:
     origin = follow(expression)
     if not isinstance(origin.node, ast.Call):
         return False
-    names = [name for name, _ in classes(origin.with_node(origin.node.func))]
-    return any(name.endswith(("Config", "TrainingArguments")) and "." not in name[-7:] for name in names)
+    return any(_is_config(name) for name, _ in classes(origin.with_node(origin.node.func)))
+
+
+def _is_config(name: str) -> bool:
+    """Is this the name of a trainer's config? ``ModelConfig`` is that of a model on the command line."""
+    last = name.rpartition(".")[2]
+    return last.endswith(("Config", "TrainingArguments")) and last != "ModelConfig"

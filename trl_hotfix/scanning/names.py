@@ -101,6 +101,40 @@ def classes(expression: ScopedExpression) -> Iterator[tuple[str, ast.ClassDef | 
             yield dotted, None
 
 
+_PARSERS = ("transformers.HfArgumentParser", "trl.HfArgumentParser", "trl.TrlParser")
+_PARSING = ("parse_args_and_config", "parse_args_into_dataclasses")
+
+
+def parsed_classes(expression: ScopedExpression) -> list[ScopedExpression] | None:
+    """Return the classes that the command line is parsed into, if the expression is one of the parsed objects."""
+    call = _parsing_call(follow(expression))
+    if call is None:
+        return None
+    maker = follow(call)
+    if not isinstance(maker.node, ast.Call) or dotted_name(maker.with_node(maker.node.func)) not in _PARSERS:
+        return None
+    given = [*maker.node.args, *(keyword.value for keyword in maker.node.keywords if keyword.arg == "dataclass_types")]
+    listed = follow(maker.with_node(given[0])) if given else None
+    if listed is None:
+        return None
+    elements = listed.node.elts if isinstance(listed.node, (ast.List, ast.Tuple)) else [listed.node]
+    return [listed.with_node(element) for element in elements]
+
+
+def _parsing_call(expression: ScopedExpression) -> ScopedExpression | None:
+    """Return ``parser`` in ``parser.parse_args_and_config()`` if the expression is a part of what that returns."""
+    node = expression.node
+    if isinstance(node, ast.Name):
+        bound = expression.find(node)
+        whole = bound.whole() if bound is not None else None
+        return _parsing_call(whole) if whole is not None else None
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PARSING:
+        return expression.with_node(node.func.value)
+    return None
+
+
 def trainer_names(expression: ScopedExpression) -> list[str]:
     """Return the dotted names of TRL's trainers among a class and its base classes."""
     return [name for name, _ in classes(expression) if _is_trainer(name)]

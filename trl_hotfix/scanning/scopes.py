@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..errors import plain
+from .command_lines import CommandLine
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -18,8 +19,9 @@ SCOPE_NODES = (*FUNCTIONS, ast.ClassDef, ast.Lambda, *COMPREHENSIONS)
 class Binding:
     """One place where a name gets its value: an expression, an imported name, or a class or function.
 
-    ``reason`` is why the value is unknown, if the binding has none of these. If it is not ``unconditional``, its line
-    may not be reached, or more than once.
+    ``reason`` is why the value is unknown, if the binding has none of these, and ``part_of`` the expression whose value
+    it is a part of. If it is not ``unconditional``, its line may not be reached, or more than once. ``argument_at`` is
+    the place of the call if the value is the argument that a function is given.
     """
 
     line: int
@@ -28,6 +30,8 @@ class Binding:
     reason: str = ""
     dotted: str = ""
     definition: ast.AST | None = None
+    part_of: ast.expr | None = None
+    argument_at: Place | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +40,7 @@ class Scope:
 
     ``uses`` has every place where a name of this scope stands, also in inner scopes. ``global_names`` and
     ``nonlocal_names`` are those that the scope declares so. ``star_imports`` has the lines of ``from x import *``, by
-    the module.
+    the module. ``command_line`` is what a module is started with, if that is told.
     """
 
     parent: Scope | None
@@ -47,6 +51,7 @@ class Scope:
     global_names: set[str] = field(default_factory=set)
     nonlocal_names: set[str] = field(default_factory=set)
     star_imports: dict[str, int] = field(default_factory=dict)
+    command_line: CommandLine | None = None
 
     def bind(self, name: str, binding: Binding) -> None:
         """Add a binding. That of an outer name depends on whether the function of this scope is called."""
@@ -127,9 +132,17 @@ class BoundName(NamedTuple):
 
     def value(self) -> ScopedExpression | None:
         """Return the expression that is assigned, if there is one."""
-        if self.binding.value is None:
+        binding = self.binding
+        if binding.value is None:
             return None
-        return ScopedExpression(self.binding.value, self.scope, self.binding.line)
+        if binding.argument_at is not None:
+            return ScopedExpression(binding.value, binding.argument_at.scope, binding.argument_at.line)
+        return ScopedExpression(binding.value, self.scope, binding.line)
+
+    def whole(self) -> ScopedExpression | None:
+        """Return the expression whose value the assigned value is a part of, if there is one."""
+        part_of = self.binding.part_of
+        return ScopedExpression(part_of, self.scope, self.binding.line) if part_of is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..catalogue.conditions import Argument, Kind, Lookup
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from .bindings import ScriptBindings
+from .command_lines import CommandLine
 from .config_arguments import ConfigArguments, LocatedArgument, makes_config
 from .elsewhere import SetElsewhere
 from .names import classes, follow, trainer_names
@@ -58,9 +59,12 @@ class TrainerCall:
     argument: Lookup
 
 
-def trainer_calls(tree: ast.Module) -> Iterator[TrainerCall]:
-    """Yield the calls of TRL's trainers, and of classes derived from them, in the order of the file."""
-    script = ScriptBindings(tree)
+def trainer_calls(tree: ast.Module, command_line: CommandLine | None = None) -> Iterator[TrainerCall]:
+    """Yield the calls of TRL's trainers, and of classes derived from them, in the order of the file.
+
+    ``command_line`` is what the script is started with, if that is told.
+    """
+    script = ScriptBindings(tree, command_line)
     callbacks = _added_callbacks(script)
     for place in script.calls:
         call, scope = place.node, place.scope

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..catalogue.conditions import Argument, Kind
-from .names import METHODS_RETURNING_MODEL, classes, dotted_name, follow
+from .names import METHODS_RETURNING_MODEL, classes, dotted_name, follow, parsed_classes
 from .scopes import COMPREHENSIONS, Scope, ScopedExpression, source_text
 from .uses import changes_of, known_value
 
@@ -49,6 +49,11 @@ def value_of(expression: ScopedExpression, depth: int = 0) -> Argument:
         return _named(node, expression, depth)
     if isinstance(node, ast.Call):
         return _called(node, expression, depth)
+    command_line = expression.scope.module.command_line
+    if isinstance(node, ast.Attribute) and command_line is not None and node.attr in command_line.values:
+        changes = changes_of(expression.with_node(node.value))
+        if parsed_classes(expression.with_node(node.value)) is not None and not changes.changes:
+            return Argument(Kind.LITERAL, command_line.values[node.attr], line)
     dotted = dotted_name(expression) if isinstance(node, ast.Attribute) else None
     if dotted is not None and dotted.startswith("torch."):
         return Argument(Kind.LITERAL, dotted.rpartition(".")[2], line)
@@ -116,6 +121,9 @@ def _called(node: ast.Call, expression: ScopedExpression, depth: int) -> Argumen
         return value_of(expression.with_node(node.func.value), depth + 1)
     function = expression.with_node(node.func)
     names = tuple(name for name, _ in classes(function))
+    by_command_line = _made_by_command_line(names[0] if names else "", expression)
+    if by_command_line is not None:
+        return by_command_line
     has_class = any(part[:1].isupper() for name in names for part in name.split("."))
     if names and (has_class or names[0].startswith(_LIBRARIES) or names[0] in _BUILTINS):
         return Argument(Kind.OBJECT, line=line, made_by=names)
@@ -124,6 +132,30 @@ def _called(node: ast.Call, expression: ScopedExpression, depth: int) -> Argumen
         if _is_dataset(owner):
             return Argument(Kind.OBJECT, line=line, made_by=owner.made_by)
     return Argument(Kind.UNKNOWN, line=line, reason=f"what {source_text(node.func)}() returns is not in the text")
+
+
+_MADE_BY_COMMAND_LINE = {
+    "trl.get_peft_config": (("use_peft",), "peft.LoraConfig"),
+    "trl.get_quantization_config": (("load_in_4bit", "load_in_8bit"), "transformers.BitsAndBytesConfig"),
+}
+"""Functions of TRL that return an object if one of these arguments is on, and None otherwise."""
+
+
+def _made_by_command_line(function: str, expression: ScopedExpression) -> Argument | None:
+    """Return what ``get_peft_config(model_args)`` returns, if the command line is told."""
+    command_line = expression.scope.module.command_line
+    call = expression.node
+    if command_line is None or function not in _MADE_BY_COMMAND_LINE or not isinstance(call, ast.Call):
+        return None
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if len(given) != 1 or parsed_classes(expression.with_node(given[0])) is None:
+        return None
+    if changes_of(expression.with_node(given[0])).changes:
+        return None
+    switches, made_by = _MADE_BY_COMMAND_LINE[function]
+    if any(command_line.values.get(name) for name in switches):
+        return Argument(Kind.OBJECT, line=call.lineno, made_by=(made_by,))
+    return Argument(Kind.LITERAL, None, call.lineno)
 
 
 def _is_dataset(argument: Argument) -> bool:
