@@ -1,37 +1,44 @@
-"""``scan`` tells from the text of a training script which known bugs it hits."""
+"""``scan`` tells from the text of training scripts which known bugs they hit."""
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
 import click
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
 
 from .. import __version__
 from ..catalogue import loading
 from ..catalogue.packs import named
-from ..errors import ScriptError, plain
+from ..errors import ScriptError, quoted
 from ..matching import versions
 from ..matching.hits import Finding
-from ..reporting.table import show
+from ..model import Patch, Severity
+from ..scanning.command_lines import CommandLine
+from ..scanning.files import files_to_scan
 from ..scanning.hits import ScannedTrainer, judge
 from ..scanning.scripts import read
 from ..scanning.trainer_calls import TrainerCall
 from .common import Exit, release, trainer, unsupported, with_packs
+from .scan_formats import FORMATS
 
 
 class Bug(TypedDict):
-    """A bug that is hit, or that the script may hit. ``lines`` are those of the arguments that decide."""
+    """A bug that is hit, or that the script may hit. ``lines`` are those of the arguments that decide.
+
+    ``positions`` has them in words, with the cell in a notebook.
+    """
 
     id: str
+    title: str
     severity: str
     symptom: str
     lines: list[int]
+    positions: list[str]
     because: list[str]
     unknown: list[str]
     on_by_default: bool
@@ -43,38 +50,87 @@ class Trainer(TypedDict):
     trainer: str
     called: str
     line: int
+    position: str
     hits: list[Bug]
     cannot_tell: list[Bug]
     rest: int
 
 
-class Answer(TypedDict):
-    """What ``scan --json`` prints."""
+class File(TypedDict):
+    """A file that was scanned. ``error``: why it cannot be scanned; then it has no trainers."""
 
-    trl_hotfix: str
-    trl: str
     file: str
+    error: str | None
     trainers: list[Trainer]
 
 
-@click.command("scan")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+class Answer(TypedDict):
+    """What ``scan --json`` prints. Files of a folder that make no trainer are left out."""
+
+    trl_hotfix: str
+    trl: str
+    scanned: int
+    files: list[File]
+
+
+class _ScanCommand(click.Command):
+    """What stands behind ``--`` is the command line of the script, and not of this command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            behind = args.index("--")
+            ctx.meta["command line"] = args[behind + 1 :]
+            args = args[:behind]
+        return super().parse_args(ctx, args)
+
+
+@click.command("scan", cls=_ScanCommand, options_metavar="[OPTIONS]")
+@click.argument("paths", metavar="FILE... [-- ARGUMENTS]", nargs=-1, required=True)
 @click.option("--trl", metavar="VERSION", help="This release of TRL instead of the installed one.")
+@click.option(
+    "--with",
+    "versions_told",
+    metavar="NAME==VERSION",
+    multiple=True,
+    help="The version of another distribution, such as transformers==4.50.3. Several times if needed.",
+)
 @click.option(
     "--trainer", "trainer_name", metavar="NAME", help="The trainer that a YAML config is for, such as DPO or SFT."
 )
-@click.option("--json", "as_data", is_flag=True, help="The answer as JSON.")
+@click.option("--all", "everything", is_flag=True, help="Also diagnoses, and patches that are off unless named.")
+@click.option("--format", "format_name", type=click.Choice(list(FORMATS)), default="text", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["hit", "unknown", "never"]),
+    default="hit",
+    show_default=True,
+    help="When the exit code is 1.",
+)
 @with_packs
-def command(path: Path, trl: str | None, trainer_name: str | None, as_data: bool, packs: str | None) -> int:
-    """Which known bugs a training script (.py) or a config of TRL's command line (.yaml) hits, and which it may.
+@click.pass_context
+def command(
+    context: click.Context,
+    paths: tuple[str, ...],
+    trl: str | None,
+    versions_told: tuple[str, ...],
+    trainer_name: str | None,
+    everything: bool,
+    format_name: str,
+    as_json: bool,
+    fail_on: str,
+    packs: str | None,
+) -> int:
+    """Which known bugs training scripts (.py, .ipynb) or configs of TRL's command line (.yaml) hit, and which they may.
 
-    The file is read, and never run or imported. A bug cannot be told where it needs something of the model, the data or
-    the machine that no script says, or an argument that is not a literal. What the command line adds to a config is not
-    in the file. Beside the release of --trl, other distributions are taken to be those that are installed here.
+    A folder stands for the scripts and notebooks in it. Files are read, and never run or imported. A bug cannot be told
+    where it needs something of the model, the data or the machine that no script says, or a value that the text does
+    not tell for certain. If the script parses its command line, tell it: scan train.py -- --beta 0.1 --config c.yaml.
+    Beside the release of --trl, other distributions are taken to be those that are installed here, or those of --with.
 
     \b
-    Exit codes: 0 nothing is hit, and nothing is left untold; 1 a bug is hit, or one cannot be told, or the file
-    makes no trainer of TRL; 2 the file cannot be read, or usage; 4 no TRL here and no --trl.
+    Exit codes: 0 fine; 1 a bug is hit (with --fail-on unknown also: one cannot be told, a file of a folder cannot be
+    read, or nothing makes a trainer of TRL); 2 a file cannot be read, or usage; 4 no TRL here and no --trl.
     """
     installed = versions.installed("trl")
     judged = release(trl) if trl is not None else installed
@@ -83,79 +139,105 @@ def command(path: Path, trl: str | None, trainer_name: str | None, as_data: bool
         problem = f"TRL is {judged or 'not installed'}"
         click.echo(f"{problem}; {versions.SUPPORTED} is needed, installed or given, as in --trl 0.12.2", err=True)
         return Exit.NO_TRL
+    shown = [patch for patch in patches if everything or (patch.default and patch.severity is not Severity.DIAGNOSIS)]
+    yaml_trainer = trainer(trainer_name, patches) if trainer_name is not None else None
+    told = _versions(versions_told)
     try:
-        if trainer_name is not None and path.suffix.lower() not in (".yaml", ".yml"):
-            raise ScriptError("--trainer is for a YAML config; a script says itself which trainers it makes")
-        calls = read(path, trainer(trainer_name, patches) if trainer_name is not None else None)
+        scan = _Scan(shown, judged, judged != installed, told, context.meta.get("command line"))
+        answer = scan.answer(paths, yaml_trainer)
     except ScriptError as error:
         raise click.ClickException(str(error)) from None
-    trainers = [judge(call, patches, judged, other_release=judged != installed) for call in calls]
-    if as_data:
-        click.echo(json.dumps(_answer(path, judged, trainers), indent=2))
-    else:
-        _print(path, judged, trainers)
-    clear = bool(trainers) and not any(scanned.hits or scanned.unsure for scanned in trainers)
-    return Exit.FINE if clear else Exit.DEGRADED
+    FORMATS["json" if as_json else format_name](answer, shown)
+    return _exit_code(answer, fail_on)
 
 
-def _answer(path: Path, trl: str, trainers: list[ScannedTrainer]) -> Answer:
-    rows = [_trainer(scanned) for scanned in trainers]
-    return {"trl_hotfix": __version__, "trl": trl, "file": str(path), "trainers": rows}
+def _versions(texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the versions by distribution in ``transformers==4.50.3``; one ``=`` is enough."""
+    told = {}
+    for text in texts:
+        name, _, version = text.replace("==", "=").partition("=")
+        try:
+            told[Requirement(name).name] = str(Version(version))
+        except (InvalidRequirement, InvalidVersion):
+            raise click.UsageError(f"--with: expected NAME==VERSION, found {quoted(text)}") from None
+    if "trl" in told:
+        raise click.UsageError(f"--with: the release of TRL is told by --trl {told['trl']}")
+    return told
+
+
+class _Scan:
+    """Scan files for some bugs on one release of TRL."""
+
+    def __init__(
+        self,
+        patches: Sequence[Patch],
+        trl: str,
+        other_release: bool,
+        versions_told: Mapping[str, str],
+        words: Sequence[str] | None,
+    ) -> None:
+        self._patches, self._trl, self._other_release = patches, trl, other_release
+        self._versions_told = versions_told
+        self._command_line = CommandLine.parse(words) if words is not None else None
+
+    def answer(self, paths: Sequence[str], yaml_trainer: str | None) -> Answer:
+        """Scan files and folders. Raises ``ScriptError`` for a file that is named and cannot be scanned."""
+        files = files_to_scan(paths)
+        if yaml_trainer is not None and any(path.suffix.lower() not in (".yaml", ".yml") for path, _ in files):
+            raise ScriptError("--trainer is for a YAML config; a script says itself which trainers it makes")
+        scanned = [self._scan(path, is_named, yaml_trainer) for path, is_named in files]
+        shown = [
+            file
+            for file, (_, is_named) in zip(scanned, files, strict=True)
+            if is_named or file["trainers"] or file["error"] is not None
+        ]
+        return {"trl_hotfix": __version__, "trl": self._trl, "scanned": len(files), "files": shown}
+
+    def _scan(self, path: Path, is_named: bool, yaml_trainer: str | None) -> File:
+        try:
+            calls = read(path, yaml_trainer, self._command_line)
+        except ScriptError as error:
+            if is_named:
+                raise
+            return {"file": str(path), "error": str(error), "trainers": []}
+        trainers = [
+            judge(call, self._patches, self._trl, other_release=self._other_release, told=self._versions_told)
+            for call in calls
+        ]
+        return {"file": str(path), "error": None, "trainers": [_trainer(scanned) for scanned in trainers]}
 
 
 def _trainer(scanned: ScannedTrainer) -> Trainer:
+    call = scanned.call
     return {
-        "trainer": f"{scanned.call.name}Trainer",
-        "called": scanned.call.called,
-        "line": scanned.call.line,
-        "hits": [_bug(finding) for finding in scanned.hits],
-        "cannot_tell": [_bug(finding) for finding in scanned.unsure],
+        "trainer": f"{call.name}Trainer",
+        "called": call.called,
+        "line": call.line,
+        "position": call.position(call.line),
+        "hits": [_bug(finding, call) for finding in scanned.hits],
+        "cannot_tell": [_bug(finding, call) for finding in scanned.unsure],
         "rest": scanned.not_hit,
     }
 
 
-def _bug(finding: Finding) -> Bug:
+def _bug(finding: Finding, call: TrainerCall) -> Bug:
     return {
         "id": finding.patch.id,
+        "title": finding.patch.title,
         "severity": finding.patch.severity.value,
         "symptom": finding.symptom,
         "lines": list(finding.lines),
+        "positions": [call.position(line) for line in finding.lines],
         "because": list(finding.because),
         "unknown": list(finding.unknown),
         "on_by_default": finding.patch.default,
     }
 
 
-def _print(path: Path, trl: str, trainers: list[ScannedTrainer]) -> None:
-    file = plain(str(path))
-    if not trainers:
-        click.echo(f"{file}: no trainer of TRL is made in it")
-    for scanned in trainers:
-        call, hits, unsure = scanned.call, len(scanned.hits), len(scanned.unsure)
-        click.echo(f"{file}, line {call.line}: {_title(call)} on TRL {trl}")
-        if hits or unsure:
-            show(_table(scanned))
-        not_hit = f"{scanned.not_hit} of the {scanned.not_hit + hits + unsure} known bugs"
-        click.echo(f"{hits} hit, {unsure} cannot be told; {not_hit} it does not hit.\n")
-
-
-def _title(call: TrainerCall) -> str:
-    """Return the trainer's class in TRL, behind the name in the script if that is another one."""
-    trainer_class = f"{call.name}Trainer"
-    return trainer_class if call.called in (call.name, trainer_class) else f"{call.called} ({trainer_class})"
-
-
-def _table(scanned: ScannedTrainer) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("answer", "patch", "severity", "line", "what happens", "why", "patch is"):
-        table.add_column(column, overflow="fold")
-    for finding in (*scanned.hits, *scanned.unsure):
-        hit = finding in scanned.hits
-        patch, lines = finding.patch, ", ".join(map(str, finding.lines))
-        reasons = "; ".join(finding.because if hit else (*finding.unknown, *finding.because))
-        table.add_row(
-            Text(finding.answer.value, style="bold red" if hit else "yellow"),
-            *map(Text, (patch.id, patch.severity.value, lines, finding.symptom, reasons)),
-            Text("on by default" if patch.default else "off unless named"),
-        )
-    return table
+def _exit_code(answer: Answer, fail_on: str) -> int:
+    trainers = [trainer for file in answer["files"] for trainer in file["trainers"]]
+    hit = any(trainer["hits"] for trainer in trainers)
+    untold = not trainers or any(trainer["cannot_tell"] for trainer in trainers)
+    unreadable = any(file["error"] is not None for file in answer["files"])
+    fails = {"hit": hit, "unknown": hit or untold or unreadable, "never": False}
+    return Exit.DEGRADED if fails[fail_on] else Exit.FINE

@@ -47,11 +47,20 @@ class Finding(Struct, frozen=True):
     unknown: tuple[str, ...]
 
 
-def finding(trainer: str, argument: Lookup, patch: Patch, trl: str, *, other_release: bool = False) -> Finding:
+def finding(
+    trainer: str,
+    argument: Lookup,
+    patch: Patch,
+    trl: str,
+    *,
+    other_release: bool = False,
+    version_of: versions.VersionOf = versions.installed,
+) -> Finding:
     """Tell whether a trainer, by its name without ``Trainer``, hits the bug of ``patch`` on the release ``trl``.
 
     Of several ways into a bug, those that cannot be told do not count if one is a hit. ``other_release``: ``trl`` is
-    not the installed release. A requirement that is not met here may be met beside it.
+    not the installed release. A requirement that is not met here may be met beside it. ``version_of`` has the versions
+    of other distributions.
     """
     ways = [finding for hit in patch.hits if (finding := _way_into(trainer, argument, patch, hit, trl)) is not None]
     if not ways:
@@ -60,7 +69,7 @@ def finding(trainer: str, argument: Lookup, patch: Patch, trl: str, *, other_rel
         unknown = ("the patch does not say what its bug needs",) if undeclared else ()
         answer = Answer.CANNOT_TELL if undeclared else Answer.NOT_HIT
         return Finding(patch, answer, patch.title, (), (), unknown)
-    unmet = [requirement for requirement in gates.requirements(patch, versions.installed) if not requirement.met]
+    unmet = [requirement for requirement in gates.requirements(patch, version_of) if not requirement.met]
     if unmet and not other_release:
         return Finding(patch, Answer.NOT_HIT, patch.title, (), (), ())
     needs = tuple(

@@ -68,7 +68,7 @@ class ScriptBindings:
             self._note_attributes_set(place)
 
     def _bind_arguments(self, place: Place) -> None:
-        """Bind the parameters of a function of the script to the arguments of its call, if it is called at one place."""
+        """Bind the parameters of a function to the arguments of its call, if the script calls it at one place."""
         call = place.node
         assert isinstance(call, ast.Call)
         if not isinstance(call.func, ast.Name) or any(isinstance(argument, ast.Starred) for argument in call.args):

@@ -39,12 +39,14 @@ class ConfigArguments:
         self._arguments: dict[str, ScopedExpression] = {}
         self._changes = changes_of(config) if config is not None else Changes()
         self.unknown: Argument | None = None
+        self._may_set_any: Argument | None = None
         if config is not None:
             self._read(config)
         change = self._changes.of_any()
         if change is not None:
-            self._arguments.clear()
-            self.unknown = Argument(Kind.UNKNOWN, line=change.line, reason=change.reason)
+            self._may_set_any = Argument(Kind.UNKNOWN, line=change.line, reason=change.reason)
+        # What may be set again is not known, though it is named.
+        self.unknown = self._may_set_any or self.unknown
 
     def _read(self, config: ScopedExpression) -> None:
         origin = follow(config)
@@ -92,7 +94,7 @@ class ConfigArguments:
                 self._read_defaults(definition)
         last, _ = bases[-1]
         if not last.startswith(_LIBRARIES):
-            self.unknown = Argument(Kind.UNKNOWN, line=function.line, reason=f"{last} may set it")
+            self._may_set_any = Argument(Kind.UNKNOWN, line=function.line, reason=f"{last} may set it")
 
     def _read_defaults(self, definition: ast.ClassDef) -> None:
         """Read ``@dataclass class MyConfig(DPOConfig): padding_free: bool = True``."""
@@ -111,7 +113,7 @@ class ConfigArguments:
             or any(name.startswith("__") or not name.isidentifier() for name in names)
             or "property" in names
         ):
-            self.unknown = self.unknown or unknown
+            self._may_set_any = unknown
             return
         if not is_dataclass:
             # The constructor is the inherited one, with its own defaults.
@@ -124,7 +126,7 @@ class ConfigArguments:
 
     def locate(self, name: str) -> LocatedArgument | None:
         """Return the argument if the text sets it, to a known value or not; None otherwise."""
-        if self._changes.of_any() is not None:
+        if self._may_set_any is not None:
             return None
         set_by = [change for change in self._changes.of(name) if change.inner_part is None]
         expression = self._arguments.get(name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ..matching import versions
 from ..matching.hits import Answer, Finding, finding
 from ..model import Patch, Severity
 from .trainer_calls import TrainerCall
@@ -25,12 +26,35 @@ class ScannedTrainer:
     not_hit: int
 
 
-def judge(call: TrainerCall, patches: Iterable[Patch], trl: str, *, other_release: bool = False) -> ScannedTrainer:
+def judge(
+    call: TrainerCall,
+    patches: Iterable[Patch],
+    trl: str,
+    *,
+    other_release: bool = False,
+    told: Mapping[str, str] | None = None,
+) -> ScannedTrainer:
     """Judge a trainer call by the bugs of ``patches`` on the release ``trl``.
 
     ``other_release``: ``trl`` is not the installed release. A requirement that is not met here may be met beside it.
+    ``told`` has the versions of other distributions beside it, as far as they are told.
     """
-    findings = [finding(call.name, call.argument, patch, trl, other_release=other_release) for patch in patches]
+    versions_told = told or {}
+
+    def version_of(distribution: str) -> str | None:
+        return versions_told.get(distribution) or versions.installed(distribution)
+
+    findings = [
+        finding(
+            call.name,
+            call.argument,
+            patch,
+            trl,
+            other_release=other_release and not patch.requires.keys() <= versions_told.keys(),
+            version_of=version_of,
+        )
+        for patch in patches
+    ]
     # A finding without arguments is shown at the line of the trainer.
     findings = [found if found.lines else replace(found, lines=(call.line,)) for found in findings]
     rank = list(Severity).index

@@ -1,21 +1,25 @@
-"""A file to scan is a training script, or a config of TRL's command line. It is read, and never run or imported."""
+"""A file to scan is a training script, a notebook, or a config of TRL's command line. It is read, and never run."""
 
 from __future__ import annotations
 
 import ast
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ScriptError, plain
+from .command_lines import CommandLine
+from .notebooks import as_script
 from .trainer_calls import TrainerCall, trainer_calls
 from .yaml_configs import read_config
 
 
-def read(path: Path, trainer: str | None = None) -> list[TrainerCall]:
-    """Return the trainers that a script or a config makes, in the order of the file. Raises ``ScriptError``.
+def read(path: Path, trainer: str | None = None, command_line: CommandLine | None = None) -> list[TrainerCall]:
+    """Return the trainers that a file makes, in the order of the file. Raises ``ScriptError``.
 
-    ``trainer`` names the trainer of a config whose keys do not tell it.
+    ``trainer`` names the trainer of a config whose keys do not tell it. ``command_line`` is what a script is started
+    with, if that is told.
     """
     file = plain(str(path))
     try:
@@ -24,9 +28,13 @@ def read(path: Path, trainer: str | None = None) -> list[TrainerCall]:
         raise ScriptError(f"{file} cannot be read: {error.strerror or error}") from None
     if path.suffix.lower() in (".yaml", ".yml"):
         return [read_config(source, file, trainer)]
-    if path.suffix.lower() in (".ipynb", ".json", ".toml"):
-        raise ScriptError(f"{file} is neither Python nor YAML: a notebook can be saved as a script (.py)")
-    return list(trainer_calls(_parse(source, file)))
+    if path.suffix.lower() == ".ipynb":
+        text, cells = as_script(source, file)
+        calls = trainer_calls(_parse(text.encode(), file), command_line)
+        return [replace(call, cells=cells) for call in calls]
+    if path.suffix.lower() in (".json", ".toml"):
+        raise ScriptError(f"{file} is neither Python (.py), a notebook (.ipynb) nor YAML (.yaml)")
+    return list(trainer_calls(_parse(source, file), command_line))
 
 
 def _parse(source: bytes, file: str) -> ast.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -51,12 +52,23 @@ METHODS_OF_MODELS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TrainerCall:
-    """A call of a trainer. ``name`` is TRL's, without ``Trainer``; ``called`` is the name in the script."""
+    """A call of a trainer. ``name`` is TRL's, without ``Trainer``; ``called`` is the name in the script.
+
+    ``cells`` has the lines at which the cells of a notebook begin.
+    """
 
     name: str
     called: str
     line: int
     argument: Lookup
+    cells: tuple[int, ...] = ()
+
+    def position(self, line: int) -> str:
+        """Return "line 10", or "cell 3, line 2" in a notebook."""
+        if not self.cells:
+            return f"line {line}"
+        cell = bisect.bisect_right(self.cells, line)
+        return f"cell {cell}, line {line - self.cells[cell - 1] + 1}"
 
 
 def trainer_calls(tree: ast.Module, command_line: CommandLine | None = None) -> Iterator[TrainerCall]:

@@ -299,7 +299,7 @@ class _Collector:
         function = source_text(call.func)
         name = function.rpartition(".")[2]
         expression = ScopedExpression(call.func, use.scope, use.line)
-        if call.func is use.node or _makes_callback(expression):
+        if call.func is use.node or _is_known_to_leave_alone(expression):
             return []
         if makes_trainer(expression):
             return self._by_trainer(place)
@@ -375,10 +375,11 @@ def _only_looks(place: Place, node: ast.AST) -> bool:
     return isinstance(node, (ast.Compare, ast.Expr, ast.FormattedValue, ast.UnaryOp))
 
 
-def _makes_callback(function: ScopedExpression) -> bool:
-    """Is it a callback's class of TRL or transformers, which is given its trainer, and leaves the arguments alone?"""
+def _is_known_to_leave_alone(function: ScopedExpression) -> bool:
+    """Is it a callback of TRL or transformers, which is given a trainer, or TRL's ``get_peft_config(model_args)``?"""
     name = dotted_name(function) or ""
-    return name.startswith(("transformers.", "trl.")) and name.endswith("Callback")
+    is_callback = name.startswith(("transformers.", "trl.")) and name.endswith("Callback")
+    return is_callback or name in ("trl.get_kbit_device_map", "trl.get_peft_config", "trl.get_quantization_config")
 
 
 def _changes_nothing(function: ast.expr) -> bool:

@@ -14,6 +14,7 @@ from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import scan
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.matching import versions
+from trl_hotfix.model import Severity
 
 PATCHES = loading.load()
 DROPPED = "dpo-precomputed-ref-logps-dropped"
@@ -51,37 +52,176 @@ def test_each_trainer_has_a_section_with_hits_first(script: Path) -> None:
     assert result.return_value is Exit.DEGRADED
     lines = result.output.splitlines()
     assert lines[0] == f"{script}, line 10: DPOTrainer on TRL 0.12.2"
-    order = [line.split()[0] for line in lines if DROPPED in line or "dpo-extra-eos-conversational" in line]
-    assert order == ["hit", "cannot"]
-    assert "on by default" in result.output
-    assert lines[-2].startswith("1 hit, 1 cannot be told; 42 of the 44 known bugs") or len(PATCHES) != 44
+    answers = [line.strip() for line in lines if line.startswith(("  hit", "  cannot"))]
+    assert answers == [f"hit  {DROPPED}", "cannot tell  dpo-extra-eos-conversational"]
+    shown = [patch for patch in PATCHES if patch.default and patch.severity is not Severity.DIAGNOSIS]
+    assert lines[-2] == f"1 hit, 1 cannot be told; {len(shown) - 2} of the {len(shown)} known bugs it does not hit."
+
+
+def test_no_id_is_cut_on_a_narrow_screen(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert f"  hit  {DROPPED}\n" in run(str(script), "--trl", "0.12.2").output
 
 
 def test_the_json_has_the_declared_shape(script: Path) -> None:
-    answer = json.loads(run(str(script), "--trl", "0.12.2", "--json").output)
+    answer = json.loads(run(str(script), "--trl", "0.12.2", "--json", "--all").output)
+    assert answer == json.loads(run(str(script), "--trl", "0.12.2", "--format", "json", "--all").output)
     assert list(answer) == list(scan.Answer.__annotations__)
-    (trainer,) = answer["trainers"]
+    (file,) = answer["files"]
+    assert list(file) == list(scan.File.__annotations__)
+    (trainer,) = file["trainers"]
     assert list(trainer) == list(scan.Trainer.__annotations__)
     (hit,) = trainer["hits"]
     assert list(hit) == list(scan.Bug.__annotations__)
     assert (hit["id"], hit["lines"], hit["on_by_default"]) == (DROPPED, [6, 9], True)
+    assert hit["positions"] == ["line 6", "line 9"]
     assert trainer["rest"] + len(trainer["hits"]) + len(trainer["cannot_tell"]) == len(PATCHES)
 
 
-def test_nothing_hit_and_nothing_untold_is_exit_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        (DPO, {"hit": Exit.DEGRADED, "unknown": Exit.DEGRADED, "never": Exit.FINE}),
+        (DPO.replace("=True", "=read()"), {"hit": Exit.FINE, "unknown": Exit.DEGRADED, "never": Exit.FINE}),
+        ("from trl import RewardTrainer\nRewardTrainer('gpt2')\n", dict.fromkeys(("hit", "unknown"), Exit.FINE)),
+        ("print('nothing')\n", {"hit": Exit.FINE, "unknown": Exit.DEGRADED}),
+    ],
+)
+def test_the_exit_code_is_what_fail_on_says(tmp_path: Path, text: str, codes: dict[str, Exit]) -> None:
     file = tmp_path / "x.py"
-    file.write_text("from trl import RewardTrainer\nRewardTrainer('gpt2')\n")
-    result = run(str(file), "--trl", "1.16.0")
-    assert result.return_value is Exit.FINE
-    assert "0 hit, 0 cannot be told" in result.output
+    file.write_text(text)
+    release = "1.16.0" if "Reward" in text else "0.12.2"
+    assert run(str(file), "--trl", release).return_value is codes["hit"]
+    for word, code in codes.items():
+        assert run(str(file), "--trl", release, "--fail-on", word).return_value is code
 
 
-def test_a_file_without_a_trainer_is_exit_1(tmp_path: Path) -> None:
+def test_a_diagnosis_and_an_option_that_is_off_are_no_bugs_unless_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("from trl import GRPOTrainer\nGRPOTrainer('gpt2', reward_funcs=len)\n")
+    ids = {"grpo-zero-loss-diagnosis", "grpo-loss-normalisation"}
+
+    def told(*options: str) -> set[str]:
+        (trainer,) = json.loads(run(str(file), "--trl", "0.16.1", "--json", *options).output)["files"][0]["trainers"]
+        return {bug["id"] for bug in (*trainer["hits"], *trainer["cannot_tell"])}
+
+    assert not ids & told()
+    assert ids <= told("--all")
+
+
+def test_a_file_without_a_trainer_says_so(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("print('nothing')\nraise SystemExit(7)\n")
     result = run(str(file), "--trl", "0.12.2")
-    assert result.return_value is Exit.DEGRADED
     assert result.output == f"{file}: no trainer of TRL is made in it\n"
+
+
+def test_a_folder_stands_for_its_scripts_and_notebooks(tmp_path: Path, script: Path) -> None:
+    for name, text in {"b/c.py": DPO, "b/none.py": "x = 1\n", ".venv/d.py": DPO, "b/site-packages/e.py": DPO}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "broken.py").write_text("print 'Python 2'\n")
+    result = run(str(tmp_path), "--trl", "0.12.2")
+    assert [line.partition(",")[0] for line in result.output.splitlines() if ": DPOTrainer on" in line] == [
+        f"{script}",
+        f"{tmp_path / 'b/c.py'}",
+    ]
+    assert f"{tmp_path / 'broken.py'}, line 1 is not Python" in result.output
+    assert result.output.endswith("1 more file makes no trainer of TRL.\n")
+    assert result.return_value is Exit.DEGRADED
+    by_pattern = run(f"{tmp_path}/b/*.py", "--trl", "0.12.2", "--json")
+    assert [file["file"] for file in json.loads(by_pattern.output)["files"]] == [
+        str(tmp_path / "b/c.py"),
+        str(tmp_path / "b/none.py"),
+    ]
+    assert "matches no file" in run(f"{tmp_path}/*.nothing", "--trl", "0.12.2").exception.format_message()
+
+
+def test_a_cell_of_a_notebook_is_named(tmp_path: Path) -> None:
+    first, second = DPO.split("\n\n")
+    cells = [
+        {"cell_type": "code", "source": ["!pip install trl\n", "%load_ext autoreload\n", first]},
+        {"cell_type": "markdown", "source": ["# not Python"]},
+        {"cell_type": "code", "source": second},
+    ]
+    file = tmp_path / "book.ipynb"
+    file.write_text(json.dumps({"cells": cells}))
+    result = run(str(file), "--trl", "0.12.2")
+    assert result.output.startswith(f"{file}, cell 3, line 5: DPOTrainer on TRL 0.12.2\n")
+    assert f"hit  {DROPPED}" in result.output
+
+
+COMMAND_LINE = """\
+from trl import DPOConfig, DPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+
+def main(script_args, training_args, model_args):
+    trainer = DPOTrainer(
+        model_args.model_name_or_path, args=training_args, peft_config=get_peft_config(model_args)
+    )
+    trainer.train()
+
+if __name__ == "__main__":
+    parser = TrlParser((ScriptArguments, DPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    main(script_args, training_args, model_args)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "hit", "unsure"),
+    [
+        ([], False, True),
+        (["--"], False, False),
+        (["--", "--precompute_ref_log_probs"], True, False),
+        (["--", "--precompute-ref-log-probs", "true", "--beta", "0.2"], True, False),
+        (["--", "--no_precompute_ref_log_probs"], False, False),
+        (["--", "--precompute_ref_log_probs=false"], False, False),
+        (["--", "--config", "CONFIG"], True, False),
+        (["--", "--config", "CONFIG", "--precompute_ref_log_probs", "false"], False, False),
+    ],
+)
+def test_the_command_line_of_the_script_can_be_told(tmp_path: Path, words: list[str], hit: bool, unsure: bool) -> None:
+    file, config = tmp_path / "x.py", tmp_path / "c.yaml"
+    file.write_text(COMMAND_LINE)
+    config.write_text("precompute_ref_log_probs: true\n")
+    words = [str(config) if word == "CONFIG" else word for word in words]
+    words += ["--model_name_or_path", "gpt2"] if words else []
+    answer = json.loads(run(str(file), "--trl", "0.12.2", "--json", *words).output)
+    ((trainer,),) = (file["trainers"] for file in answer["files"])
+    assert (DROPPED in {bug["id"] for bug in trainer["hits"]}) is hit
+    assert (DROPPED in {bug["id"] for bug in trainer["cannot_tell"]}) is unsure
+
+
+def test_versions_of_other_libraries_can_be_told(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("from trl import SFTConfig, SFTTrainer\nSFTTrainer('gpt2', args=SFTConfig())\n")
+
+    def hits(version: str) -> bool:
+        output = run(str(file), "--trl", "0.23.0", "--with", f"transformers=={version}", "--json").output
+        return "sft-loss-normaliser-counts-first-token" in output
+
+    assert [hits(version) for version in ("4.57.1", "5.10.1")] == [True, False]
+    for text, expected in {"transformers": "expected NAME==VERSION", "trl==1.0.0": "told by --trl 1.0.0"}.items():
+        assert expected in run(str(file), "--with", text).exception.format_message()
+
+
+def test_sarif_has_a_rule_for_each_bug_and_a_result_for_each_answer(script: Path) -> None:
+    log = json.loads(run(str(script), "--trl", "0.12.2", "--format", "sarif").output)
+    (only,) = log["runs"]
+    rules = only["tool"]["driver"]["rules"]
+    assert {rule["id"] for rule in rules} < {patch.id for patch in PATCHES}
+    hit, may_hit = only["results"]
+    assert (hit["ruleId"], rules[hit["ruleIndex"]]["id"], "level" in hit) == (DROPPED, DROPPED, False)
+    assert hit["locations"][0]["physicalLocation"]["region"] == {"startLine": 6}
+    assert may_hit["level"] == "note"
+    assert hit["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == script.as_posix()
+
+
+def test_github_gets_an_error_for_each_hit(script: Path) -> None:
+    hit, notice = run(str(script), "--trl", "0.12.2", "--format", "github").output.splitlines()
+    assert hit.startswith(f"::error file={script.as_posix()},line=6,title={DROPPED} on TRL 0.12.2::")
+    assert notice.startswith(f"::notice file={script.as_posix()},line=10,title=1 known bugs")
+    assert "dpo-extra-eos-conversational" in notice
 
 
 @pytest.mark.parametrize(
@@ -92,7 +232,10 @@ def test_a_file_without_a_trainer_is_exit_1(tmp_path: Path) -> None:
         ("bad.py", b"x = 'a\n", "line 1 is not Python"),
         ("null.py", b"a\0b", "is not Python"),
         ("latin.py", b"x = '\xff'\n", "is not Python"),
-        ("book.ipynb", b"{}", "a notebook can be saved as a script (.py)"),
+        ("book.ipynb", b"{}", "is not a notebook"),
+        ("book.ipynb", b"[1]", "is not a notebook"),
+        ("book.ipynb", b'{"cells": 1}', "is not a notebook"),
+        ("x.json", b"{}", "is neither Python (.py), a notebook (.ipynb) nor YAML (.yaml)"),
         ("x.yaml", b"output_dir: x\n", "name it, as in --trainer DPO"),
     ],
 )
@@ -116,6 +259,8 @@ def test_a_file_that_cannot_be_scanned_is_one_clear_line(
         (("--trl", "newest"), "'newest' is not a version such as 0.12.2"),
         (("--trl", "0.12.7"), "there is no TRL 0.12.7; did you mean '0.12."),
         (("--trainer", "DPO"), "--trainer is for a YAML config"),
+        (("--", "beta"), "expected options such as --beta 0.1 behind --, found beta"),
+        (("--", "--config", "gone.yaml"), "gone.yaml cannot be read"),
     ],
 )
 def test_wrong_usage_is_an_error_with_its_reason(script: Path, arguments: tuple[str, ...], expected: str) -> None:
@@ -127,7 +272,7 @@ def test_an_unknown_trainer_has_a_suggestion(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("output_dir: x\n")
     assert "no trainer 'DPOO' is known; did you mean 'DPO'?" in run(str(file), "--trainer", "DPOO").exception.message
-    assert run(str(file), "--trainer", "dpotrainer", "--trl", "0.12.2").return_value is Exit.DEGRADED
+    assert run(str(file), "--trainer", "dpotrainer", "--trl", "0.12.2").return_value is Exit.FINE
 
 
 @pytest.mark.parametrize(("installed", "trl"), [(None, None), ("0.9.4", None), ("1.0.0", "0.8.0")])

@@ -361,7 +361,7 @@ def _trl(recorded: list[Recorded]) -> ModuleType:
                 frame = frame.f_back
             self.args, self.ref_model = args, ref_model
             self.peft_config, self.callbacks = given.pop("peft_config", None), given.pop("callbacks", None)
-            if given:
+            if given or not isinstance(self.callbacks, (list, type(None))):
                 raise TypeError(f"unexpected {list(given)}")
             self.own = Recorded(frame.f_lineno)
             recorded.append(self.own)
