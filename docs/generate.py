@@ -35,6 +35,7 @@ DOCS = Path(__file__).parent
 CHECKOUT = DOCS.parent
 SCHEMAS = DOCS / "schemas"
 ORDER = (
+    "scan.md",
     "faq.md",
     "promises.md",
     "reference.md",
