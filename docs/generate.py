@@ -36,6 +36,7 @@ CHECKOUT = DOCS.parent
 SCHEMAS = DOCS / "schemas"
 ORDER = (
     "scan.md",
+    "audit.md",
     "faq.md",
     "promises.md",
     "reference.md",

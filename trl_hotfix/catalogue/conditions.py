@@ -52,7 +52,7 @@ class Argument(Struct, frozen=True):
 
     ``made_by`` has the dotted names of the classes or functions that make an object; ``complete`` is False if there may
     be more. ``reason`` tells why the argument is unknown. ``is_default``: it is that of a real trainer, and may
-    as well not have been given.
+    as well not have been given. ``may_be_default``: it is that of an old run, and whether it was given is not known.
     """
 
     kind: Kind
@@ -62,6 +62,7 @@ class Argument(Struct, frozen=True):
     complete: bool = True
     reason: str = ""
     is_default: bool = False
+    may_be_default: bool = False
 
     def describe(self, name: str) -> str:
         """Describe the argument in words."""
@@ -117,6 +118,8 @@ def evaluate(condition: Any, argument: Argument, lookup: Lookup) -> bool | None:
         argument.kind is Kind.UNSET or argument.is_default or (argument.kind is Kind.LITERAL and argument.value is None)
     )
     if condition in ("set", "unset"):
+        if argument.may_be_default and not missing:
+            return None
         return missing if condition == "unset" else not missing
     if condition == "text":
         return argument.made_by == ("str",) or (argument.kind is Kind.LITERAL and isinstance(argument.value, str))

@@ -1,0 +1,91 @@
+"""``trl-hotfix audit``: which known bugs a set of pins brings, and which of them hit an old run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from helpers.old_runs import output_folder
+
+from trl_hotfix.commands import audit
+from trl_hotfix.commands.common import Exit
+
+NORMALISER = "sft-loss-normaliser-counts-first-token"
+EXTRA_EOS = "dpo-extra-eos-conversational"
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(audit.command, list(arguments), standalone_mode=False)
+
+
+def answers(*arguments: str) -> dict[str, tuple[str, str]]:
+    answer = json.loads(run(*arguments, "--json").output)
+    assert list(answer) == list(audit.Answer.__annotations__)
+    assert all(list(bug) == list(audit.Bug.__annotations__) for bug in answer["bugs"])
+    return {bug["id"]: (bug["answer"], bug["repaired"]) for bug in answer["bugs"]}
+
+
+def pins(folder: Path, text: str) -> str:
+    file = folder / "requirements.txt"
+    file.write_text(text)
+    return str(file)
+
+
+def test_the_pins_decide_which_bugs_are_here(tmp_path: Path) -> None:
+    file = pins(tmp_path, "trl==0.16.1\ntransformers==4.50.3\n")
+    bugs = answers(file)
+    assert bugs[NORMALISER] == ("here", "by default")
+    assert bugs["grpo-loss-normalisation"] == ("here", "if named")
+    assert "grpo-zero-loss-diagnosis" not in bugs
+    assert NORMALISER not in answers(pins(tmp_path, "trl==0.16.1\ntransformers==4.45.0\n"))
+    assert answers(pins(tmp_path, "trl==0.16.1\n"))[NORMALISER] == ("cannot tell", "by default")
+    pins(tmp_path, "trl==0.16.1\ntransformers==4.50.3\n")
+    assert run(file).return_value is Exit.DEGRADED
+    assert run(file, "--fail-on", "never").return_value is Exit.FINE
+    lines = run(file).output.splitlines()
+    assert lines[0] == f"{file}: pins on TRL 0.16.1 (transformers 4.50.3)"
+    assert f"  here  {NORMALISER}" in lines
+
+
+def test_the_arguments_of_an_old_run_decide_which_bugs_hit_it(tmp_path: Path) -> None:
+    folder = output_folder(tmp_path / "out", precompute_ref_log_probs=True, padding_free=False)
+    (folder / "README.md").write_text("- TRL: 0.12.2\n- Transformers: 4.46.3\n")
+    bugs = answers(str(folder))
+    assert bugs[EXTRA_EOS] == ("cannot tell", "unknown")
+    assert bugs["dpo-precomputed-ref-logps-dropped"][0] in ("hit", "cannot tell")
+    assert "dpo-padding-free-contamination" not in bugs
+    record = {"trl": "0.12.2", "patches": [{"id": EXTRA_EOS, "revision": 1, "word": "repaired"}]}
+    (folder / "trl_hotfix.json").write_text(json.dumps(record))
+    bugs = answers(str(folder))
+    assert bugs[EXTRA_EOS][1] == "repaired"
+    assert bugs["dpo-precomputed-ref-logps-dropped"][1] == "no"
+    assert "its record has the patch: repaired" in run(str(folder)).output
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("torch==2.13.0\n", (), "pins no version of trl"),
+        ("trl>=0.16\n", (), "--trl tells it"),
+        ("trl==0.16.1\n", ("--trl", "newest"), "'newest' is not a version"),
+    ],
+)
+def test_what_is_not_told_is_one_clear_error(
+    tmp_path: Path, text: str, options: tuple[str, ...], expected: str
+) -> None:
+    assert expected in run(pins(tmp_path, text), *options).exception.format_message()
+
+
+def test_a_run_that_does_not_tell_enough_is_one_clear_error(tmp_path: Path) -> None:
+    folder = output_folder(tmp_path / "out", class_name="TrainingArguments")
+    assert "does not tell its trainer" in run(str(folder)).exception.format_message()
+    (folder / "README.md").write_text("no versions")
+    assert "does not tell its release of TRL" in run(str(folder)).exception.format_message()
+
+
+def test_an_old_trl_is_exit_4(tmp_path: Path) -> None:
+    result = run(pins(tmp_path, "trl==0.8.6\n"))
+    assert result.return_value is Exit.NO_TRL

@@ -1,0 +1,145 @@
+"""What a run has left behind: its versions, its trainer and its arguments, from its output folder.
+
+Nothing is run or imported: ``training_args.bin`` is a pickle, and is read without looking up what it names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..catalogue.conditions import Argument, Kind
+from ..errors import ScriptError, plain
+from .inert_pickles import Inert, read_arguments
+
+_VERSION = re.compile(
+    r"^[-*]\s*(TRL|Transformers|Pytorch|Datasets|Tokenizers|PEFT)\s*:?\s+`?v?([\w.+!]+)`?\s*$", re.MULTILINE
+)
+_DISTRIBUTIONS = {"pytorch": "torch"}
+_CONFIG = re.compile(r"(\w+?)Config$")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
+_LARGEST = 1 << 24
+
+UNSET = Argument(Kind.UNSET)
+
+
+@dataclass(frozen=True, slots=True)
+class OldRun:
+    """What is known of a run. ``repaired`` has the patches in its record, by their words; None if it has no record."""
+
+    folder: Path
+    versions: Mapping[str, str]
+    trainer: str | None
+    arguments: Inert | None
+    has_adapter: bool
+    repaired: Mapping[str, str] | None
+
+    def argument(self, dotted: str) -> Argument:
+        """Return an argument of its trainer, by the names that ``hits`` in ``patches.yaml`` use."""
+        name, _, part = dotted.partition(".")
+        if name == "peft_config" and not part:
+            made_by = ("peft.PeftConfig",)
+            return Argument(Kind.OBJECT, made_by=made_by, complete=False) if self.has_adapter else UNSET
+        if self.arguments is None:
+            return Argument(Kind.UNKNOWN, reason="there is no training_args.bin")
+        if name not in self.arguments.state:
+            return Argument(Kind.UNKNOWN, reason="it is no part of training_args.bin")
+        argument = _argument(self.arguments.state[name])
+        if not part or argument.kind is not Kind.OBJECT:
+            return argument if not part else UNSET
+        value = self.arguments.state[name].get(part)
+        return _argument(value) if value is not None else UNSET
+
+
+def _argument(value: Any) -> Argument:
+    """Return a value of the config. It may be the default, and the text of the run does not tell."""
+    if value is None:
+        return UNSET
+    if isinstance(value, Inert):
+        # An enum is made by a call with its value.
+        if len(value.given) == 1 and isinstance(value.given[0], str):
+            return Argument(Kind.LITERAL, value.given[0], may_be_default=True)
+        return Argument(Kind.OBJECT, made_by=(value.made_by,), may_be_default=True)
+    if isinstance(value, dict):
+        return Argument(Kind.OBJECT, made_by=("dict",), may_be_default=not value)
+    if isinstance(value, (list, tuple)):
+        return Argument(Kind.LITERAL, list(value), may_be_default=True)
+    return Argument(Kind.LITERAL, value, may_be_default=True)
+
+
+def read_run(folder: Path) -> OldRun:
+    """Read the output folder of a run, or one of its checkpoints. Raises ``ScriptError`` if it has left nothing."""
+    folders = [folder, *_checkpoints(folder), *([folder.parent] if _CHECKPOINT.search(folder.name) else [])]
+    arguments_file = _first(folders, "training_args.bin")
+    card, record = _first(folders, "README.md"), _first(folders, "trl_hotfix.json")
+    if arguments_file is None and card is None and record is None:
+        raise ScriptError(
+            f"{plain(str(folder))} has no training_args.bin, no README.md and no trl_hotfix.json: expected the output "
+            "folder of a run, or a checkpoint"
+        )
+    arguments = read_arguments(arguments_file) if arguments_file is not None else None
+    recorded = _read_record(record) if record is not None else {}
+    versions = _versions_of_card(card) if card is not None else {}
+    if isinstance(recorded.get("trl"), str):
+        versions["trl"] = recorded["trl"]
+    return OldRun(
+        folder=folder,
+        versions=versions,
+        trainer=_trainer(arguments),
+        arguments=arguments,
+        has_adapter=_first(folders, "adapter_config.json") is not None,
+        repaired=_words(recorded) if record is not None else None,
+    )
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first."""
+    found = [(int(matched[1]), path) for path in folder.iterdir() if (matched := _CHECKPOINT.search(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _first(folders: list[Path], name: str) -> Path | None:
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def _versions_of_card(card: Path) -> dict[str, str]:
+    """Read "- TRL: 0.16.1" and the like of a model card."""
+    text = _text(card)
+    return {_DISTRIBUTIONS.get(name.lower(), name.lower()): version for name, version in _VERSION.findall(text)}
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ScriptError(f"{plain(str(path))} is no record of a run: {plain(str(error))}") from None
+    if not isinstance(record, dict):
+        raise ScriptError(f"{plain(str(path))} is no record of a run: expected an object")
+    return record
+
+
+def _words(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the patches of a record by their words. Records of schema 1 have none, and list what was on."""
+    patches = record.get("patches")
+    entries = [entry for entry in patches if isinstance(entry, dict)] if isinstance(patches, list) else []
+    return {str(entry.get("id")): str(entry.get("word") or "selected") for entry in entries}
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ScriptError(f"{plain(str(path))} has more than {_LARGEST >> 20} MiB")
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ScriptError(f"{plain(str(path))} cannot be read: {error.strerror or error}") from None
+
+
+def _trainer(arguments: Inert | None) -> str | None:
+    """Return ``DPO`` for the arguments of class ``DPOConfig``."""
+    name = arguments.made_by.rpartition(".")[2] if arguments is not None else ""
+    matched = _CONFIG.match(name)
+    return matched[1] if matched is not None else None

@@ -1,0 +1,129 @@
+"""The versions that a project is pinned to: requirements, lock files, environments of conda, and what pip prints.
+
+Files are read, and nothing is resolved: a version counts only if the file names it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from ..errors import ScriptError, plain
+
+LARGEST = 1 << 25
+"""The largest size of a file in bytes; a large lock file has a megabyte."""
+
+_LOCK_ENTRY = re.compile(r'^(name|version)\s*=\s*"([^"]*)"')
+_CONDA = re.compile(r"([\w.\-]+)\s*={1,2}\s*([\w.+!\-]+)")
+
+
+def read_pins(path: Path) -> dict[str, str]:
+    """Return the pinned versions by canonical name. Raises ``ScriptError`` if the file cannot be read as any of these.
+
+    ``requirements.txt`` and ``pip freeze``; ``uv.lock``, ``pylock.toml``, ``poetry.lock`` and ``pdm.lock``;
+    ``environment.yml``; ``Pipfile.lock``, ``pip list --format json`` and ``pip inspect``.
+    """
+    file = plain(str(path))
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ScriptError(f"{file} has more than {LARGEST >> 20} MiB: expected a file of pinned versions")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ScriptError(f"{file} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ScriptError(f"{file} is no text: expected a file of pinned versions") from None
+    try:
+        pairs = list(_pairs(path, text))
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        reason = plain(str(error).splitlines()[0]) if str(error) else type(error).__name__
+        raise ScriptError(f"{file} is no file of pinned versions: {reason}") from None
+    return {canonicalize_name(name): version for name, version in pairs if _is_version(version)}
+
+
+def _pairs(path: Path, text: str) -> Iterator[tuple[str, str]]:
+    if path.suffix in (".lock", ".toml") and not text.lstrip().startswith("{"):
+        return _of_lock(text)
+    if path.suffix in (".yml", ".yaml"):
+        return _of_environment(yaml.safe_load(text))
+    if text.lstrip().startswith(("{", "[")):
+        return _of_json(json.loads(text))
+    return _of_requirements(text)
+
+
+def _of_lock(text: str) -> Iterator[tuple[str, str]]:
+    """Read ``[[package]]`` of uv, Poetry and PDM, and ``[[packages]]`` of PEP 751."""
+    entry: dict[str, str] | None = None
+    for line in [*text.splitlines(), "["]:
+        if line.startswith("["):
+            if entry is not None and len(entry) == 2:
+                yield entry["name"], entry["version"]
+            entry = {} if line.strip() in ("[[package]]", "[[packages]]") else None
+        elif entry is not None:
+            matched = _LOCK_ENTRY.match(line)
+            if matched is not None:
+                entry[matched[1]] = matched[2]
+
+
+def _of_environment(environment: Any) -> Iterator[tuple[str, str]]:
+    if not isinstance(environment, dict) or not isinstance(environment.get("dependencies"), list):
+        raise ValueError("expected an environment of conda, with 'dependencies'")
+    for dependency in environment["dependencies"]:
+        if isinstance(dependency, dict):
+            yield from _of_requirements("\n".join(map(str, dependency.get("pip") or ())))
+        else:
+            matched = _CONDA.match(str(dependency).rpartition("::")[2])
+            if matched is not None:
+                yield matched[1], matched[2]
+
+
+def _of_json(data: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(data, dict) and "installed" in data:
+        return ((entry["metadata"]["name"], entry["metadata"]["version"]) for entry in data["installed"])
+    if isinstance(data, list):
+        return ((entry["name"], entry["version"]) for entry in data)
+    if isinstance(data, dict) and "default" in data:
+        return ((name, str(entry.get("version", "")).removeprefix("==")) for name, entry in data["default"].items())
+    raise ValueError("expected Pipfile.lock, or what `pip list --format json` or `pip inspect` prints")
+
+
+def _of_requirements(text: str) -> Iterator[tuple[str, str]]:
+    for line in _joined(text.splitlines()):
+        words = line.partition(" #")[0].partition(" --hash")[0].strip()
+        if not words or words.startswith(("#", "-")):
+            continue
+        try:
+            requirement = Requirement(words)
+        except InvalidRequirement:
+            continue
+        pinned = [item.version for item in requirement.specifier if item.operator in ("==", "===")]
+        if len(pinned) == 1:
+            yield requirement.name, pinned[0]
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    """Join lines that end with a backslash."""
+    begun = ""
+    for line in lines:
+        if line.rstrip().endswith("\\"):
+            begun += line.rstrip()[:-1] + " "
+        else:
+            yield begun + line
+            begun = ""
+    if begun:
+        yield begun
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
