@@ -57,21 +57,26 @@ class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packs: dict[str, str] = {}
 
 
-def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None = None) -> Frozen:
-    """Return the freeze file at ``path``. Raises ``SettingError`` with every mistake, if the catalogue lacks a part.
-
-    ``named`` are the packs that the user has named, with their releases. A pack that only the file names is a mistake.
-    """
+def load(path: str) -> Frozen:
+    """Return the freeze file or record at ``path``, whatever the catalogue has. Raises ``SettingError``."""
     try:
         content = json.loads(_content(path), object_pairs_hook=_without_duplicates)
         _check_schema(content)
-        frozen = msgspec.convert(content, Frozen)
+        return msgspec.convert(content, Frozen)
     # Up to 0.20, msgspec's errors are not ValueErrors.
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         # The text of an OSError repeats the path, which may be long.
         text = error.strerror if isinstance(error, OSError) else str(error)
         reason = plain(text or "") or type(error).__name__
         raise SettingError(f"the freeze file {quoted(path, LONGEST_PATH)} cannot be used: {reason}") from None
+
+
+def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None = None) -> Frozen:
+    """Return the freeze file at ``path``. Raises ``SettingError`` with every mistake, if the catalogue lacks a part.
+
+    ``named`` are the packs that the user has named, with their releases. A pack that only the file names is a mistake.
+    """
+    frozen = load(path)
     named = named or {}
     required_packs = {pack_of(entry.id) for entry in frozen.patches} - {""} | frozen.packs.keys()
     mistakes = [

@@ -1,0 +1,104 @@
+"""``diff`` tells what two runs, or two machines, do not have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+import click
+
+from ..selection.freeze_files import Frozen, FrozenPatch, load
+from .common import Exit
+
+
+class Difference(TypedDict):
+    """One difference. ``patch`` is None for the versions. None in the place of a text: it is not there at all."""
+
+    patch: str | None
+    what: str
+    first: str | None
+    second: str | None
+
+
+class Answer(TypedDict):
+    """What ``diff --json`` prints."""
+
+    first: str
+    second: str
+    same_repairs: bool
+    differences: list[Difference]
+
+
+@click.command("diff")
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.option("--json", "as_data", is_flag=True, help="The answer as JSON.")
+def command(first: Path, second: Path, as_data: bool) -> int:
+    """What two records of runs (trl_hotfix.json), or files of `freeze`, do not have in common.
+
+    Two runs have the same repairs if they have the same TRL and the same patches with their revisions and options. The
+    counts of calls are not compared, since two runs of unequal length have other ones.
+
+    \b
+    Exit codes: 0 the same repairs; 1 other ones; 2 a file cannot be read, or usage.
+    """
+    found = list(differences(load(str(first)), load(str(second))))
+    same = not any(difference["what"] not in ("word", "trl_hotfix") for difference in found)
+    if as_data:
+        answer: Answer = {"first": str(first), "second": str(second), "same_repairs": same, "differences": found}
+        click.echo(json.dumps(answer, indent=2))
+        return Exit.FINE if same else Exit.DEGRADED
+    for difference in found:
+        subject = f"{difference['patch']}: {difference['what']}" if difference["patch"] else difference["what"]
+        click.echo(f"{subject}: {difference['first'] or 'none'} -> {difference['second'] or 'none'}")
+    click.echo("The repairs are the same." if same else "The repairs are not the same.")
+    return Exit.FINE if same else Exit.DEGRADED
+
+
+def differences(first: Frozen, second: Frozen) -> Iterator[Difference]:
+    """Yield the differences: of the versions, then patch by patch."""
+    for name in ("trl", "trl_hotfix"):
+        one, other = getattr(first, name), getattr(second, name)
+        if one != other:
+            yield {"patch": None, "what": name, "first": one, "second": other}
+    for name in sorted(first.packs.keys() | second.packs.keys()):
+        if first.packs.get(name) != second.packs.get(name):
+            yield {
+                "patch": None,
+                "what": f"pack {name}",
+                "first": first.packs.get(name),
+                "second": second.packs.get(name),
+            }
+    patches = [{entry.id: entry for entry in frozen.patches} for frozen in (first, second)]
+    unreached = [{entry.id for entry in frozen.unreached} for frozen in (first, second)]
+    for patch_id in sorted(patches[0].keys() | patches[1].keys()):
+        entries = [by_id.get(patch_id) for by_id in patches]
+        if entries[0] is None or entries[1] is None:
+            states = [_state(entry, patch_id in ids) for entry, ids in zip(entries, unreached, strict=True)]
+            yield {"patch": patch_id, "what": "patch", "first": states[0], "second": states[1]}
+        else:
+            yield from _differences_of_patch(entries[0], entries[1])
+
+
+def _state(entry: FrozenPatch | None, is_unreached: bool) -> str | None:
+    if entry is None:
+        return "unreached" if is_unreached else None
+    return f"r{entry.revision}"
+
+
+def _differences_of_patch(first: FrozenPatch, second: FrozenPatch) -> Iterator[Difference]:
+    pairs = {
+        "revision": (str(first.revision), str(second.revision)),
+        "options": (_listed(first.options), _listed(second.options)),
+        "word": (first.word, second.word),
+    }
+    for what, (one, other) in pairs.items():
+        # A file of `freeze` has no words.
+        if one != other and not (what == "word" and None in (one, other)):
+            yield {"patch": first.id, "what": what, "first": one, "second": other}
+
+
+def _listed(options: dict[str, str]) -> str | None:
+    return ", ".join(f"{name}={choice}" for name, choice in sorted(options.items())) or None
