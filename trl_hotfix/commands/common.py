@@ -34,14 +34,14 @@ def release(text: str) -> str:
     try:
         version = Version(text)
     except InvalidVersion:
-        raise click.UsageError(f"--trl: {quoted(text)} is not a version such as 0.12.2") from None
+        raise click.UsageError(f"{quoted(text)} is not a version such as 0.12.2") from None
     known = bodies().releases
     if versions.is_unreleased(text) or text in known or version > Version(known[-1]) or version < Version(known[0]):
         return text
     equal = [name for name in known if Version(name) == version]
     if equal:
         return equal[0]
-    raise click.UsageError(f"--trl: there is no TRL {text}{suggestion(text, known)}")
+    raise click.UsageError(f"there is no TRL {text}{suggestion(text, known)}")
 
 
 def trainer(text: str, patches: Iterable[Patch]) -> str:

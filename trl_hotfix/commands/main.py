@@ -14,7 +14,20 @@ from .. import __version__
 from ..errors import CatalogueError, DamagedError, PackError, SettingError, UnknownPatchError, suggestion
 from .common import Exit
 
-NAMES = ("list", "scan", "audit", "explain", "verify", "fingerprint", "doctor", "run", "freeze", "diff", "new")
+NAMES = (
+    "list",
+    "scan",
+    "audit",
+    "explain",
+    "verify",
+    "fingerprint",
+    "doctor",
+    "run",
+    "freeze",
+    "diff",
+    "compare",
+    "new",
+)
 """The commands, in the order of the help."""
 
 
