@@ -27,7 +27,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture docs schemas clean
+.PHONY: demo test lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture docs osv schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
@@ -84,6 +84,10 @@ picture: $(VENV)/ready
 # The documentation site, into `site/`. Torch and TRL are not needed for it.
 docs: $(DOCS)/ready
 	$(DOCS)/bin/mkdocs build --strict
+
+# The catalogue as OSV records, for other scanners, into build/osv/.
+osv: $(VENV)/ready
+	$(BIN)/python docs/osv.py
 
 # docs/schemas/ again, from what the commands say that they print.
 schemas: $(VENV)/ready
