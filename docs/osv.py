@@ -1,7 +1,8 @@
 """The catalogue as a feed of OSV records (https://ossf.github.io/osv-schema/), so that other scanners can use it.
 
 ``make osv`` writes ``build/osv/``: a file for each bug. They are no security advisories: ``database_specific`` says
-what kind of bug it is, by trl_hotfix's own words. The ids have OSV's prefix for databases that are not registered, ``x_``.
+what kind of bug it is, by trl_hotfix's own words. The ids have the prefix ``x_``, which OSV has for databases that are
+not registered.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ import ast
 
 from ..catalogue.conditions import Argument, Kind
 from .bindings import ScriptBindings
+from .harmless import is_pure_method_of_trainer
 from .names import classes, constructor
 from .scopes import FUNCTIONS, Place, ScopedExpression
-from .uses import Changes, changes_of, changes_of_result, is_pure_method_of_trainer
+from .uses import Changes, changes_of, changes_of_result
 
 
 class SetElsewhere:

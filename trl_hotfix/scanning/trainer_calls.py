@@ -13,6 +13,7 @@ from .bindings import ScriptBindings
 from .command_lines import CommandLine
 from .config_arguments import ConfigArguments, LocatedArgument, makes_config
 from .elsewhere import SetElsewhere
+from .harmless import is_pure_method_of_model
 from .names import classes, follow, trainer_names
 from .scopes import Place, Scope, ScopedExpression, source_text
 from .uses import changes_of
@@ -24,30 +25,6 @@ POSITIONAL_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("CPO", "ORPO", "PRM", "Reward", "SFT"), ("model", "args", "data_collator")),
 }
 """The positional arguments of each trainer that have the same order in every release."""
-
-METHODS_OF_MODELS = frozenset(
-    [
-        "cpu",
-        "cuda",
-        "eval",
-        "train",
-        "requires_grad_",
-        "gradient_checkpointing_enable",
-        "enable_input_require_grads",
-        "print_trainable_parameters",
-        "num_parameters",
-        "parameters",
-        "named_parameters",
-        "get_memory_footprint",
-        "save_pretrained",
-        "push_to_hub",
-        "resize_token_embeddings",
-        "modules",
-        "named_modules",
-        "state_dict",
-    ]
-)
-"""Methods of models that leave the arguments of the call that made the model as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +197,7 @@ def _find_part(located: LocatedArgument, name: str) -> Argument:
     if not isinstance(call, ast.Call):
         return Argument(Kind.UNKNOWN, line=argument.line, reason=source_text(call))
     arguments, unknown = keyword_arguments(call, origin.scope, origin.line)
-    changes = changes_of(expression, METHODS_OF_MODELS.__contains__)
+    changes = changes_of(expression, is_pure_method_of_model)
     change = changes.of_any() or next(iter(changes.of(name)), None)
     if change is not None and origin is not expression:
         return Argument(Kind.UNKNOWN, line=change.line, reason=change.reason)

@@ -11,83 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .names import dotted_name, makes_trainer
+from .harmless import (
+    COPYING_FUNCTIONS,
+    COPYING_METHODS,
+    PURE_METHODS,
+    changes_nothing,
+    is_pure_method_of_trainer,
+    leaves_arguments_alone,
+    only_looks,
+)
+from .names import makes_trainer
 from .scopes import Place, Scope, ScopedExpression, source_text
 
-_PURE_FUNCTIONS = frozenset(
-    [
-        "all",
-        "any",
-        "asdict",
-        "bool",
-        "dir",
-        "float",
-        "format",
-        "hasattr",
-        "id",
-        "int",
-        "isinstance",
-        "issubclass",
-        "len",
-        "max",
-        "min",
-        "pprint",
-        "print",
-        "repr",
-        "str",
-        "sum",
-        "type",
-    ]
-)
-"""Functions that change no argument, and return nothing that changes with it. By their last name."""
-
-_COPYING_FUNCTIONS = frozenset(["copy", "deepcopy", "dict", "list", "replace", "set", "sorted", "tuple"])
-"""Functions that return another object with the same parts."""
-
-_PURE_METHODS = frozenset(
-    [
-        "count",
-        "get_process_log_level",
-        "get_warmup_steps",
-        "index",
-        "keys",
-        "to_dict",
-        "to_json_string",
-        "to_sanitized_dict",
-    ]
-)
-"""Methods of dicts, lists and configs that change nothing, and hand out no part that can be changed."""
-
-_METHODS_OF_TRAINERS = frozenset(
-    [
-        "add_callback",
-        "create_model_card",
-        "evaluate",
-        "init_hf_repo",
-        "is_local_process_zero",
-        "is_world_process_zero",
-        "log",
-        "log_metrics",
-        "metrics_format",
-        "num_examples",
-        "predict",
-        "push_to_hub",
-        "save_metrics",
-        "save_model",
-        "save_state",
-        "train",
-    ]
-)
-_COPYING_METHODS = frozenset(["copy", "get", "items", "values"])
-_LOGGING_METHODS = frozenset(["critical", "debug", "error", "exception", "info", "log", "warning"])
 _ANY_PART = "*"
 
 MethodTest = Callable[[str], bool]
-
-
-def is_pure_method_of_trainer(name: str) -> bool:
-    """Does this method of a trainer leave its arguments as they were?"""
-    return name in _METHODS_OF_TRAINERS
 
 
 def _no_method(name: str) -> bool:
@@ -239,7 +177,7 @@ class _Collector:
             return self._hand_out(use) if use.node in unpacked else self._by_keeping(parent)
         if isinstance(node, (ast.BinOp, ast.Starred, ast.For, ast.comprehension)):
             return self._hand_out(use)
-        return [] if _only_looks(use, node) else [Change(use)]
+        return [] if only_looks(use, node) else [Change(use)]
 
     def _hand_out(self, use: Place, part: str = _ANY_PART) -> list[Change]:
         self.changes.handed_out.setdefault(part, Change(use, part))
@@ -255,9 +193,9 @@ class _Collector:
         if not isinstance(attribute.ctx, ast.Load):
             return [Change(place, name, value=_assigned_value(node, attribute))]
         if isinstance(node, ast.Call) and node.func is attribute:
-            if name in _COPYING_METHODS:
+            if name in COPYING_METHODS:
                 return self._hand_out(place)
-            return [] if name in _PURE_METHODS or self._is_pure(name) else [Change(place)]
+            return [] if name in PURE_METHODS or self._is_pure(name) else [Change(place)]
         return self._by_part(place, parent, name)
 
     def _by_item(self, place: Place, item: ast.Subscript) -> list[Change]:
@@ -277,17 +215,21 @@ class _Collector:
             inner_part = node.attr if isinstance(node, ast.Attribute) else source_text(node.slice).strip("'\"")
             if not isinstance(node.ctx, ast.Load):
                 return [Change(place, name, inner_part)]
-            outer = parent.parent
-            is_method = outer is not None and isinstance(outer.node, ast.Call) and outer.node.func is node
-            if not is_method and not inner_part.startswith("__"):
+            return self._by_inner_part(parent, Change(place, name, inner_part))
+        return [] if _only_reads(place, parent) else self._hand_out(place, name)
+
+    def _by_inner_part(self, place: Place, change: Change) -> list[Change]:
+        """``args.options["x"]``, in what it stands."""
+        parent = place.parent
+        assert parent is not None
+        node = parent.node
+        if isinstance(node, ast.Call) and node.func is place.node:
+            if change.inner_part in PURE_METHODS:
                 return []
-            return [] if inner_part in _PURE_METHODS else self._hand_out(place, name)
-        if isinstance(node, (ast.Call, ast.keyword)):
-            call = node if isinstance(node, ast.Call) else parent.parent.node if parent.parent is not None else None
-            if isinstance(call, ast.Call) and _changes_nothing(call.func):
-                return []
-            return self._hand_out(place, name)
-        return [] if _only_looks(place, node) else self._hand_out(place, name)
+            return self._hand_out(place, str(change.part))
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and getattr(node, "value", None) is place.node:
+            return self._by_inner_part(parent, change) if isinstance(node.ctx, ast.Load) else [change]
+        return [] if _only_reads(place, parent) else [change]
 
     def _by_argument(self, use: Place, place: Place) -> list[Change]:
         """``f(args)``, ``f(x=args)``, ``f(**args)``."""
@@ -299,7 +241,7 @@ class _Collector:
         function = source_text(call.func)
         name = function.rpartition(".")[2]
         expression = ScopedExpression(call.func, use.scope, use.line)
-        if call.func is use.node or _is_known_to_leave_alone(expression):
+        if call.func is use.node or leaves_arguments_alone(expression):
             return []
         if makes_trainer(expression):
             return self._by_trainer(place)
@@ -311,9 +253,9 @@ class _Collector:
             return [Change(use, _literal_name(call))]
         if name == "getattr" and _literal_name(call) is not None:
             return self._hand_out(use, str(_literal_name(call)))
-        if name in _COPYING_FUNCTIONS and function in (name, f"copy.{name}", f"dataclasses.{name}"):
+        if name in COPYING_FUNCTIONS and function in (name, f"copy.{name}", f"dataclasses.{name}"):
             return self._hand_out(use)
-        return [] if _changes_nothing(call.func) else [Change(use)]
+        return [] if changes_nothing(call.func) else [Change(use)]
 
     def _by_trainer(self, call: Place) -> list[Change]:
         """``trainer = DPOTrainer(args=args)``, where ``trainer.args`` may be changed later."""
@@ -354,6 +296,13 @@ def _is_before_binding(use: Place, name: str, bound_line: int) -> bool:
     return any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
 
 
+def _only_reads(place: Place, parent: Place) -> bool:
+    """Is the object looked at, or given to a function that changes nothing?"""
+    node = parent.node
+    call = parent.parent.node if isinstance(node, ast.keyword) and parent.parent is not None else node
+    return changes_nothing(call.func) if isinstance(call, ast.Call) else only_looks(place, node)
+
+
 def _assigned_value(statement: ast.AST, target: ast.expr) -> ast.expr | None:
     if isinstance(statement, ast.Assign) and target in statement.targets:
         return statement.value
@@ -366,27 +315,6 @@ def _literal_name(call: ast.Call) -> str | None:
     if isinstance(key, ast.Constant) and isinstance(key.value, str) and not key.value.startswith("__"):
         return key.value
     return None
-
-
-def _only_looks(place: Place, node: ast.AST) -> bool:
-    """Does the surrounding node look at an object, and neither keep it nor hand it on?"""
-    if isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp)):
-        return node.test is place.node
-    return isinstance(node, (ast.Compare, ast.Expr, ast.FormattedValue, ast.UnaryOp))
-
-
-def _is_known_to_leave_alone(function: ScopedExpression) -> bool:
-    """Is it a callback of TRL or transformers, which is given a trainer, or TRL's ``get_peft_config(model_args)``?"""
-    name = dotted_name(function) or ""
-    is_callback = name.startswith(("transformers.", "trl.")) and name.endswith("Callback")
-    return is_callback or name in ("trl.get_kbit_device_map", "trl.get_peft_config", "trl.get_quantization_config")
-
-
-def _changes_nothing(function: ast.expr) -> bool:
-    owner, _, name = source_text(function).rpartition(".")
-    if name in _LOGGING_METHODS:
-        return owner.rpartition(".")[2].strip("_").lower() in ("log", "logger", "logging")
-    return name in _PURE_FUNCTIONS and owner in ("", "dataclasses", "pprint")
 
 
 def known_value(changes: list[Change], scope: Scope, line: int) -> ScopedExpression | None:

@@ -43,7 +43,7 @@ callbacks = []
 lora = None
 def change(value, key="beta"):
     if isinstance(value, dict):
-        value[key] = 7
+        value[key] = value["dtype"] = 7
     elif isinstance(value, list):
         value.append(BEMACallback())
     else:
@@ -186,6 +186,9 @@ _AFTERWARDS = (
     "trainer.add_callback(lora)",
     "change(trainer.args)",
     "change(trainer.args.model_init_kwargs)",
+    "trainer.args.model_init_kwargs['dtype'] = {v}",
+    "trainer.args.model_init_kwargs.update(dtype={v})",
+    "print(trainer.args.{a}, file=sys.stderr)",
     "trainer.args = {c}",
     "trainer.callbacks = None",
     "trainer.train()",
