@@ -276,15 +276,20 @@ class _Collector:
         parent = place.parent
         assert parent is not None
         node = parent.node
-        if isinstance(node, ast.keyword) and node.arg is None:
-            return []
+        if isinstance(node, ast.keyword) and node.arg is None and parent.parent is not None:
+            call = parent.parent
+            is_trainer = isinstance(call.node, ast.Call) and makes_trainer(
+                ScopedExpression(call.node.func, call.scope, call.line)
+            )
+            return self._by_trainer(call) if is_trainer else [Change(place)]
         if isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
             kept = _Collector(self._is_pure, self.readers)
             for target in node.targets:
                 assert isinstance(target, ast.Name)
                 kept.changes.changes += kept._add_alias(target.id, place.scope)
             if kept.changes.of_any() is None and not kept.changes.handed_out:
-                return []
+                # A key of the dict may be set; what a trainer does with the config counts.
+                return [change for change in kept.changes.changes if not isinstance(change.place.node, ast.Subscript)]
         return [Change(place)]
 
 
