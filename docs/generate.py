@@ -69,7 +69,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "evidence/matrix.html", content=picture.html(matrix(), rows())))
     present = [page.src_uri for page in files.documentation_pages() if "/" not in page.src_uri]
     unordered = sorted({*present} - {"index.md", *ORDER})
-    config.nav = ["index.md", {"The bugs": bug_pages.nav()}, *(name for name in ORDER if name in present), *unordered]
+    reports = sorted(page.src_uri for page in files.documentation_pages() if page.src_uri.startswith("upstream/"))
+    config.nav = [
+        "index.md",
+        {"The bugs": bug_pages.nav()},
+        *(name for name in ORDER if name in present),
+        *unordered,
+        {"Reports for TRL": reports},
+    ]
     return files
 
 

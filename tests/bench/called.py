@@ -154,7 +154,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "1.16.0": (
         *("DPO", "DPO, precomputed", "SFT", "KTO", "ORPO", "GKD", "Reward", "Distillation"),
         *("GRPO, reusing", "RLOO, reusing", "OnlineDPO", "proof bema-callback-frozen-parameters"),
-        "proof gkd-onpolicy-normaliser-from-dataset-labels",
+        *("proof gkd-onpolicy-normaliser-from-dataset-labels", "proof gold-loss-normaliser-counts-dataset-labels"),
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""

@@ -26,6 +26,9 @@ WITH = {
     "explain": ["--json", ID],
     "freeze": [],
     "scan": ["--json", str(CHECKOUT / "tests" / "process" / "train_tiny.py")],
+    "audit": ["--json", str(CHECKOUT / "tests" / "bench" / "stacks" / "tf4.44.txt"), "--trl", "0.11.4"],
+    "compare": ["--json", "0.11.4", "1.16.0"],
+    "diff": ["--json", "a.json", "b.json"],
     "fingerprint": ["--json", "--wheel", str(metadata.distribution("trl").locate_file(""))],
 }
 """The arguments of commands for which ``--json`` is not enough. The installed TRL takes the place of a wheel."""
@@ -59,6 +62,8 @@ def test_the_schemas_are_made_anew_from_the_commands(generate: ModuleType) -> No
 @pytest.mark.parametrize("name", PRINTS)
 def test_what_is_printed_is_the_answer_that_is_declared(name: str, tmp_path: Path) -> None:
     variables = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
+    for record in ("a.json", "b.json"):
+        (tmp_path / record).write_text('{"trl": "0.11.4", "patches": []}')
     line = [sys.executable, "-m", "trl_hotfix", name, *WITH.get(name, ["--json"])]
     variables["PYTHONPATH"] = str(CHECKOUT)
     process = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)

@@ -23,6 +23,7 @@ RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 NORMALISATION, DAPO, KL = "grpo-loss-normalisation", "grpo-dapo-normaliser", "grpo-kl-metric-token-level"
 NORMALISER, GKD = "sft-loss-normaliser-counts-first-token", "gkd-onpolicy-normaliser-from-dataset-labels"
+GOLD = "gold-loss-normaliser-counts-dataset-labels"
 AUX = ("sft-aux-loss-counted-twice", "sft-moe-aux-loss-times-gas")
 
 
@@ -108,6 +109,37 @@ def gkd(trainer_class: type, folder: str, **settings: Any) -> Any:
     )
 
 
+def gold(trainer_class: type, folder: str, **settings: Any) -> Any:
+    """Return a trainer on completions of unequal lengths, whose student writes longer ones in every micro-batch."""
+    import torch
+    from datasets import Dataset
+
+    import tiny
+
+    calls = itertools.count(RANK)
+
+    def generate(input_ids: Any, **kwargs: Any) -> Any:
+        call = next(calls)
+        rows = [[*(10 + (11 * row + 3 * place + call) % 50 for place in range(2 + 2 * call)), 1] for row in range(2)]
+        return SimpleNamespace(sequences=torch.cat([input_ids, torch.tensor(rows)], dim=1))
+
+    rows = [
+        {"input_ids": [4, 5, *[8] * (1 + index)], "completion_mask": [0, 0, *[1] * (1 + index)]} for index in range(4)
+    ]
+    student, teacher = tiny.llama(folder, seed=0), tiny.llama(folder, seed=1)
+    student.generate = generate
+    _, config_class = tiny.classes("GOLD")
+    of_generation = {"max_completion_length": 8, "max_length": 16, "temperature": 1.0}
+    return tiny.trainer(
+        trainer_class,
+        model=student,
+        teacher_model=teacher,
+        args=tiny.config(config_class, **accumulated(1), **settings, **of_generation),
+        train_dataset=Dataset.from_list([{**row, "original_prompt_text": "w1 w2"} for row in rows]),
+        tokenizer=tiny.tokenizer(),
+    )
+
+
 def accumulated(micro_batches: int) -> dict[str, Any]:
     return {"gradient_accumulation_steps": micro_batches * 2 // RANKS, "learning_rate": 0.0}
 
@@ -122,6 +154,8 @@ CASES: Mapping[str, tuple[str, Make, Mapping[str, Any], Mapping[str, Mapping[str
     "experts": ("SFT", sft, {"experts": True}, {patch: {} for patch in AUX}),
     "generated": ("GKD", gkd, {"lmbda": 1.0}, {GKD: {}}),
     "dataset": ("GKD", gkd, {"lmbda": 0.0}, {GKD: {}}),
+    "buffered, generated": ("GOLD", gold, {"lmbda": 1.0}, {GOLD: {}}),
+    "buffered, dataset": ("GOLD", gold, {"lmbda": 0.0}, {GOLD: {}}),
 }
 """The trainer, how it is made, its settings, and the patches with their options."""
 

@@ -65,8 +65,7 @@ def command(first: str, second: str, script: Path | None, as_data: bool, packs: 
     distributions are left out of account: a bug that needs a certain transformers is listed.
 
     \b
-    Exit codes: 0 the second release brings none of the known bugs; 1 it does; 2 the script cannot be read, or usage;
-    4 a release is too old.
+    Exit codes: 0 the answer was given, whatever it is; 2 the script cannot be read, or usage; 4 a release is too old.
     """
     releases = [release(text) for text in (first, second)]
     for text in releases:
@@ -83,7 +82,7 @@ def command(first: str, second: str, script: Path | None, as_data: bool, packs: 
         click.echo(json.dumps(answer, indent=2))
     else:
         show(Group(*_blocks(answer)))
-    return Exit.DEGRADED if answer["brought"] else Exit.FINE
+    return Exit.FINE
 
 
 def _answer(

@@ -1,0 +1,205 @@
+"""Train two optimizer steps of two micro-batches with the real GOLDTrainer, and evaluate.
+
+The student writes long completions, or learns from those of the dataset, which are unequally long. Losses and
+accumulated gradients are compared with the divergence over all tokens of the step, which is computed without TRL.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+from trl_hotfix.authoring import absent, judge
+from trl_hotfix.model import Outcome, Verdict
+
+import tiny
+
+OVERLAYS = ()
+PARITY = False
+
+EQUIVALENT = {
+    "applied twice": "the second time the count is right",
+    "divide_by_the_tokens_of_the_step: `(tokens == counted).all()` -> `any`": (
+        "the count is one number, or on several GPUs of one process the same number for each"
+    ),
+}
+
+ID = "gold-loss-normaliser-counts-dataset-labels"
+TARGET = "trl.experimental.gold.gold_trainer:GOLDTrainer.compute_loss"
+STEPS, BETA = 2, 0.5
+
+
+def train() -> tiny.TrainingResult:
+    if not _divides_by_a_count():
+        return tiny.TrainingResult(absent("the loss is a mean over the micro-batch"))
+    runs = {"generated": _Run(2, lmbda=1.0), "dataset": _Run(2, lmbda=0.0)}
+    outcomes = [run.judged() for run in runs.values()]
+    if {outcome.verdict for outcome in outcomes} != {outcomes[0].verdict}:
+        raise AssertionError(f"not all completions are treated alike: {outcomes}")
+    return _result(runs, outcomes[0])
+
+
+def unaffected() -> tiny.TrainingResult:
+    """Train on the dataset's completions without accumulation, so the count is right."""
+    run = _Run(1, lmbda=0.0)
+    run.judged()
+    assert not run.acted, "the wrapper acts where the count is right"
+    return _result({"dataset": run}, absent("the count is right"))
+
+
+def _divides_by_a_count() -> bool:
+    loss_of = getattr(tiny.classes("GOLD")[0], "generalized_jsd_loss", None)
+    return loss_of is not None and "num_items_in_batch" in inspect.signature(loss_of).parameters
+
+
+def _result(runs: dict[str, _Run], outcome: Outcome) -> tiny.TrainingResult:
+    gradients = {
+        f"{name} {number} {key}": value
+        for name, run in runs.items()
+        for number, step in enumerate(run.steps)
+        for key, value in step.gradients.items()
+    }
+    losses = [
+        micro_batch.loss
+        for run in runs.values()
+        for micro_batch in [micro_batch for step in run.steps for micro_batch in step.micro_batches] + run.evaluations
+    ]
+    return tiny.TrainingResult(outcome, sum(losses), gradients)
+
+
+class _Run:
+    """A run of the real trainer. The student writes longer completions each time."""
+
+    def __init__(self, micro_batches: int, **settings: Any) -> None:
+        trainer_class, config_class = tiny.classes("GOLD")
+        self.micro_batches = micro_batches
+        data = _prompts_and_completions()
+        with tempfile.TemporaryDirectory() as folder:
+            (student, self.student), self.teacher = (
+                (tiny.llama(folder, seed=0) for _ in range(2)),
+                tiny.llama(folder, seed=1),
+            )
+            student.generate = _writer()
+            trainer = tiny.trainer(
+                tiny.stepwise(trainer_class),
+                model=student,
+                teacher_model=self.teacher,
+                args=tiny.config(
+                    config_class,
+                    gradient_accumulation_steps=micro_batches,
+                    max_steps=STEPS,
+                    optim="sgd",
+                    learning_rate=0.5,
+                    beta=BETA,
+                    max_completion_length=12,
+                    max_length=24,
+                    temperature=1.0,
+                    **settings,
+                ),
+                train_dataset=data,
+                eval_dataset=data.select(range(4)),
+                tokenizer=tiny.tokenizer(),
+            )
+            trainer.train()
+            trainer.evaluate()
+        self.steps, self.evaluations = trainer.steps, trainer.evaluations
+        self.acted = tiny.acts(ID, TARGET, trainer)
+
+    def judged(self) -> Outcome:
+        """Judge all losses and gradients by the tokens of the step, or by the number that Trainer has counted."""
+        outcomes = []
+        for number, step in enumerate(self.steps):
+            tokens = sum(_tokens(micro_batch.inputs) for micro_batch in step.micro_batches)
+            self.student.load_state_dict(step.weights)
+            for micro_batch in step.micro_batches:
+                counted = float(micro_batch.keywords["num_items_in_batch"])
+                total = float(self._divergence(micro_batch.inputs).detach())
+                numbers = {"tokens": tokens, "counted": counted}
+                outcomes.append(judge(micro_batch.loss, right=total / tokens, wrong=total / counted, **numbers))
+            divisor = tokens if outcomes[-1].verdict is Verdict.FIXED else counted
+
+            def loss(model: Any, step: tiny.Step = step, divisor: float = divisor) -> Any:
+                return sum(self._divergence(micro_batch.inputs) for micro_batch in step.micro_batches) / divisor
+
+            difference = step.difference(tiny.expected_gradients(self.student, step.weights, loss))
+            if difference > 1e-6 or len(step.micro_batches) != self.micro_batches:
+                raise AssertionError(f"step {number}: the gradients differ by {difference}")
+        if len(self.steps) != STEPS or len({outcome.verdict for outcome in outcomes}) != 1:
+            raise AssertionError(f"{len(self.steps)} steps, of several kinds: {outcomes}")
+        self._judge_evaluations()
+        return outcomes[0]
+
+    def _judge_evaluations(self) -> None:
+        """An evaluation is the mean over the tokens of its batch."""
+        # The weights are those after the last step, with SGD.
+        weights = self.steps[-1].weights
+        moved = {name: weights[name] - 0.5 * value for name, value in self.steps[-1].gradients.items()}
+        self.student.load_state_dict({**weights, **moved})
+        for evaluation in self.evaluations:
+            right = float(self._divergence(evaluation.inputs).detach()) / _tokens(evaluation.inputs)
+            judge(evaluation.loss, right=right, wrong=right)
+        if len(self.evaluations) != 2:
+            raise AssertionError(f"{len(self.evaluations)} batches are evaluated, and not 2")
+
+    def _divergence(self, batch: dict[str, Any]) -> Any:
+        """Return the generalized Jensen-Shannon divergence, summed over the labels of the batch."""
+        import torch
+
+        def probabilities(model: Any) -> Any:
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            return logits[:, :-1].softmax(-1)
+
+        with torch.no_grad():
+            of_teacher = probabilities(self.teacher)
+        of_student = probabilities(self.student)
+        mixture = BETA * of_teacher + (1 - BETA) * of_student
+        divergence = sum(
+            weight * (probs * (probs / mixture).log()).sum(-1)
+            for weight, probs in ((1 - BETA, of_student), (BETA, of_teacher))
+        )
+        return (divergence * (batch["labels"][:, 1:] != -100)).sum()
+
+
+def _tokens(batch: dict[str, Any]) -> int:
+    return int((batch["labels"][:, 1:] != -100).sum())
+
+
+def _prompts_and_completions() -> Any:
+    """Return tokenized rows: GOLD itself takes no tokenizer of words, since its loss across tokenizers needs bytes."""
+    from datasets import Dataset
+
+    tokenizer, rows = tiny.tokenizer(), []
+    for number in range(16):
+        prompt, completion = "w1 w2" + " w9" * (number % 2), " w3 w4 w5"[: 3 * (1 + number % 3)]
+        ids, prompt_ids = (tokenizer(text)["input_ids"] for text in (prompt + completion, prompt))
+        rows.append(
+            {
+                "input_ids": ids,
+                "attention_mask": [1] * len(ids),
+                "completion_mask": [0] * len(prompt_ids) + [1] * (len(ids) - len(prompt_ids)),
+                "original_prompt_text": prompt,
+                "original_completion_text": completion,
+            }
+        )
+    return Dataset.from_list(rows)
+
+
+def _writer() -> Any:
+    """Return a ``generate`` whose rows are unequally long, and longer in every call, with the end of sequence."""
+    import torch
+
+    calls: list[Any] = []
+
+    def generate(input_ids: Any, **kwargs: Any) -> Any:
+        calls.append(input_ids)
+        rows = [
+            [*(10 + (11 * row + 3 * place + len(calls)) % 50 for place in range(2 + len(calls) + row)), 1]
+            for row in range(len(input_ids))
+        ]
+        longest = max(map(len, rows))
+        padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+        return SimpleNamespace(sequences=torch.cat([input_ids, padded], dim=1))
+
+    return generate
