@@ -238,6 +238,27 @@ def _(size: Size) -> Call:
     return called(wrapper, compute_loss, trainer, size.model, parts[0], False, 2_000)
 
 
+@case("sft-label-smoothing-times-gas")
+def _(size: Size) -> Call:
+    import torch
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    def mean(self: Any, outputs: Any, labels: Any, shift_labels: bool = False) -> Any:
+        return torch.ones(())
+
+    smoother = type("Smoother", (LabelSmoother,), {"__call__": CLOCK.theirs(mean)})()
+    arguments = SimpleNamespace(loss_type="nll", n_gpu=1)
+    trainer = SimpleNamespace(
+        label_smoother=smoother, model_accepts_loss_kwargs=True, compute_loss_func=None, args=arguments
+    )
+
+    def compute_loss(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> None:
+        trainer.label_smoother(None, inputs["labels"], shift_labels=True)
+
+    wrapper = size.patch.weigh_by_tokens
+    return called(wrapper, compute_loss, trainer, size.model, {"labels": size.ids}, False, 2_000)
+
+
 @case("sft-loss-normaliser-counts-first-token")
 def _(size: Size) -> Call:
     from transformers import Trainer
@@ -319,6 +340,18 @@ def _(size: Size) -> Call:
     model = with_adapter(size.model)
     trainer = SimpleNamespace(model=model, accelerator=size.accelerator)
     return called(size.patch.hand_over_copies_of_what_is_merged, lambda: model.state_dict(), trainer)
+
+
+@case("vllm-sync-drifts-bf16-base")
+def _(size: Size) -> Call:
+    model = with_adapter(size.model)
+    trainer = SimpleNamespace(model=model, accelerator=size.accelerator)
+
+    def hand_over() -> None:
+        for _ in model.named_parameters():
+            pass
+
+    return called(size.patch.merge_one_by_one, hand_over, trainer)
 
 
 @case("bema-callback-frozen-parameters")
@@ -460,6 +493,39 @@ def _(size: Size) -> Call:
 
     arguments = (rows, None, settings, False, lambda row: row["prompt"], "train")
     return called(size.patch.tokenise_what_the_function_returns, prepare, SimpleNamespace(), *arguments)
+
+
+@case("sharegpt-roles-not-mapped")
+def _(size: Size) -> Call:
+    from datasets import Dataset
+
+    settings = SimpleNamespace(dataset_num_proc=None)
+    messages = [{"from": "human", "value": "w1 " * SEQUENCE}, {"from": "gpt", "value": "w2"}]
+    rows = Dataset.from_list([{"conversations": messages}] * size.rows)
+
+    def prepare(
+        dataset: Any, processing_class: Any, args: Any, packing: Any, formatting_func: Any, dataset_name: str
+    ) -> None:
+        pass
+
+    arguments = (rows, None, settings, False, None, "train")
+    return called(size.patch.name_the_roles, prepare, None, *arguments)
+
+
+@case("kto-paired-data-in-blocks")
+def _(size: Size) -> Call:
+    """Unpair a block of as many pairs as the micro-batch of other cases has rows."""
+    pairs = {name: ["w1 " * SEQUENCE] * size.rows for name in ("prompt", "chosen", "rejected")}
+
+    def unpair(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        labels = [True] * size.rows + [False] * size.rows
+        return {
+            "prompt": 2 * batch["prompt"],
+            "completion": batch["chosen"] + batch["rejected"],
+            "label": labels,
+        }
+
+    return called(size.patch.alternate, unpair, None, pairs)
 
 
 @case("grpo-resume-replays-epoch-0-order")

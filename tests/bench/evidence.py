@@ -254,6 +254,7 @@ def bodies_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]
 
 def _verdicts_on_bodies(patch: Patch, cells: Iterable[Answer]) -> dict[tuple[str, str], set[str]]:
     verdicts: dict[tuple[str, str], set[str]] = {}
+    harmless: set[tuple[str, str]] = set()
     targets = {target.name: target for target in patch.targets}
     for cell in cells:
         # Next to a library that has repaired the bug, a body with the bug looks like one without.
@@ -269,7 +270,14 @@ def _verdicts_on_bodies(patch: Patch, cells: Iterable[Answer]) -> dict[tuple[str
             # For a method that a module only re-exports, the verdict counts in the module that defines the method.
             if _hands_on(patch, targets[name], cell["release"]):
                 continue
+            if red["verdict"] == "absent" and not in_range(cell["release"], patch.range_of(targets[name])):
+                harmless.add((name, digest))
+                continue
             verdicts.setdefault((name, digest), set()).add(WHAT[red["verdict"]])
+    # Out of its range a body may do no harm for what is around it: KTO of 0.11 shuffles the rows that it is given. Its
+    # self-test decides there, as it does wherever a body is known to have the bug.
+    for key in harmless:
+        verdicts.setdefault(key, {WHAT["absent"]})
     contradictory = [key for key, labels in verdicts.items() if "buggy" in labels and len(labels) > 1]
     if contradictory:
         raise ValueError(f"these bodies of {patch.id} were seen with the bug and without: {contradictory}")

@@ -269,6 +269,21 @@ def test_a_body_seen_with_the_bug_and_without_is_refused(sources: None) -> None:
         evidence.bodies_of(PATCH, [*cells_on_record, {**cell, "leaves": leaves}])
 
 
+def test_a_body_with_the_bug_may_do_no_harm_out_of_its_range(sources: None) -> None:
+    proven = [cell for cell in evidence.load(PATCH.id)["cells"] if cell["verdict"] == "proven"]
+    bodies = evidence.bodies_of(PATCH, proven)
+    target, body = next(
+        (name, body) for name in bodies for body, known in bodies[name].items() if known["is"] == "buggy"
+    )
+    cell = next(cell for cell in proven if cell["bodies"].get(target) == body)
+    leaves = {leaf: {"red": {"verdict": "absent", "why": "all rows are shuffled"}} for leaf in cell["leaves"]}
+    in_range = {**cell, "verdict": "absent", "leaves": leaves}
+    after = {**in_range, "release": "1.16.0"}
+    assert evidence.bodies_of(PATCH, [*proven, after])[target][body]["is"] == "buggy"
+    with pytest.raises(ValueError, match="seen with the bug and without"):
+        evidence.bodies_of(PATCH, [*proven, in_range])
+
+
 def test_an_answer_that_differs_from_the_record_of_the_same_key_is_told() -> None:
     cell = evidence.load(PATCH.id)["cells"][0]
     assert module.differences([cell], "cells") == []

@@ -60,6 +60,8 @@ def difference(result: dict[str, Any], expected: dict[str, Any]) -> float:
         ("buffered, generated", "1.7.0"),
         ("buffered, generated", "1.16.0"),
         ("buffered, dataset", "1.16.0"),
+        ("smoothed", "1.6.0"),
+        ("smoothed", "1.16.0"),
     ],
 )
 def test_two_ranks_have_the_gradients_of_one_process(case: str, release: str) -> None:

@@ -23,7 +23,7 @@ RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 NORMALISATION, DAPO, KL = "grpo-loss-normalisation", "grpo-dapo-normaliser", "grpo-kl-metric-token-level"
 NORMALISER, GKD = "sft-loss-normaliser-counts-first-token", "gkd-onpolicy-normaliser-from-dataset-labels"
-GOLD = "gold-loss-normaliser-counts-dataset-labels"
+GOLD, SMOOTHING = "gold-loss-normaliser-counts-dataset-labels", "sft-label-smoothing-times-gas"
 AUX = ("sft-aux-loss-counted-twice", "sft-moe-aux-loss-times-gas")
 
 
@@ -49,7 +49,7 @@ def grpo(trainer_class: type, folder: str, steps: int = 1, **settings: Any) -> A
     return trainer
 
 
-def sft(trainer_class: type, folder: str, *, experts: bool = False) -> Any:
+def sft(trainer_class: type, folder: str, *, experts: bool = False, **settings: Any) -> Any:
     """Return a trainer on rows of unequal lengths, all of whose tokens are labels."""
     from datasets import Dataset
     from trl import SFTConfig
@@ -61,7 +61,9 @@ def sft(trainer_class: type, folder: str, *, experts: bool = False) -> Any:
     return tiny.trainer(
         trainer_class,
         model=tiny.mixtral(folder, seed=0, coefficient=0.5) if experts else tiny.llama(folder, seed=0),
-        args=tiny.config(SFTConfig, **accumulated(2), **coefficient, dataset_text_field="text", max_length=16),
+        args=tiny.config(
+            SFTConfig, **accumulated(2), **coefficient, **settings, dataset_text_field="text", max_length=16
+        ),
         train_dataset=Dataset.from_list([{"text": text} for text in texts]),
         tokenizer=tiny.tokenizer(),
         data_collator=collated,
@@ -156,6 +158,7 @@ CASES: Mapping[str, tuple[str, Make, Mapping[str, Any], Mapping[str, Mapping[str
     "dataset": ("GKD", gkd, {"lmbda": 0.0}, {GKD: {}}),
     "buffered, generated": ("GOLD", gold, {"lmbda": 1.0}, {GOLD: {}}),
     "buffered, dataset": ("GOLD", gold, {"lmbda": 0.0}, {GOLD: {}}),
+    "smoothed": ("SFT", sft, {"label_smoothing_factor": 0.2}, {SMOOTHING: {}}),
 }
 """The trainer, how it is made, its settings, and the patches with their options."""
 

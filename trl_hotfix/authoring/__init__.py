@@ -4,6 +4,7 @@
 ``calls``                 a call of the wrapped function: its arguments, the model that it is given, its module
 ``act``                   says that a wrapper acts where the witness cannot see it: in place, or by a hook
 ``once``                  what is done once for each trainer
+``checkpoints``           what a callback keeps beside a checkpoint, and finds again in a resumed run
 ``verdicts``              the answer of a self-test: ``judge`` and ``absent``
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from ..witness import act, act_of_this_call
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
+from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
 from .flattened_batches import (
     MASKABLE,
     Places,
@@ -51,8 +53,11 @@ __all__ = [
     "called_with",
     "copies_of_the_loss",
     "in_rows",
+    "is_sharded",
     "isolated",
     "judge",
+    "keep_beside_checkpoint",
+    "kept_beside_checkpoint",
     "micro_batches",
     "module_of",
     "places_in_rows",

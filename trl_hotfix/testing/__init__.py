@@ -18,6 +18,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
                 ``SftMoeStep`` to differentiate it)
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
+``vision``      ``CharacterProcessor``, for the collator of SFT on images
 ``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache,
                 ``recorded_warnings``
 ==============  =======================================================================================================
@@ -56,9 +57,11 @@ from .trainers import (
     default_arguments,
     stub_trainer,
 )
+from .vision import CharacterProcessor
 
 __all__ = [
     "ONE_PROCESS",
+    "CharacterProcessor",
     "CharacterTokenizer",
     "Pair",
     "PairMicroBatch",
