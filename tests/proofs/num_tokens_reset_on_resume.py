@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,6 @@ def _tokens(micro_batch: tiny.MicroBatch) -> int:
 
 def _trainer(method: str, folder: str, **settings: Any) -> Any:
     """Return a trainer that evaluates before training and after each step, from 0.18.0 on."""
-    import trl
     from packaging.version import Version
 
     trainer_class, config_class = tiny.classes(method)
@@ -174,7 +174,7 @@ def _trainer(method: str, folder: str, **settings: Any) -> Any:
         settings |= {"num_iterations": 1, "per_device_train_batch_size": 8}
         return tiny.grpo(tiny.stepwise(trainer_class), tiny.llama(folder, seed=0), **settings)
     # Before 0.18 a step that is followed by an evaluation does not log the number.
-    if Version(trl.__version__) >= Version("0.18.0"):
+    if Version(version("trl")) >= Version("0.18.0"):
         settings |= {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
     data = _data(method)
     return tiny.trainer(

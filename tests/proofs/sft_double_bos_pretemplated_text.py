@@ -6,7 +6,10 @@ Losses and gradients are compared with the cross-entropy of sequences that begin
 from __future__ import annotations
 
 import inspect
+from importlib.metadata import version
 from typing import Any
+
+from packaging.version import Version
 
 from trl_hotfix.authoring import absent
 from trl_hotfix.model import Verdict
@@ -84,7 +87,6 @@ def check_other_data(once: list[list[int]]) -> None:
     rows = column("text", texts())
     pairs = [{"prompt": "w59 w1 w2 ", "completion": text} for text in texts("")]
     prepared = {
-        "streams": sft_steps.sft_steps(rows, words, streaming=True),
         "processes": sft_steps.sft_steps(rows, words, dataset_num_proc=2),
         "formatted": sft_steps.sft_steps(
             column("question", texts()), words, formatting_func=lambda row: row["question"]
@@ -92,8 +94,11 @@ def check_other_data(once: list[list[int]]) -> None:
         "pairs": sft_steps.sft_steps(pairs, words),
         "conversations": sft_steps.sft_steps(conversations(), words),
     }
+    # 0.15 cannot read the columns of a stream that it has mapped.
+    if Version(version("trl")) >= Version("0.16.0"):
+        prepared["streams"] = sft_steps.sft_steps(rows, words, streaming=True)
     token_ids = {name: ids_of(trainer) for name, (trainer, _) in prepared.items()}
-    expected = dict.fromkeys(("streams", "processes", "formatted"), once)
+    expected = {name: once for name in ("streams", "processes", "formatted") if name in prepared}
     expected["pairs"] = [[BEGINNING, 4, 5, *ids[1:]] for ids in once]
     for name, ids in expected.items():
         assert token_ids[name] == ids, f"the token ids of {name} are {token_ids[name]}: expected {ids}"
@@ -114,7 +119,10 @@ def unaffected() -> tiny.TrainingResult:
     silent.bos_token = "w59"
     twice = [[BEGINNING, *beginning_words()(text)["input_ids"]] for text in texts("")]
     # 0.15.0 tokenises a text in any case.
-    tokens = [{"input_ids": ids, "text": text} for ids, text in zip(twice, texts(""), strict=True)]
+    tokens = [
+        {"input_ids": ids, "attention_mask": [1] * len(ids), "text": text}
+        for ids, text in zip(twice, texts(""), strict=True)
+    ]
     runs = {
         "texts": sft_steps.sft_steps(column("text", texts("")), beginning_words()),
         "silent": sft_steps.sft_steps(column("text", texts()), silent),

@@ -81,10 +81,10 @@ def train() -> tiny.TrainingResult:
             assert vision.difference_from_labels(run, by_hand(kind, tools=not patched, equal=equal)) > 1e-3
             if patched:
                 assert tiny.acts(ID, TARGET, run) == 1
+    check_labels_of_the_assistant(patched)
     if patched:
         without = vision.vision_sft(rows("messages", with_options=False))
         assert tiny.acts(ID, TARGET, without) == 0
-    check_labels_of_the_assistant(patched)
     first = runs["pairs"].steps[0]
     right, wrong = (vision.loss_of_step(first, by_hand("pairs", tools=tools)) for tools in (True, False))
     outcome = judge(sum(call.loss for call in first.micro_batches), right=right, wrong=wrong)

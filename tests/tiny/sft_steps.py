@@ -68,10 +68,7 @@ def judged_sft_steps(trainer: Any, model: Any, kinds: Mapping[str, Callable[[Row
             name: [[kind(row) for row in rows_of(micro_batch.inputs)] for micro_batch in step.micro_batches]
             for name, kind in kinds.items()
         }
-        # Some releases of transformers count the first tokens, too.
-        items = int(step.micro_batches[0].keywords["num_items_in_batch"])
-        trained = [row for micro_batch in step.micro_batches for row in rows_of(micro_batch.inputs)]
-        first = 1 if items == labels_in(trained) else 0
+        first = first_counted(step.micro_batches)
         counts = {name: sum(labels_in(rows, first) for rows in step_rows) for name, step_rows in batches.items()}
         model.load_state_dict(step.weights)
         for index, micro_batch in enumerate(step.micro_batches):
@@ -94,11 +91,19 @@ def judged_sft_steps(trainer: Any, model: Any, kinds: Mapping[str, Callable[[Row
     model.load_state_dict(trainer.model.state_dict())
     for evaluation in trainer.evaluations:
         rows = {name: [kind(row) for row in rows_of(evaluation.inputs)] for name, kind in kinds.items()}
-        losses = {name: float(cross_entropy(model, rows[name]) / labels_in(rows[name])) for name in kinds}
+        first = first_counted([evaluation])
+        losses = {name: float(cross_entropy(model, rows[name]) / labels_in(rows[name], first)) for name in kinds}
         outcomes.append(judge(evaluation.loss, **losses))
     if len(trainer.steps) != 2 or not trainer.evaluations or len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"expected two steps and an evaluation of one kind: {outcomes}")
     return outcomes[0]
+
+
+def first_counted(micro_batches: list[Any]) -> int:
+    """Return 0 if the loss is divided by a count that has first tokens in it, as some releases of transformers do."""
+    items = micro_batches[0].keywords.get("num_items_in_batch")
+    trained = [row for micro_batch in micro_batches for row in rows_of(micro_batch.inputs)]
+    return 1 if items is None or int(items) == labels_in(trained) else 0
 
 
 def rows_of(batch: Mapping[str, Any]) -> list[Row]:

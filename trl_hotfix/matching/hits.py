@@ -19,9 +19,12 @@ from .fingerprints import bodies
 TRAINER_ONLY_ARGUMENTS = frozenset(
     {"model", "ref_model", "teacher_model", "peft_config", "quantization_config", "tokenizer", "processing_class"}
     | {"train_dataset", "eval_dataset", "formatting_func", "data_collator", "callbacks", "reward_funcs"}
-    | {"compute_loss_func", "compute_metrics", "optimizers"}
+    | {"compute_loss_func", "compute_metrics", "optimizers", "train"}
 )
-"""Arguments of trainers that no config has: they are known even if the config is unknown."""
+"""Arguments of trainers that no config has: they are known even if the config is unknown.
+
+``train.resume_from_checkpoint`` is the argument of ``trainer.train()``.
+"""
 
 
 class Answer(str, Enum):

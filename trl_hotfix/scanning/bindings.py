@@ -110,7 +110,9 @@ class ScriptBindings:
         if isinstance(node, SCOPE_NODES):
             yield from self._enter_scope(node, place)
             return
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            scope.loops.append(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
             _bind_imports(node, scope, unconditional)
         elif isinstance(node, ast.Global):
             scope.global_names.update(node.names)

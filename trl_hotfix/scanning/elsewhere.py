@@ -8,7 +8,7 @@ from ..catalogue.conditions import Argument, Kind
 from .bindings import ScriptBindings
 from .harmless import is_pure_method_of_trainer
 from .names import classes, constructor
-from .scopes import FUNCTIONS, Place, ScopedExpression
+from .scopes import FUNCTIONS, Place, ScopedExpression, source_text
 from .uses import Changes, changes_of, changes_of_result
 
 
@@ -23,13 +23,17 @@ class SetElsewhere:
         self._trainer: dict[str | None, Argument] = {}
         self._modules = script.set_on_modules
         self._classes: list[str] = []
+        self.calls: list[Place] = []
+        """The calls of the trainer's methods in the script, such as ``trainer.train()``."""
         if script.dynamic is not None:
-            self._add(None, script.dynamic.lineno, f"{ast.unparse(script.dynamic.func)}() may set it")
+            self._add(None, script.dynamic.lineno, f"{source_text(script.dynamic.func)}() may set it")
         for name, definition in classes(ScopedExpression(call.func, place.scope, call.lineno)):
             self._classes.append(name.rpartition(".")[2])
             if definition is not None:
                 self._read_class(script, definition)
-        self._read_changes(changes_of_result(place, is_pure_method_of_trainer))
+        changes = changes_of_result(place, is_pure_method_of_trainer)
+        self._read_changes(changes)
+        self.calls += changes.calls
 
     def argument(self, name: str, *, of_config: bool) -> Argument | None:
         """Return the unknown argument if it may be set elsewhere, and None if it is not."""
@@ -57,6 +61,8 @@ class SetElsewhere:
         for part, change in changes.handed_out.items():
             if part in ("args", "*"):
                 self._config.setdefault(None, Argument(Kind.UNKNOWN, line=change.line, reason=change.reason))
+            if part in ("train", "*"):
+                self._add("train", change.line, change.reason)
 
     def _read_class(self, script: ScriptBindings, definition: ast.ClassDef) -> None:
         own = constructor(definition)
@@ -64,6 +70,8 @@ class SetElsewhere:
         if own is not None and not hands_on_all(own):
             self._add(None, definition.lineno, reason)
         for method in definition.body:
+            if isinstance(method, FUNCTIONS) and method.name == "train":
+                self._add("train", method.lineno, f"{definition.name}.train may set it")
             if isinstance(method, FUNCTIONS) and method.args.args:
                 scope = script.scopes[method]
                 itself = ast.Name(method.args.args[0].arg, ast.Load(), lineno=method.lineno)
@@ -84,11 +92,11 @@ def hands_on_all(own: ast.FunctionDef) -> bool:
     names = [parameters.vararg.arg, parameters.kwarg.arg]
     uses = [node for node in ast.walk(own) if isinstance(node, ast.Name) and node.id in names]
     calls = [
-        node for node in ast.walk(own) if isinstance(node, ast.Call) and ast.unparse(node.func) in ("super().__init__",)
+        node for node in ast.walk(own) if isinstance(node, ast.Call) and source_text(node.func) == "super().__init__"
     ]
     if len(calls) != 1 or len(uses) != 2:
         return False
     (call,) = calls
-    return [ast.unparse(argument) for argument in call.args] == [f"*{names[0]}"] and [
-        (keyword.arg, ast.unparse(keyword.value)) for keyword in call.keywords
+    return [source_text(argument) for argument in call.args] == [f"*{names[0]}"] and [
+        (keyword.arg, source_text(keyword.value)) for keyword in call.keywords
     ] == [(None, names[1])]

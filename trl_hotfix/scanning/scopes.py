@@ -40,7 +40,7 @@ class Scope:
 
     ``uses`` has every place where a name of this scope stands, also in inner scopes. ``global_names`` and
     ``nonlocal_names`` are those that the scope declares so. ``star_imports`` has the lines of ``from x import *``, by
-    the module. ``command_line`` is what a module is started with, if that is told.
+    the module. ``loops`` has the lines of each loop. ``command_line`` is what a module is started with, if it is told.
     """
 
     parent: Scope | None
@@ -51,6 +51,7 @@ class Scope:
     global_names: set[str] = field(default_factory=set)
     nonlocal_names: set[str] = field(default_factory=set)
     star_imports: dict[str, int] = field(default_factory=dict)
+    loops: list[range] = field(default_factory=list)
     command_line: CommandLine | None = None
 
     def bind(self, name: str, binding: Binding) -> None:
@@ -98,7 +99,7 @@ class Scope:
         scope = self.owner(name)
         if scope is None:
             return None
-        return BoundName(_choose(name, scope.bindings[name], line if scope is self else None), scope)
+        return BoundName(_choose(name, scope, line if scope is self else None), scope)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,18 +163,22 @@ class ScopedExpression:
         return self.scope.find(name.id, self.line)
 
 
-def _choose(name: str, bindings: list[Binding], line: int | None) -> Binding:
+def _choose(name: str, scope: Scope, line: int | None) -> Binding:
     """Return the binding that holds at ``line``, if the text tells which one does.
 
-    ``line`` is None if the name is used in an inner scope: the text does not tell when a function is called.
+    ``line`` is None if the name is used in an inner scope: the text does not tell when a function is called. In a loop
+    a later line comes before, too.
     """
+    bindings = scope.bindings[name]
     if len(bindings) == 1:
         return bindings[0]
     imports = [binding for binding in bindings if binding.dotted]
     if len(imports) == len(bindings):  # try: from trl import ... except ImportError: from trl.experimental import ...
         return next((binding for binding in imports if binding.dotted.split(".")[0] == "trl"), imports[-1])
     before = [binding for binding in bindings if line is not None and binding.line < line]
-    if before and all(binding.unconditional for binding in before):
+    loops = [loop for loop in scope.loops if line in loop]
+    comes_again = any(binding.line in loop for binding in bindings if binding not in before for loop in loops)
+    if before and all(binding.unconditional for binding in before) and not comes_again:
         return before[-1]
     lines = ", ".join(str(binding.line) for binding in bindings[:5])
     return Binding(bindings[-1].line, False, reason=f"{name} is assigned more than once (lines {lines})")

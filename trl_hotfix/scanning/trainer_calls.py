@@ -140,11 +140,16 @@ class _TrainerArguments:
         return config
 
     def find(self, name: str) -> Argument:
-        """Return an argument; ``model.adapter_name`` is an argument of the call that makes ``model``."""
+        """Return an argument; ``model.adapter_name`` is an argument of the call that makes ``model``.
+
+        ``train.resume_from_checkpoint`` is the argument of ``trainer.train()``.
+        """
         name, _, part = name.partition(".")
         elsewhere = self._set_elsewhere.argument(name, of_config=name not in TRAINER_ONLY_ARGUMENTS)
         if elsewhere is not None:
             return elsewhere
+        if name == "train":
+            return _resumed_from(self._set_elsewhere.calls)
         located = self._locate(name)
         if name == "callbacks" and self._callbacks:
             return self._with_added_callbacks(located.argument)
@@ -178,6 +183,39 @@ class _TrainerArguments:
         made_by = tuple(name for value in values for name in value.made_by)
         complete = all(value.complete and value.kind is not Kind.UNKNOWN for value in values)
         return Argument(Kind.OBJECT, line=added[0].line, made_by=made_by, complete=complete)
+
+
+def _resumed_from(calls: list[Place]) -> Argument:
+    """Return ``resume_from_checkpoint`` of the calls of ``trainer.train()``. False is as good as not given."""
+    values = [
+        (place, _resume_argument(call, place))
+        for place in calls
+        for call in [place.node]
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train"
+    ]
+    if not values:
+        return Argument(Kind.UNKNOWN, reason="train() is not called in this file")
+    given = [(place, value) for place, value in values if value.kind is not Kind.UNSET]
+    if not given:
+        return UNSET
+    place, value = given[0]
+    if len(values) == 1 and place.unconditional:
+        return value
+    return Argument(Kind.UNKNOWN, line=place.line, reason=f"{source_text(place.node)} may not be called")
+
+
+def _resume_argument(call: ast.Call, place: Place) -> Argument:
+    arguments, unknown = keyword_arguments(call, place.scope, place.line)
+    expression = arguments.get("resume_from_checkpoint")
+    if call.args and not isinstance(call.args[0], ast.Starred):
+        expression = ScopedExpression(call.args[0], place.scope, place.line)
+    elif call.args:
+        unknown = Argument(Kind.UNKNOWN, line=place.line, reason=source_text(call))
+    if expression is None:
+        return unknown or UNSET
+    value = value_of(expression)
+    is_false = value.kind is Kind.LITERAL and value.value in (None, False)
+    return UNSET if is_false else value
 
 
 def _find_part(located: LocatedArgument, name: str) -> Argument:

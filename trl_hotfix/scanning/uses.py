@@ -58,10 +58,14 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """The changes of one object. ``handed_out`` has the parts whose objects other code has, "*" for all parts."""
+    """The changes of one object. ``handed_out`` has the parts whose objects other code has, "*" for all parts.
+
+    ``calls`` has the calls of its methods that change nothing.
+    """
 
     changes: list[Change] = field(default_factory=list)
     handed_out: dict[str, Change] = field(default_factory=dict)
+    calls: list[Place] = field(default_factory=list)
 
     def of_any(self) -> Change | None:
         """Return a change that may set any part, if there is one."""
@@ -195,7 +199,10 @@ class _Collector:
         if isinstance(node, ast.Call) and node.func is attribute:
             if name in COPYING_METHODS:
                 return self._hand_out(place)
-            return [] if name in PURE_METHODS or self._is_pure(name) else [Change(place)]
+            if name in PURE_METHODS or self._is_pure(name):
+                self.changes.calls.append(parent)
+                return []
+            return [Change(place)]
         return self._by_part(place, parent, name)
 
     def _by_item(self, place: Place, item: ast.Subscript) -> list[Change]:

@@ -37,6 +37,10 @@ def read_config(source: bytes, file: str, trainer: str | None) -> TrainerCall:
         if key in ("model", "ref_model", "processing_class", "tokenizer"):
             reason = f"trl {name.lower()} makes it, and its script is not in this file"
             return Argument(Kind.UNKNOWN, line=lines.get("model_name_or_path"), reason=reason)
+        if key == "train":
+            return Argument(
+                Kind.UNKNOWN, reason=f"trl {name.lower()} calls train(), and its script is not in this file"
+            )
         if key == "peft_config" and uses_peft:
             peft_config = Argument(Kind.OBJECT, line=lines["use_peft"], made_by=("peft.LoraConfig",))
             return peft_config if not part else UNSET

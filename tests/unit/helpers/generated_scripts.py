@@ -26,6 +26,7 @@ CONFIG_ARGUMENTS = ("beta", "padding_free", "loss_type", "model_init_kwargs")
 TRAINER_ARGUMENTS = ("ref_model", "peft_config", "callbacks")
 ARGUMENTS = (*CONFIG_ARGUMENTS, *TRAINER_ARGUMENTS)
 PARTS = ("model_init_kwargs.dtype", "peft_config.rank")
+RESUMED = "train.resume_from_checkpoint"
 
 HEAD = """\
 import copy, dataclasses, functools, sys
@@ -192,6 +193,16 @@ _AFTERWARDS = (
     "trainer.args = {c}",
     "trainer.callbacks = None",
     "trainer.train()",
+    "trainer.train(resume_from_checkpoint={v})",
+    "trainer.train({v})",
+    "trainer.train(**options)",
+    "trainer.train(trainer.args.{a})",
+    "alias = trainer\nalias.train({v})",
+    "trainer.train = functools.partial(trainer.train, {v})",
+    "start = trainer.train\nstart(True)",
+    "(lambda item: item.train(True))(trainer)",
+    "holder.append(trainer)\nholder[-1].train(True)",
+    "if flag:\n    trainer.train(True)",
     "pass",
 )
 _CLASSES = (
@@ -209,6 +220,8 @@ _CLASSES = (
     "Mine = functools.partial(DPOConfig, {a}={v})",
     "Mine = DPOConfig",
     "class MyTrainer(DPOTrainer):\n    pass",
+    "class MyTrainer(DPOTrainer):\n    def train(self, *given, **named):\n        super().train(True)",
+    "class MyTrainer(DPOTrainer):\n    def start(self):\n        self.train(True)",
     "class MyTrainer(DPOTrainer):\n    def __init__(self, *given, **named):\n        super().__init__(*given, **named)",
     "class MyTrainer(DPOTrainer):\n    def __init__(self, model, args=None, **named):\n        args.{a} = {v}\n"
     "        super().__init__(model, args=args, **named)",
@@ -318,10 +331,14 @@ def _is_python(text: str) -> bool:
 
 @dataclass
 class Recorded:
-    """One trainer that a script has made: the line of the call, and its arguments when it was made and trained."""
+    """One trainer that a script has made: the line of the call, and its arguments when it was made and trained.
+
+    ``resumed`` has the checkpoint that each of its trainings was resumed from, None for one that was not.
+    """
 
     line: int
     snapshots: list[dict[str, Any]] = field(default_factory=list)
+    resumed: list[Any] = field(default_factory=list)
 
 
 def run(text: str) -> list[Recorded]:
@@ -378,7 +395,8 @@ def _trl(recorded: list[Recorded]) -> ModuleType:
         def add_callback(self, callback: Any) -> None:
             self.callbacks = [*(self.callbacks or []), callback]
 
-        def train(self) -> None:
+        def train(self, resume_from_checkpoint: Any = None, **given: Any) -> None:
+            self.own.resumed.append(None if resume_from_checkpoint is False else resume_from_checkpoint)
             self.record()
 
     module.DPOConfig, module.DPOTrainer, module.BEMACallback = DPOConfig, DPOTrainer, BEMACallback
@@ -401,13 +419,20 @@ def wrong_answers(call: TrainerCall, recorded: Recorded) -> list[str]:
     wrong = []
     for name in (*ARGUMENTS, *PARTS):
         argument = call.argument(name)
-        # A callback that is added later counts as one that was given.
-        for snapshot in recorded.snapshots[-1:] if name == "callbacks" else recorded.snapshots:
-            value = _part(snapshot, name)
-            if not _is_true(argument, value):
-                wrong.append(f"line {call.line}: {argument.describe(name)}; it is {value!r}")
-                break
+        if not is_true_of(argument, recorded, name):
+            values = [_part(snapshot, name) for snapshot in recorded.snapshots]
+            wrong.append(f"line {call.line}: {argument.describe(name)}; it is {values!r}")
+    argument = call.argument(RESUMED)
+    if not all(_is_true(argument, value) for value in recorded.resumed):
+        wrong.append(f"line {call.line}: {argument.describe(RESUMED)}; it is {recorded.resumed}")
     return wrong
+
+
+def is_true_of(argument: Argument, recorded: Recorded, name: str) -> bool:
+    """Return whether ``argument`` is what a trainer was given, when it was made and each time that it trained."""
+    # A callback that is added later counts as one that was given.
+    snapshots = recorded.snapshots[-1:] if name == "callbacks" else recorded.snapshots
+    return all(_is_true(argument, _part(snapshot, name)) for snapshot in snapshots)
 
 
 def _part(snapshot: dict[str, Any], name: str) -> Any:

@@ -73,3 +73,33 @@ def test_what_may_have_been_set_out_of_sight_is_unknown(change: str) -> None:
     assert recorded.snapshots[-1]["padding_free"] in (True, 7)
     (call,) = trainer_calls(ast.parse(text))
     assert call.argument("padding_free").kind is Kind.UNKNOWN
+
+
+def test_what_is_set_at_the_end_of_a_loop_holds_at_its_beginning() -> None:
+    body = ("trainer = DPOTrainer('m', args=args)", "trainer.train()", "args = DPOConfig(beta=True)")
+    text = "\n    ".join([f"{generated_scripts.HEAD}for step in range(2):", *body])
+    assert [recorded.snapshots[0]["beta"] for recorded in generated_scripts.run(text)] == [None, True]
+    (call,) = trainer_calls(ast.parse(text))
+    assert call.argument("beta").kind is Kind.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        ("trainer.train()", Kind.UNSET),
+        ("trainer.train(resume_from_checkpoint=None)", Kind.UNSET),
+        ("trainer.train(False)", Kind.UNSET),
+        ("trainer.train(resume_from_checkpoint=True)", Kind.LITERAL),
+        ("trainer.train('checkpoint-2')", Kind.LITERAL),
+        ("if flag:\n    trainer.train(True)", Kind.UNKNOWN),
+        ("trainer.train(**change(options))", Kind.UNKNOWN),
+        ("trainer.train(read(name))", Kind.UNKNOWN),
+        ("trainer.train(True)\ntrainer.train()", Kind.UNKNOWN),
+        ("start = trainer.train\nstart(True)", Kind.UNKNOWN),
+        ("change(trainer)", Kind.UNKNOWN),
+        ("pass", Kind.UNKNOWN),
+    ],
+)
+def test_whether_a_run_is_resumed_is_read_from_the_calls_of_train(call: str, kind: Kind) -> None:
+    (found,) = trainer_calls(ast.parse(f"{generated_scripts.HEAD}trainer = DPOTrainer('m', args=args)\n{call}\n"))
+    assert found.argument(generated_scripts.RESUMED).kind is kind
