@@ -23,9 +23,10 @@ from packaging.version import Version
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
 
 from trl_hotfix.catalogue import evidence, loading, modules
+from trl_hotfix.commands.explain.known import ways_into
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.matching.versions import in_range
-from trl_hotfix.model import Patch, Severity, Target
+from trl_hotfix.model import Bug, KnownBug, Patch, Severity, Target
 from trl_hotfix.reporting.sentences import links
 
 import cost_pages
@@ -62,7 +63,8 @@ def pages() -> dict[str, str]:
         "bugs/checks.md": _checks(patches),
         "bugs/costs.md": cost_pages.table(patches),
     }
-    return tables | {f"bugs/{patch.id}.md": _page(patch) for patch in patches}
+    without_repair = {f"bugs/{bug.id}.md": _page_without_repair(bug) for bug in loading.without_repair()}
+    return tables | {f"bugs/{patch.id}.md": _page(patch) for patch in patches} | without_repair
 
 
 def nav() -> list[Any]:
@@ -70,12 +72,14 @@ def nav() -> list[Any]:
     by_severity: dict[str, list[dict[str, str]]] = {severity.value: [] for severity in Severity}
     for patch in sorted(loading.load(), key=lambda patch: patch.id):
         by_severity[patch.severity.value].append({patch.id: f"bugs/{patch.id}.md"})
+    without_repair = [{bug.id: f"bugs/{bug.id}.md"} for bug in sorted(loading.without_repair(), key=lambda bug: bug.id)]
     by_name = [{severity: entries} for severity, entries in by_severity.items() if entries]
     return [
         "bugs/index.md",
         {"How well they are checked": "bugs/checks.md"},
         {"What they cost": "bugs/costs.md"},
         *by_name,
+        {"Known, no repair": without_repair},
     ]
 
 
@@ -113,7 +117,46 @@ def _index(patches: Sequence[Patch]) -> str:
             lines.append(
                 f"| {name} | {prose(trainers(patch))} | {_releases(patch.trl)}{', open' * bool(patch.review_by)} |"
             )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_index_without_repair(), ""])
+
+
+def _index_without_repair() -> Iterator[str]:
+    severities = list(Severity)
+    bugs = sorted(loading.without_repair(), key=lambda bug: (severities.index(bug.severity), bug.id))
+    yield from ("", "## Known, no repair here", "")
+    yield (
+        f"{len(bugs)} more bugs. `scan`, `audit` and `compare` tell whether they hit you; nothing is applied. "
+        "Their ranges were read from TRL's code, and are not proven by trainings."
+    )
+    yield from ("", "| bug | in | TRL |", "|---|---|---|")
+    for bug in bugs:
+        name = f"[{prose(bug.title)}]({bug.id}.md)<br><small>`{bug.id}`, {bug.severity.value}</small>"
+        yield f"| {name} | {_trainers_hit(bug)} | {_releases(bug.trl)}{', open' * bool(bug.review_by)} |"
+
+
+def _trainers_hit(bug: Bug) -> str:
+    return ", ".join(dict.fromkeys(name for hit in bug.hits for name in hit.trainers))
+
+
+def _page_without_repair(bug: KnownBug) -> str:
+    blocks = [
+        f"# {_escaped(bug.title)}",
+        f"`{bug.id}`: known, no repair here",
+        _facts(bug),
+        "## What you see",
+        prose(bug.why),
+        "## Who is hit",
+        "\n".join(f"- {prose(line)}" for line in ways_into(bug)),
+        "## What you can do",
+        _remedy(bug),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _remedy(bug: KnownBug) -> str:
+    fixed_in = bug.upstream.fixed_in
+    upgrade = f"TRL {fixed_in} has it fixed. " if fixed_in else "No release of TRL has it fixed. "
+    return f"{upgrade}`trl-hotfix scan train.py` tells whether a script is hit, and by which argument."
 
 
 def _checks(patches: Sequence[Patch]) -> str:
@@ -198,15 +241,16 @@ def _page(patch: Patch) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _facts(patch: Patch) -> str:
-    papers = dict.fromkeys(re.findall(r"arXiv:(\d{4}\.\d{4,5})", f"{patch.why} {docstring(patch)}"))
+def _facts(patch: Bug) -> str:
+    notes = docstring(patch) if isinstance(patch, Patch) else ""
+    papers = dict.fromkeys(re.findall(r"arXiv:(\d{4}\.\d{4,5})", f"{patch.why} {notes}"))
     upstream = [
         f"[{url.split('/')[-2].replace('issues', 'issue')} {url.split('/')[-1]}]({url})"
         for url in links(patch.upstream)
     ]
     facts = {
         "severity": f"{patch.severity.value}: {SEVERITY_MEANINGS[patch.severity]}",
-        "in": prose(trainers(patch)),
+        "in": prose(trainers(patch)) if isinstance(patch, Patch) else _trainers_hit(patch),
         "TRL": f"{_releases(patch.trl)} (`{patch.trl}`)"
         + (f", fixed in {patch.upstream.fixed_in}" if patch.upstream.fixed_in else ""),
         "open": f"in the newest release that was looked at; looked at again by {patch.review_by}"
@@ -215,9 +259,10 @@ def _facts(patch: Patch) -> str:
         "requires": ", ".join(f"{name} `{specifiers}`" for name, specifiers in patch.requires.items()),
         "upstream": ", ".join(upstream),
         "paper": ", ".join(f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" for paper in papers),
-        "costs": cost_pages.line(patch),
-        "default": "" if patch.default else f"off: it goes on where {_named_by(patch)}",
     }
+    if isinstance(patch, Patch):
+        facts["costs"] = cost_pages.line(patch)
+        facts["default"] = "" if patch.default else f"off: it goes on where {_named_by(patch)}"
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value)
     return f"| | |\n|---|---|\n{rows}".rstrip()
 

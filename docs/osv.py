@@ -17,7 +17,8 @@ from typing import Any
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
 from trl_hotfix.matching.fingerprints import bodies
-from trl_hotfix.model import Patch
+from trl_hotfix.model import Bug, Patch
+from trl_hotfix.reporting.sentences import no_repair
 
 CHECKOUT = Path(__file__).parents[1]
 FOLDER = CHECKOUT / "build" / "osv"
@@ -26,17 +27,19 @@ TRL = "https://github.com/huggingface/trl"
 
 def feed(modified: str) -> dict[str, dict[str, Any]]:
     """Return the record of each bug by its id. ``modified`` is the time of the last change, as RFC 3339 in UTC."""
-    return {f"x_trl_hotfix-{patch.id}": record(patch, modified) for patch in loading.load()}
+    return {
+        f"x_trl_hotfix-{patch.id}": record(patch, modified) for patch in (*loading.load(), *loading.without_repair())
+    }
 
 
-def record(patch: Patch, modified: str) -> dict[str, Any]:
-    affected = [trl for trl in bodies().releases if gates.targets_for(patch, trl)]
+def record(patch: Bug, modified: str) -> dict[str, Any]:
+    affected = [trl for trl in bodies().releases if gates.has_bug(trl, patch)]
     return {
         "schema_version": "1.7.0",
         "id": f"x_trl_hotfix-{patch.id}",
         "modified": modified,
         "summary": patch.title,
-        "details": f"{patch.why}\n\nRepair by trl_hotfix: {patch.how}",
+        "details": f"{patch.why}\n\n{_repair(patch)}",
         "affected": [
             {
                 "package": {"ecosystem": "PyPI", "name": "trl", "purl": "pkg:pypi/trl"},
@@ -46,12 +49,20 @@ def record(patch: Patch, modified: str) -> dict[str, Any]:
             }
         ],
         "references": list(references(patch)),
-        "database_specific": {
-            "kind": patch.severity.value,
-            "repair": "on by default" if patch.default else "off unless named",
-            "revision": patch.revision,
-        },
+        "database_specific": {"kind": patch.severity.value, **_in_database(patch)},
     }
+
+
+def _repair(bug: Bug) -> str:
+    if isinstance(bug, Patch):
+        return f"Repair by trl_hotfix: {bug.how}"
+    return f"Repair by trl_hotfix: none ({no_repair(bug.upstream.fixed_in)})"
+
+
+def _in_database(bug: Bug) -> dict[str, Any]:
+    if isinstance(bug, Patch):
+        return {"repair": "on by default" if bug.default else "off unless named", "revision": bug.revision}
+    return {"repair": "none"}
 
 
 def events(affected: list[str]) -> Iterator[dict[str, str]]:
@@ -65,7 +76,7 @@ def events(affected: list[str]) -> Iterator[dict[str, str]]:
             yield {"fixed": trl}
 
 
-def references(patch: Patch) -> Iterator[dict[str, str]]:
+def references(patch: Bug) -> Iterator[dict[str, str]]:
     for kind, name, numbers in (("REPORT", "issues", patch.upstream.issue), ("FIX", "pull", patch.upstream.fix)):
         for number in numbers if isinstance(numbers, tuple) else filter(None, [numbers]):
             yield {"type": kind, "url": f"{TRL}/{name}/{number}"}
@@ -73,7 +84,7 @@ def references(patch: Patch) -> Iterator[dict[str, str]]:
 
 def last_change() -> str:
     """Return the time of the last commit that changed the catalogue."""
-    command = ["git", "log", "-1", "--format=%ct", "--", "patches.yaml"]
+    command = ["git", "log", "-1", "--format=%ct", "--", "patches.yaml", "known.yaml"]
     seconds = int(subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout or "0")
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -25,7 +25,8 @@ def package(tmp_path: Path) -> Path:
     """A copy of the package to break; on the path, it shadows the installed one."""
     copy = tmp_path / "trl_hotfix"
     shutil.copytree(CHECKOUT / "trl_hotfix", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(CHECKOUT / "patches.yaml", copy)
+    for name in ("patches.yaml", "known.yaml"):
+        shutil.copy(CHECKOUT / name, copy)
     # What the build of a wheel makes of the evidence.
     evidence = condensed.read(CHECKOUT / "evidence")
     for name, content in condensed.condensed(evidence).items():

@@ -66,9 +66,12 @@ class UnknownPatchError(HotfixError, LookupError):
     Check the spelling against ``python -m trl_hotfix --list``.
     """
 
-    def __init__(self, unknown: Collection[str], known: Collection[str], source: str) -> None:
+    def __init__(
+        self, unknown: Collection[str], known: Collection[str], source: str, without_repair: Collection[str] = ()
+    ) -> None:
         self.unknown = tuple(sorted(unknown))
-        names = "; ".join(f"{quoted(name)}{suggestion(name, known)}" for name in self.unknown[:MANY])
+        hints = {name: ", a known bug that has no repair here" for name in self.unknown if name in without_repair}
+        names = "; ".join(f"{quoted(name)}{hints.get(name) or suggestion(name, known)}" for name in self.unknown[:MANY])
         if len(self.unknown) > MANY:
             names += f"; and {len(self.unknown) - MANY} more"
         super().__init__(f"unknown patch in {source}: {names}. `python -m trl_hotfix --list` shows every id.")

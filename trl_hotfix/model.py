@@ -262,6 +262,27 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
         return target.trl or self.trl
 
 
+class KnownBug(Struct, frozen=True, forbid_unknown_fields=True):
+    """One upstream bug that has no repair here, as declared in ``known.yaml``. It is never applied.
+
+    Its fields mean what they mean in a patch. ``hits`` is not empty: telling who is hit is all that an entry is for.
+    """
+
+    id: str
+    title: str
+    severity: Severity
+    trl: str
+    upstream: Upstream
+    why: str
+    hits: tuple[Hit, ...]
+    requires: Mapping[str, str] = {}
+    review_by: date | None = None
+
+
+Bug = Patch | KnownBug
+"""A known bug of TRL, with a repair or without."""
+
+
 class Decision(Struct, frozen=True):
     """A state with its reason and the evidence for it."""
 

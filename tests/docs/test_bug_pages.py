@@ -122,6 +122,21 @@ def test_a_page_has_what_is_not_repaired_where_the_entry_has_it(pages: ModuleTyp
             assert head.endswith(pages.prose(patch.how))
 
 
+def test_a_bug_without_a_repair_has_a_page_and_a_row_below_the_patches(pages: ModuleType) -> None:
+    texts = pages.pages()
+    patched, heading, without = texts["bugs/index.md"].partition("## Known, no repair here")
+    assert heading
+    for bug in loading.without_repair():
+        page = texts[f"bugs/{bug.id}.md"]
+        assert f"`{bug.id}`: known, no repair here" in page
+        assert "## What the patch does" not in page
+        assert f"TRL {bug.upstream.fixed_in} has it fixed" in page
+        assert page.count("\n- ") == len(bug.hits)
+        assert f"]({bug.id}.md)" in without
+        assert f"]({bug.id}.md)" not in patched
+    assert not any(f"`{bug.id}`" in texts["bugs/checks.md"] for bug in loading.without_repair())
+
+
 def test_a_docstring_keeps_its_formulas_and_lists(pages: ModuleType) -> None:
     text = "One ``a * b``\nline.\n\n    loss = x * y\n      + z_1\n\n- first\n  of two\n- ``second``"
     assert list(pages.from_docstring(text)) == [

@@ -129,6 +129,7 @@ def checkout(tmp_path: Path) -> Path:
         "tests/tiny",
         "tests/bench/prove.py",
         "patches.yaml",
+        "known.yaml",
         "pyproject.toml",
     )
     for name in (*parts, "README.md", "LICENSE"):

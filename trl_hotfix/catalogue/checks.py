@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..errors import Mistake, suggestion
-from ..model import Hit, Option, Patch, Target
+from ..model import Bug, Hit, KnownBug, Option, Patch, Target
 from . import conditions, packs
 from .modules import module_of
 
@@ -29,30 +29,44 @@ MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
 
 def check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
     """Yield every mistake in an entry whose types are right."""
-    if not ID.match(patch.id):
-        yield Mistake(line_of("id"), f"id {patch.id!r} is not lower-case words joined by '-'")
+    yield from _check_bug(patch, line_of)
     if patch.revision < 1:
         yield Mistake(line_of("revision"), f"revision {patch.revision} is less than 1")
-    yield from _check_range(patch.trl, "trl", line_of("trl"))
-    yield from _check_review(patch, line_of)
-    for distribution, specifiers in patch.requires.items():
-        yield from _check_range(specifiers, f"requires {distribution}", line_of("requires", distribution))
-    if patch.upstream.fixed_in is not None:
-        try:
-            Version(patch.upstream.fixed_in)
-        except InvalidVersion:
-            line = line_of("upstream", "fixed_in")
-            yield Mistake(line, f"fixed_in: {patch.upstream.fixed_in!r} is not a version")
     for name in patch.options:
         yield from _check_option(name, patch.options[name], functools.partial(line_of, "options", name))
     if not patch.targets:
         yield Mistake(line_of("targets"), "targets is empty: a patch wraps at least one method or function")
     for index, target in enumerate(patch.targets):
         yield from _check_target(target, index, line_of)
-    for index, hit in enumerate(patch.hits):
-        yield from _check_hit(hit, functools.partial(line_of, "hits", index))
     if ID.match(patch.id):
         yield from _check_functions(patch, line_of, pack)
+
+
+def check_known_bug(bug: KnownBug, line_of: Callable[..., int], patch_ids: Collection[str]) -> Iterator[Mistake]:
+    """Yield every mistake in an entry of ``known.yaml`` whose types are right."""
+    yield from _check_bug(bug, line_of)
+    if bug.id in patch_ids:
+        yield Mistake(line_of("id"), f"id {bug.id!r} is that of a patch in patches.yaml: delete the entry here")
+    if not bug.hits:
+        yield Mistake(line_of("hits"), "hits is empty: an entry without a repair is there to tell who is hit")
+
+
+def _check_bug(bug: Bug, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    """Yield every mistake in what entries with a repair and without one have in common."""
+    if not ID.match(bug.id):
+        yield Mistake(line_of("id"), f"id {bug.id!r} is not lower-case words joined by '-'")
+    yield from _check_range(bug.trl, "trl", line_of("trl"))
+    yield from _check_review(bug, line_of)
+    for distribution, specifiers in bug.requires.items():
+        yield from _check_range(specifiers, f"requires {distribution}", line_of("requires", distribution))
+    if bug.upstream.fixed_in is not None:
+        try:
+            Version(bug.upstream.fixed_in)
+        except InvalidVersion:
+            line = line_of("upstream", "fixed_in")
+            yield Mistake(line, f"fixed_in: {bug.upstream.fixed_in!r} is not a version")
+    for index, hit in enumerate(bug.hits):
+        yield from _check_hit(hit, functools.partial(line_of, "hits", index))
 
 
 def _check_option(name: str, option: Option, line_of: Callable[..., int]) -> Iterator[Mistake]:
@@ -108,7 +122,7 @@ def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:
         yield Mistake(line, f"{name}: {specifiers!r} is not a PEP 440 range such as '>=0.11.0,<0.12.0'")
 
 
-def _check_review(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
+def _check_review(patch: Bug, line_of: Callable[..., int]) -> Iterator[Mistake]:
     """Require ``review_by`` for a range without an end, which claims releases that nobody has tested yet."""
     try:
         open_ended = SpecifierSet(patch.trl).contains("999999")

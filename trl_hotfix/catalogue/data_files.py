@@ -26,6 +26,11 @@ def manifest() -> Path:
     return (checkout() or PACKAGE) / "patches.yaml"
 
 
+def known_bugs_file() -> Path:
+    """Return the path of ``known.yaml``, which is beside ``patches.yaml``."""
+    return manifest().with_name("known.yaml")
+
+
 def data_file(name: str) -> Path:
     """Return the path of a file that only an installed package has: a checkout condenses its evidence to it."""
     return PACKAGE / "data" / name

@@ -1,4 +1,4 @@
-"""Load the ``patches.yaml`` of this package and those of packs, as ``tuple[Patch, ...]``."""
+"""Load the ``patches.yaml`` of this package and those of packs, as ``tuple[Patch, ...]``, and the ``known.yaml``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ..errors import CatalogueError, Mistake, PackError
-from ..model import Patch
+from ..model import KnownBug, Patch
 from . import packs
-from .data_files import manifest
-from .parsing import parse
+from .data_files import known_bugs_file, manifest
+from .parsing import parse, parse_known
 
 
 @functools.cache
@@ -27,6 +27,17 @@ def known(names: Iterable[str]) -> tuple[Patch, ...]:
 
 
 @functools.cache
+def without_repair() -> tuple[KnownBug, ...]:
+    """Return the known bugs of TRL that have no patch. Raises ``CatalogueError``.
+
+    They are in a file of their own, which ``apply()`` does not read: a mistake in it keeps no patch from going on, and
+    a process that trains does not wait for it.
+    """
+    path = known_bugs_file()
+    return parse_known(_text(path), str(path), {patch.id for patch in load()})
+
+
+@functools.cache
 def of_pack(name: str) -> tuple[Patch, ...]:
     """Return the patches of a pack, with the ids ``name/id``. The modules of the patches are imported."""
     pack = packs.find(name)
@@ -38,8 +49,11 @@ def of_pack(name: str) -> tuple[Patch, ...]:
 
 
 def _read(path: Path, pack: str = "") -> tuple[Patch, ...]:
+    return parse(_text(path), str(path), pack)
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogueError(str(path), [Mistake(1, f"cannot be read: {error}")]) from error
-    return parse(text, str(path), pack)

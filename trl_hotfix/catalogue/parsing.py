@@ -1,10 +1,10 @@
-"""Parse the text of a ``patches.yaml`` into patches, or report every mistake in it with its line."""
+"""Parse the text of a ``patches.yaml`` or a ``known.yaml``, or report every mistake in it with its line."""
 
 from __future__ import annotations
 
 import contextlib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum, EnumMeta
 from typing import Any
 
@@ -12,42 +12,78 @@ import msgspec
 from msgspec.structs import fields
 
 from ..errors import CatalogueError, Mistake, suggestion
-from ..model import Patch
-from .checks import check
+from ..model import KnownBug, Patch
+from .checks import check, check_known_bug
 from .yaml_nodes import Node, compose, kind_of, line_finder
+
+OF_A_REPAIR = tuple(field.name for field in fields(Patch) if field.name not in {own.name for own in fields(KnownBug)})
+"""The keys that an entry of ``patches.yaml`` may have, and one of ``known.yaml`` may not."""
 
 
 def parse(text: str, path: str, pack: str = "") -> tuple[Patch, ...]:
     """Return the patches that ``text`` declares. Raises ``CatalogueError`` with every mistake in it."""
+
+    def build(node: Node, mistakes: list[Mistake]) -> Patch | None:
+        if isinstance(node.value, dict) and "state" in node.value:
+            message = "state: an entry here is a patch; a known bug without a repair is an entry of known.yaml"
+            mistakes.append(Mistake(node.key_lines["state"], message))
+            return None
+        patch: Patch | None = _build(node, Patch, "patch", mistakes)
+        if patch is not None:
+            mistakes.extend(check(patch, line_finder(node), pack))
+        return patch
+
+    return _parse(text, path, build)
+
+
+def parse_known(text: str, path: str, patch_ids: Collection[str]) -> tuple[KnownBug, ...]:
+    """Return the known bugs without a repair that ``text`` declares. Raises ``CatalogueError`` with every mistake.
+
+    ``patch_ids`` are those of the patches, none of which an entry may have.
+    """
+
+    def build(node: Node, mistakes: list[Mistake]) -> KnownBug | None:
+        repair = [key for key in OF_A_REPAIR if isinstance(node.value, dict) and key in node.value]
+        if repair:
+            message = f"an entry here has no repair, and this one has {', '.join(repair)}: it belongs in patches.yaml"
+            mistakes.append(Mistake(min(node.key_lines[key] for key in repair), message))
+            return None
+        bug: KnownBug | None = _build(node, KnownBug, "known bug", mistakes)
+        if bug is not None:
+            mistakes.extend(check_known_bug(bug, line_finder(node), patch_ids))
+        return bug
+
+    return _parse(text, path, build)
+
+
+def _parse(text: str, path: str, build: Callable[[Node, list[Mistake]], Any]) -> tuple[Any, ...]:
     mistakes: list[Mistake] = []
-    patches = list(_patches(text, mistakes, pack))
+    entries = list(_entries(text, mistakes, build))
     if mistakes:
         # libyaml reports a text that ends too early on the line after the last one.
         last = len(text.splitlines()) or 1
         raise CatalogueError(path, [Mistake(min(mistake.line, last), mistake.message) for mistake in mistakes])
-    return tuple(patches)
+    return tuple(entries)
 
 
-def _patches(text: str, mistakes: list[Mistake], pack: str) -> Iterator[Patch]:
+def _entries(text: str, mistakes: list[Mistake], build: Callable[[Node, list[Mistake]], Any]) -> Iterator[Any]:
     root = compose(text, mistakes)
     if root is None:
         return
     if not isinstance(root.value, list):
-        mistakes.append(Mistake(root.line, f"expected a list of patches, found {kind_of(root.value)}"))
+        mistakes.append(Mistake(root.line, f"expected a list of entries, found {kind_of(root.value)}"))
         return
     first_lines: dict[str, int] = {}
     for node in root.value:
-        patch = _build(node, Patch, "patch", mistakes)
-        line_of = line_finder(node)
+        entry = build(node, mistakes)
         id_node = node.value.get("id") if isinstance(node.value, dict) else None
         if id_node is not None and isinstance(id_node.value, str):
             if id_node.value in first_lines:
                 message = f"duplicate id {id_node.value!r}, first used on line {first_lines[id_node.value]}"
                 mistakes.append(Mistake(id_node.line, message))
             first_lines.setdefault(id_node.value, id_node.line)
-        if patch is not None:
-            mistakes.extend(check(patch, line_of, pack))
-            yield patch
+        if entry is not None:
+            yield entry
 
 
 def _build(node: Node, cls: Any, noun: str, mistakes: list[Mistake]) -> Any:

@@ -56,7 +56,7 @@ def compose(text: str, mistakes: list[Mistake]) -> Node | None:
         return None
     mistakes.extend(unwanted or wrong_values)
     if root is None and not mistakes:
-        mistakes.append(Mistake(1, "expected a list of patches, found nothing"))
+        mistakes.append(Mistake(1, "expected a list of entries, found nothing"))
     return None if unwanted else root
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -15,23 +14,24 @@ from rich.padding import Padding
 from rich.text import Text
 
 from .. import __version__
-from ..catalogue import loading
-from ..catalogue.packs import named
 from ..errors import ScriptError, plain
 from ..matching import gates, versions
 from ..matching.hits import Answer as HitAnswer
 from ..matching.hits import finding
-from ..model import Patch, Severity
+from ..model import Bug as AnyBug
+from ..model import Severity
+from ..reporting.sentences import no_repair, repair_of
 from ..reporting.table import show
 from ..scanning.old_runs import OldRun, read_run
 from ..scanning.pins import read_pins
-from .common import Exit, release, unsupported, with_packs
+from .common import Exit, known_bugs, release, unsupported, with_packs
 
 
 class Bug(TypedDict):
     """A known bug. ``answer`` is "here" for pins, which have the bug, and "hit" or "cannot tell" for a run.
 
-    ``repaired``: "by default", "if named" or, for a run, the word of its record; "no" if the record lacks the patch.
+    ``repaired``: "by default", "if named" or, for a run, the word of its record; "no" if the record lacks the patch;
+    "none" if there is no patch. ``fixed_in`` is the first release of TRL with the fix, if there is one.
     """
 
     id: str
@@ -39,6 +39,7 @@ class Bug(TypedDict):
     severity: str
     answer: str
     repaired: str
+    fixed_in: str | None
     symptom: str
     because: list[str]
     unknown: list[str]
@@ -74,10 +75,10 @@ def command(path: Path, trl: str | None, as_data: bool, fail_on: str, packs: str
     Exit codes: 0 no bug; 1 the pins bring a bug, or the run was hit by one that its record does not repair; 2 the file
     cannot be read, or usage; 4 the release of TRL is too old.
     """
-    patches = [patch for patch in loading.known(named(packs, os.environ)) if patch.severity is not Severity.DIAGNOSIS]
+    bugs = [bug for bug in known_bugs(packs) if bug.severity is not Severity.DIAGNOSIS]
     told = release(trl) if trl is not None else None
     try:
-        answer = _of_run(path, told, patches) if path.is_dir() else _of_pins(path, told, patches)
+        answer = _of_run(path, told, bugs) if path.is_dir() else _of_pins(path, told, bugs)
     except ScriptError as error:
         raise click.ClickException(str(error)) from None
     if unsupported(answer["trl"]):
@@ -93,7 +94,7 @@ def command(path: Path, trl: str | None, as_data: bool, fail_on: str, packs: str
     return Exit.DEGRADED if hit and fail_on == "hit" else Exit.FINE
 
 
-def _of_pins(path: Path, told: str | None, patches: Sequence[Patch]) -> Answer:
+def _of_pins(path: Path, told: str | None, patches: Sequence[AnyBug]) -> Answer:
     pins = read_pins(path)
 
     def version_of(distribution: str) -> str | None:
@@ -107,16 +108,16 @@ def _of_pins(path: Path, told: str | None, patches: Sequence[Patch]) -> Answer:
         needs = [
             need for need in gates.requirements(patch, lambda name: pins.get(canonicalize_name(name))) if not need.met
         ]
-        if not gates.targets_for(patch, trl) or any(need.installed is not None for need in needs):
+        if not gates.has_bug(trl, patch) or any(need.installed is not None for need in needs):
             continue
         unknown = [f"it needs {need.distribution} {need.specifiers}, which is not pinned" for need in needs]
         answer = HitAnswer.CANNOT_TELL.value if needs else "here"
-        bugs.append(_bug(patch, answer, "by default" if patch.default else "if named", patch.title, (), unknown))
+        bugs.append(_bug(patch, answer, repair_of(patch), patch.title, (), unknown))
     decisive = {"trl": trl, **{name: pins[name] for name in sorted(_required(patches)) if name in pins}}
     return _answer("pins", path, trl, decisive, None, False, bugs)
 
 
-def _of_run(path: Path, told: str | None, patches: Sequence[Patch]) -> Answer:
+def _of_run(path: Path, told: str | None, patches: Sequence[AnyBug]) -> Answer:
     run = read_run(path)
     trl = told or run.versions.get("trl")
     if trl is None:
@@ -127,7 +128,7 @@ def _of_run(path: Path, told: str | None, patches: Sequence[Patch]) -> Answer:
     return _answer("run", path, trl, dict(run.versions), f"{run.trainer}Trainer", run.repaired is not None, bugs)
 
 
-def _bug_of_run(run: OldRun, trainer: str, patch: Patch, trl: str) -> Bug | None:
+def _bug_of_run(run: OldRun, trainer: str, patch: AnyBug, trl: str) -> Bug | None:
     def version_of(distribution: str) -> str | None:
         return run.versions.get(canonicalize_name(distribution))
 
@@ -136,16 +137,21 @@ def _bug_of_run(run: OldRun, trainer: str, patch: Patch, trl: str) -> Bug | None
     if found.answer is HitAnswer.NOT_HIT:
         return None
     repaired = "unknown" if run.repaired is None else run.repaired.get(patch.id, "no")
+    if repair_of(patch) == "none":
+        repaired = "none"
     return _bug(patch, found.answer.value, repaired, found.symptom, found.because, found.unknown)
 
 
-def _bug(patch: Patch, answer: str, repaired: str, symptom: str, because: Sequence[str], unknown: Sequence[str]) -> Bug:
+def _bug(
+    patch: AnyBug, answer: str, repaired: str, symptom: str, because: Sequence[str], unknown: Sequence[str]
+) -> Bug:
     return {
         "id": patch.id,
         "title": patch.title,
         "severity": patch.severity.value,
         "answer": answer,
         "repaired": repaired,
+        "fixed_in": patch.upstream.fixed_in,
         "symptom": symptom,
         "because": list(because),
         "unknown": list(unknown),
@@ -170,7 +176,7 @@ def _answer(
     }
 
 
-def _required(patches: Sequence[Patch]) -> set[str]:
+def _required(patches: Sequence[AnyBug]) -> set[str]:
     return {canonicalize_name(name) for patch in patches for name in patch.requires}
 
 
@@ -186,12 +192,15 @@ def _blocks(answer: Answer) -> Iterator[RenderableType]:
         yield Padding(Text.assemble((bug["answer"], style), "  ", (bug["id"], "bold")), (0, 0, 0, 2))
         yield Padding(Text(f"{bug['symptom']} ({bug['severity']})"), (0, 0, 0, 6))
         reasons = "; ".join([*bug["unknown"], *bug["because"]])
-        repaired = _in_words(answer["kind"], bug["repaired"])
+        repaired = _in_words(answer["kind"], bug)
         yield Padding(Text(f"{repaired}{f'; {reasons}' if reasons else ''}", style="dim"), (0, 0, 0, 6))
     yield Text(_last_line(answer))
 
 
-def _in_words(kind: str, repaired: str) -> str:
+def _in_words(kind: str, bug: Bug) -> str:
+    repaired = bug["repaired"]
+    if repaired == "none":
+        return no_repair(bug["fixed_in"])
     if kind == "pins":
         return f"trl_hotfix repairs it {repaired}"
     words: Mapping[str, str] = {
@@ -206,8 +215,10 @@ def _last_line(answer: Answer) -> str:
     unsure = len(answer["bugs"]) - certain
     if answer["kind"] == "pins":
         by_default = sum(bug["repaired"] == "by default" for bug in answer["bugs"])
+        without = sum(bug["repaired"] == "none" for bug in answer["bugs"])
         return (
-            f"{certain} known bugs are in these versions, {unsure} may be; trl_hotfix repairs {by_default} by default. "
+            f"{certain} known bugs are in these versions, {unsure} may be; trl_hotfix repairs {by_default} by default, "
+            f"and has no repair for {without}. "
             "Which of them hit a script: trl-hotfix scan"
         )
     repaired = sum(bug["repaired"] == "repaired" for bug in answer["bugs"])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from enum import IntEnum
 
 import click
 from packaging.version import InvalidVersion, Version
 
+from ..catalogue import loading
+from ..catalogue.packs import named
 from ..errors import quoted, suggestion
 from ..matching import versions
 from ..matching.fingerprints import bodies
-from ..model import Patch
+from ..model import Bug
 
 with_packs = click.option("--packs", metavar="NAME,...", help="Packs of third parties, besides our own patches.")
 
@@ -24,6 +27,11 @@ class Exit(IntEnum):
     USAGE = 2
     CATALOGUE = 3
     NO_TRL = 4
+
+
+def known_bugs(packs: str | None) -> list[Bug]:
+    """Return all known bugs: those of the patches, of the packs' patches, and those without a repair."""
+    return [*loading.known(named(packs, os.environ)), *loading.without_repair()]
 
 
 def release(text: str) -> str:
@@ -44,7 +52,7 @@ def release(text: str) -> str:
     raise click.UsageError(f"there is no TRL {text}{suggestion(text, known)}")
 
 
-def trainer(text: str, patches: Iterable[Patch]) -> str:
+def trainer(text: str, patches: Iterable[Bug]) -> str:
     """Return the name that patches use for ``dpo``, ``DPO`` or ``DPOTrainer``, which is ``DPO``."""
     known = {name for patch in patches for hit in patch.hits for name in hit.trainers} - {"*"}
     lower_case = text.lower().removesuffix("trainer")

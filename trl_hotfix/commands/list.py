@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import click
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from ..catalogue import loading
 from ..catalogue.packs import named
 from ..matching import gates, versions
 from ..matching.fingerprints import bodies
-from ..model import Called, Reason, Severity, State
+from ..model import Called, KnownBug, Reason, Severity, State
 from ..patching.previews import preview
 from ..reporting.report import PatchStatus, Report
 from ..reporting.table import show, table
@@ -71,6 +71,23 @@ class Listed(TypedDict):
     targets: list[Target]
 
 
+class Known(TypedDict):
+    """A known bug that has no repair here, and is never applied. `here`: the release of the report has it.
+
+    `requires` has the versions of other distributions that the bug needs; they are left out of account.
+    """
+
+    id: str
+    state: Literal["known"]
+    title: str
+    severity: Severity
+    trl: str
+    requires: dict[str, str]
+    upstream: Upstream
+    review_by: str | None
+    here: bool
+
+
 class _Report(TypedDict):
     trl_hotfix: str
     trl: str | None
@@ -79,10 +96,17 @@ class _Report(TypedDict):
     patches: list[Listed]
 
 
-class Answer(_Report, total=False):
-    """Every patch. `packs` has the distribution and version of each pack. It is present if packs were named."""
-
+class _WithPacks(_Report, total=False):
     packs: dict[str, str]
+
+
+class Answer(_WithPacks):
+    """Every patch, and in `known` every bug without one.
+
+    `packs` has the distribution and version of each pack. It is present if packs were named.
+    """
+
+    known: list[Known]
 
 
 @click.command("list")
@@ -102,13 +126,16 @@ def command(
 ) -> int:
     """The patches, those that apply here first, the worst bug first: what each repairs, and whether it applies.
 
+    Known bugs that have no repair here stand apart, below the patches.
+
     --list is list --all.
     """
     names = named(packs, os.environ)
     patches = loading.known(names)
     trl = release(trl) if trl is not None else None
     # An asterisk stands for any trainer.
-    trainers = {trainer(trainer_name, patches), "*"} if trainer_name is not None else None
+    known = loading.without_repair()
+    trainers = {trainer(trainer_name, (*patches, *known)), "*"} if trainer_name is not None else None
     selection = Selection.of(None, None, os.environ, patches, None, names)
     version_of = functools.cache(versions.installed_but(trl) if trl else versions.installed)
     report = preview(patches, selection, version_of)
@@ -119,17 +146,53 @@ def command(
         and (trainers is None or any(trainers.intersection(hit.trainers) for hit in status.patch.hits))
     ]
     applicable = [status for status in matching if gates.applicability(status.patch, version_of).state is State.PENDING]
+    known = tuple(
+        bug
+        for bug in known
+        if (not severities or bug.severity.value in severities)
+        and (trainers is None or any(trainers.intersection(hit.trainers) for hit in bug.hits))
+    )
     shown = matching if all_releases or as_data else applicable
     view = replace(report, patches=tuple(sorted(shown, key=_rank)))
     if as_data:
-        click.echo(json.dumps(view.to_dict(), indent=2))
+        click.echo(json.dumps({**view.to_dict(), "known": [_known(bug, report.trl) for bug in known]}, indent=2))
     else:
         if shown:
             show(table(view, not_repaired=all_releases))
+        _show_known([bug for bug in known if all_releases or _is_here(bug, report.trl)])
         _foot(report, len(matching) - len(shown), trl)
     if unsupported(report.trl):
         return Exit.NO_TRL
     return Exit.FINE if report.ok else Exit.DEGRADED
+
+
+def _is_here(bug: KnownBug, trl: str | None) -> bool:
+    return trl is not None and gates.has_bug(trl, bug)
+
+
+def _known(bug: KnownBug, trl: str | None) -> Known:
+    return {
+        "id": bug.id,
+        "state": "known",
+        "title": bug.title,
+        "severity": bug.severity,
+        "trl": bug.trl,
+        "requires": dict(bug.requires),
+        "upstream": cast(Upstream, bug.upstream.to_dict()),
+        "review_by": bug.review_by.isoformat() if bug.review_by is not None else None,
+        "here": _is_here(bug, trl),
+    }
+
+
+def _show_known(bugs: Sequence[KnownBug]) -> None:
+    """Print a line for each bug without a repair. A table of these would look like one of patches."""
+    if not bugs:
+        return
+    click.echo("Known, no repair here (trl-hotfix scan tells whether they hit a script):")
+    for bug in bugs:
+        others = "".join(f", {name} {specifiers}" for name, specifiers in bug.requires.items())
+        click.echo(f"  {bug.id}\n    {bug.severity.value}: {bug.title}\n    TRL {bug.trl}{others}")
+    click.echo()
 
 
 def _rank(status: PatchStatus) -> tuple[bool, int]:

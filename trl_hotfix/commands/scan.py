@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -12,25 +11,26 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from .. import __version__
-from ..catalogue import loading
-from ..catalogue.packs import named
 from ..errors import ScriptError, quoted
 from ..matching import versions
 from ..matching.hits import Finding
-from ..model import Patch, Severity
+from ..model import Bug as AnyBug
+from ..model import Severity
+from ..reporting.sentences import repair_of
 from ..scanning.command_lines import CommandLine
 from ..scanning.files import files_to_scan
 from ..scanning.hits import ScannedTrainer, judge
 from ..scanning.scripts import read
 from ..scanning.trainer_calls import TrainerCall
-from .common import Exit, release, trainer, unsupported, with_packs
+from .common import Exit, known_bugs, release, trainer, unsupported, with_packs
 from .scan_formats import FORMATS
 
 
 class Bug(TypedDict):
     """A bug that is hit, or that the script may hit. ``lines`` are those of the arguments that decide.
 
-    ``positions`` has them in words, with the cell in a notebook.
+    ``positions`` has them in words, with the cell in a notebook. ``repair`` of trl_hotfix: "by default", "if named" or
+    "none"; ``fixed_in`` is the first release of TRL with the fix, if there is one.
     """
 
     id: str
@@ -42,6 +42,8 @@ class Bug(TypedDict):
     because: list[str]
     unknown: list[str]
     on_by_default: bool
+    repair: str
+    fixed_in: str | None
 
 
 class Trainer(TypedDict):
@@ -134,13 +136,13 @@ def command(
     """
     installed = versions.installed("trl")
     judged = release(trl) if trl is not None else installed
-    patches = loading.known(named(packs, os.environ))
+    bugs = known_bugs(packs)
     if judged is None or unsupported(judged):
         problem = f"TRL is {judged or 'not installed'}"
         click.echo(f"{problem}; {versions.SUPPORTED} is needed, installed or given, as in --trl 0.12.2", err=True)
         return Exit.NO_TRL
-    shown = [patch for patch in patches if everything or (patch.default and patch.severity is not Severity.DIAGNOSIS)]
-    yaml_trainer = trainer(trainer_name, patches) if trainer_name is not None else None
+    shown = [bug for bug in bugs if everything or _is_shown(bug)]
+    yaml_trainer = trainer(trainer_name, bugs) if trainer_name is not None else None
     told = _versions(versions_told)
     try:
         scan = _Scan(shown, judged, judged != installed, told, context.meta.get("command line"))
@@ -149,6 +151,11 @@ def command(
         raise click.ClickException(str(error)) from None
     FORMATS["json" if as_json else format_name](answer, shown)
     return _exit_code(answer, fail_on)
+
+
+def _is_shown(bug: AnyBug) -> bool:
+    """Leave out diagnoses, and what is a bug to those only who say so by naming its patch."""
+    return repair_of(bug) != "if named" and bug.severity is not Severity.DIAGNOSIS
 
 
 def _versions(texts: tuple[str, ...]) -> dict[str, str]:
@@ -170,13 +177,13 @@ class _Scan:
 
     def __init__(
         self,
-        patches: Sequence[Patch],
+        bugs: Sequence[AnyBug],
         trl: str,
         other_release: bool,
         versions_told: Mapping[str, str],
         words: Sequence[str] | None,
     ) -> None:
-        self._patches, self._trl, self._other_release = patches, trl, other_release
+        self._bugs, self._trl, self._other_release = bugs, trl, other_release
         self._versions_told = versions_told
         self._command_line = CommandLine.parse(words) if words is not None else None
 
@@ -201,7 +208,7 @@ class _Scan:
                 raise
             return {"file": str(path), "error": str(error), "trainers": []}
         trainers = [
-            judge(call, self._patches, self._trl, other_release=self._other_release, told=self._versions_told)
+            judge(call, self._bugs, self._trl, other_release=self._other_release, told=self._versions_told)
             for call in calls
         ]
         return {"file": str(path), "error": None, "trainers": [_trainer(scanned) for scanned in trainers]}
@@ -230,7 +237,9 @@ def _bug(finding: Finding, call: TrainerCall) -> Bug:
         "positions": [call.position(line) for line in finding.lines],
         "because": list(finding.because),
         "unknown": list(finding.unknown),
-        "on_by_default": finding.patch.default,
+        "on_by_default": repair_of(finding.patch) == "by default",
+        "repair": repair_of(finding.patch),
+        "fixed_in": finding.patch.upstream.fixed_in,
     }
 
 

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from .. import __version__
 from ..errors import plain
+from ..model import Bug as AnyBug
 from ..model import Patch, Severity
+from ..reporting.sentences import no_repair
 from ..reporting.table import show
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LOGGED_ONLY = (Severity.WRONG_METRIC, Severity.WASTED_COMPUTE, Severity.DIAGNOSIS)
 
 
-def as_text(answer: Answer, patches: Sequence[Patch]) -> None:
+def as_text(answer: Answer, patches: Sequence[AnyBug]) -> None:
     """Print a block for each trainer and for each bug that it hits or may hit."""
     for file in answer["files"]:
         name = plain(file["file"])
@@ -55,19 +57,20 @@ def _blocks(file: str, trl: str, trainer: Trainer) -> Iterator[RenderableType]:
 
 def _block(bug: Bug, answer: Text, reasons: Sequence[str]) -> Iterator[RenderableType]:
     """Yield the id on a line of its own, so that it is never cut, and what happens and why below it."""
-    off = "" if bug["on_by_default"] else "; the patch is off unless named"
+    notes = {"if named": "; the patch is off unless named", "none": f"; {no_repair(bug['fixed_in'])}"}
+    off = notes.get(bug["repair"], "")
     yield Padding(Text.assemble(answer, "  ", (bug["id"], "bold")), (0, 0, 0, 2))
     positions = ", ".join(dict.fromkeys(bug["positions"]))
     yield Padding(Text(f"{bug['symptom']} ({bug['severity']}{off})"), (0, 0, 0, 6))
     yield Padding(Text(f"{positions}: {'; '.join(reasons) or 'whatever the arguments'}", style="dim"), (0, 0, 0, 6))
 
 
-def as_json(answer: Answer, patches: Sequence[Patch]) -> None:
+def as_json(answer: Answer, patches: Sequence[AnyBug]) -> None:
     """Print the answer as it is."""
     click.echo(json.dumps(answer, indent=2))
 
 
-def as_annotations(answer: Answer, patches: Sequence[Patch]) -> None:
+def as_annotations(answer: Answer, patches: Sequence[AnyBug]) -> None:
     """Print workflow commands of GitHub Actions: an error for each hit, and one notice for what a trainer may hit."""
     for file in answer["files"]:
         name = file["file"]
@@ -96,12 +99,12 @@ def _escaped(text: str, *, in_property: bool = False) -> str:
     return text.replace(":", "%3A").replace(",", "%2C") if in_property else text
 
 
-def as_sarif(answer: Answer, patches: Sequence[Patch]) -> None:
+def as_sarif(answer: Answer, patches: Sequence[AnyBug]) -> None:
     """Print SARIF 2.1.0, for code scanning: a rule for each bug, a result for each that a trainer hits or may hit."""
     click.echo(json.dumps(sarif(answer, patches), indent=2))
 
 
-def sarif(answer: Answer, patches: Sequence[Patch]) -> dict[str, Any]:
+def sarif(answer: Answer, patches: Sequence[AnyBug]) -> dict[str, Any]:
     """Return a SARIF 2.1.0 log. What cannot be told is a note."""
     rules = {patch.id: _rule(patch) for patch in patches}
     results = [result for file in answer["files"] for result in _results(file, answer["trl"], list(rules))]
@@ -118,13 +121,14 @@ def sarif(answer: Answer, patches: Sequence[Patch]) -> dict[str, Any]:
     return {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _rule(patch: Patch) -> dict[str, Any]:
+def _rule(patch: AnyBug) -> dict[str, Any]:
+    repair = patch.how if isinstance(patch, Patch) else f"trl_hotfix: {no_repair(patch.upstream.fixed_in)}"
     level = "warning" if patch.severity in _LOGGED_ONLY else "error"
     rule = {
         "id": patch.id,
         "shortDescription": {"text": patch.title},
         "fullDescription": {"text": patch.why},
-        "help": {"text": f"{patch.how}\n\ntrl-hotfix explain {patch.id}"},
+        "help": {"text": f"{repair}\n\ntrl-hotfix explain {patch.id}"},
         "defaultConfiguration": {"level": level},
         "properties": {"tags": [patch.severity.value]},
     }
@@ -158,7 +162,7 @@ def _result(file: str, trainer: Trainer, bug: Bug, level: str | None, trl: str, 
     return {**result, "level": level} if level is not None else result
 
 
-FORMATS: Mapping[str, Callable[[Answer, Sequence[Patch]], None]] = {
+FORMATS: Mapping[str, Callable[[Answer, Sequence[AnyBug]], None]] = {
     "text": as_text,
     "json": as_json,
     "sarif": as_sarif,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from ..model import Decision, Patch, Reason, State, Target
+from ..model import Bug, Decision, KnownBug, Patch, Reason, State, Target
 from ..selection.selection import Selection
 from .versions import VersionOf, in_range, installed, is_unreleased
 
@@ -61,8 +61,8 @@ class Requirement(NamedTuple):
         return self.installed is not None and in_range(self.installed, self.specifiers)
 
 
-def requirements(patch: Patch, version_of: VersionOf = installed) -> list[Requirement]:
-    """Return the requirements of ``patch``."""
+def requirements(patch: Bug, version_of: VersionOf = installed) -> list[Requirement]:
+    """Return the requirements of ``patch``, or of a bug without a repair."""
     return [Requirement(name, specifiers, version_of(name)) for name, specifiers in patch.requires.items()]
 
 
@@ -75,6 +75,11 @@ def lacking(patch: Patch, version_of: VersionOf = installed) -> dict[str, object
                 "found": requirement.installed,
             }
     return None
+
+
+def has_bug(trl: str, bug: Bug) -> bool:
+    """Return whether this TRL release has the bug, whatever else it requires."""
+    return in_range(trl, bug.trl) if isinstance(bug, KnownBug) else bool(targets_for(bug, trl))
 
 
 def targets_for(patch: Patch, trl: str) -> tuple[Target, ...]:

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from ..catalogue import conditions
 from ..catalogue.conditions import Argument, Kind, Lookup
-from ..model import Hit, Patch
+from ..model import Bug, Hit
 from . import gates, versions
 from .fingerprints import bodies
 
@@ -42,7 +42,7 @@ class Finding(Struct, frozen=True):
     deciding arguments in a script.
     """
 
-    patch: Patch
+    patch: Bug
     answer: Answer
     symptom: str
     lines: tuple[int, ...]
@@ -53,7 +53,7 @@ class Finding(Struct, frozen=True):
 def finding(
     trainer: str,
     argument: Lookup,
-    patch: Patch,
+    patch: Bug,
     trl: str,
     *,
     other_release: bool = False,
@@ -61,9 +61,9 @@ def finding(
 ) -> Finding:
     """Tell whether a trainer, by its name without ``Trainer``, hits the bug of ``patch`` on the release ``trl``.
 
-    Of several ways into a bug, those that cannot be told do not count if one is a hit. ``other_release``: ``trl`` is
-    not the installed release. A requirement that is not met here may be met beside it. ``version_of`` has the versions
-    of other distributions.
+    ``patch`` may be a bug without a repair. Of several ways into a bug, those that cannot be told do not count if one
+    is a hit. ``other_release``: ``trl`` is not the installed release. A requirement that is not met here may be met
+    beside it. ``version_of`` has the versions of other distributions.
     """
     ways = [finding for hit in patch.hits if (finding := _way_into(trainer, argument, patch, hit, trl)) is not None]
     if not ways:
@@ -90,7 +90,7 @@ def finding(
     )
 
 
-def _way_into(trainer: str, lookup: Lookup, patch: Patch, hit: Hit, trl: str) -> Finding | None:
+def _way_into(trainer: str, lookup: Lookup, patch: Bug, hit: Hit, trl: str) -> Finding | None:
     """Judge one way into a bug. Return None if the trainer does not take it."""
     if "*" not in hit.trainers and trainer not in hit.trainers:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..model import Decision, Evidence, Patch, Reason, Upstream
+from ..model import Bug, Decision, Evidence, KnownBug, Patch, Reason, Upstream
 
 
 def because(reason: Reason, evidence: Evidence) -> str:
@@ -63,6 +63,18 @@ def links(upstream: Upstream) -> list[str]:
         return [f"https://github.com/huggingface/trl/{kind}/{number}" for number in as_tuple]
 
     return urls("issues", upstream.issue) + urls("pull", upstream.fix)
+
+
+def repair_of(bug: Bug) -> str:
+    """Return how trl_hotfix repairs a bug: ``by default``, ``if named``, or ``none`` for one without a patch."""
+    if isinstance(bug, KnownBug):
+        return "none"
+    return "by default" if bug.default else "if named"
+
+
+def no_repair(fixed_in: str | None) -> str:
+    """Return what there is for a bug without a patch."""
+    return f"known, no repair here; {f'fixed in TRL {fixed_in}' if fixed_in else 'no release of TRL has it fixed'}"
 
 
 def turn_off(patch: Patch) -> list[str]:

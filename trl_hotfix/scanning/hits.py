@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ..matching import versions
 from ..matching.hits import Answer, Finding, finding
-from ..model import Patch, Severity
+from ..model import Bug, Severity
 from .trainer_calls import TrainerCall
 
 
@@ -28,7 +28,7 @@ class ScannedTrainer:
 
 def judge(
     call: TrainerCall,
-    patches: Iterable[Patch],
+    patches: Iterable[Bug],
     trl: str,
     *,
     other_release: bool = False,

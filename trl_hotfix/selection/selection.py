@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
+from ..catalogue import loading
 from ..catalogue.packs import find
-from ..errors import SettingError, UnknownPatchError, quoted, suggestion
+from ..errors import CatalogueError, SettingError, UnknownPatchError, quoted, suggestion
 from ..model import Options, Patch
 from . import freeze_files
 from .freeze_files import Frozen
@@ -78,8 +79,16 @@ def _ids(
     ids = frozenset([argument] if isinstance(argument, str) else argument)
     unknown = {patch_id for patch_id in ids if patch_id not in known}
     if unknown:
-        raise UnknownPatchError([str(patch_id) for patch_id in unknown], known, source)
+        raise UnknownPatchError([str(patch_id) for patch_id in unknown], known, source, _without_repair())
     return ids
+
+
+def _without_repair() -> set[str]:
+    """Return the ids of known bugs without a patch, which only the message about an unknown patch needs."""
+    try:
+        return {bug.id for bug in loading.without_repair()}
+    except CatalogueError:
+        return set()
 
 
 def _options(
@@ -99,7 +108,7 @@ def _options(
         options = parsed
     unknown = [patch_id for patch_id in options if patch_id not in known]
     if unknown:
-        raise UnknownPatchError(unknown, known, source)
+        raise UnknownPatchError(unknown, known, source, _without_repair())
     for patch_id, choices in options.items():
         declared = known[patch_id].options
         for option, choice in choices.items():

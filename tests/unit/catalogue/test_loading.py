@@ -9,6 +9,8 @@ from helpers.example_entry import SHIPPED
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.errors import CatalogueError
+from trl_hotfix.matching import gates, versions
+from trl_hotfix.matching.fingerprints import bodies
 from trl_hotfix.model import Patch
 
 
@@ -19,6 +21,26 @@ def test_the_shipped_catalogue_loads() -> None:
 
 def test_the_shipped_catalogue_is_read_once() -> None:
     assert loading.load() is loading.load()
+
+
+def test_the_shipped_bugs_without_a_repair_are_in_some_release_and_end_where_they_are_fixed() -> None:
+    for bug in loading.without_repair():
+        releases = [trl for trl in bodies().releases if gates.has_bug(trl, bug)]
+        assert releases, bug.id
+        fixed_in = bug.upstream.fixed_in
+        assert fixed_in is None or (fixed_in in bodies().releases and not gates.has_bug(fixed_in, bug)), bug.id
+        assert any(any(versions.in_range(trl, hit.trl or "") for trl in releases) for hit in bug.hits), bug.id
+
+
+def test_patches_are_read_without_the_bugs_that_have_no_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise AssertionError("known.yaml is read")
+
+    monkeypatch.setattr(loading, "known_bugs_file", refuse)
+    assert loading.load.__wrapped__() == SHIPPED
+    assert loading.known([]) == SHIPPED
+    with pytest.raises(AssertionError, match="is read"):
+        loading.without_repair.__wrapped__()
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\xff"], ids=["missing", "not UTF-8"])

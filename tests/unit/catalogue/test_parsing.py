@@ -178,15 +178,15 @@ def test_a_revision_is_a_whole_number(revision: str) -> None:
 def test_an_empty_file_is_a_mistake(text: str) -> None:
     line, message = the_mistake(text)
     assert line <= 2
-    assert message == "expected a list of patches, found nothing"
+    assert message == "expected a list of entries, found nothing"
 
 
 def test_a_mapping_instead_of_a_list_is_a_mistake() -> None:
-    assert the_mistake("\npatches: []\n") == (2, "expected a list of patches, found a mapping")
+    assert the_mistake("\npatches: []\n") == (2, "expected a list of entries, found a mapping")
 
 
 def test_text_instead_of_a_list_is_a_mistake() -> None:
-    assert the_mistake("nothing") == (1, "expected a list of patches, found text")
+    assert the_mistake("nothing") == (1, "expected a list of entries, found text")
 
 
 def test_an_entry_that_is_not_a_mapping_is_a_mistake() -> None:

@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 from helpers.old_runs import output_folder
 
+from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import audit
 from trl_hotfix.commands.common import Exit
+from trl_hotfix.matching import gates
 
 NORMALISER = "sft-loss-normaliser-counts-first-token"
 EXTRA_EOS = "dpo-extra-eos-conversational"
@@ -48,6 +50,25 @@ def test_the_pins_decide_which_bugs_are_here(tmp_path: Path) -> None:
     lines = run(file).output.splitlines()
     assert lines[0] == f"{file}: pins on TRL 0.16.1 (transformers 4.50.3)"
     assert f"  here  {NORMALISER}" in lines
+
+
+def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
+    file = pins(tmp_path, "trl==0.28.0\n")
+    assert answers(file)["reward-trainer-two-label-model"] == ("here", "none")
+    output = run(file).output
+    assert "known, no repair here; fixed in TRL 0.29.0" in output
+    without = [bug.id for bug in loading.without_repair() if gates.has_bug("0.28.0", bug)]
+    assert f"and has no repair for {len(without)}. " in output
+    of_4_48 = answers(pins(tmp_path, "trl==0.13.0\ntransformers==4.48.1\n"))
+    assert of_4_48["preference-grad-accum-scaling"] == ("here", "none")
+    assert "preference-grad-accum-scaling" not in answers(pins(tmp_path, "trl==0.13.0\ntransformers==4.48.0\n"))
+
+
+def test_an_old_run_is_told_of_a_bug_without_a_repair_whatever_its_record_says(tmp_path: Path) -> None:
+    folder = output_folder(tmp_path / "out", gradient_accumulation_steps=4)
+    (folder / "README.md").write_text("- TRL: 0.13.0\n- Transformers: 4.50.3\n")
+    (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "0.13.0", "patches": []}))
+    assert answers(str(folder))["preference-grad-accum-scaling"] == ("cannot tell", "none")
 
 
 def test_the_arguments_of_an_old_run_decide_which_bugs_hit_it(tmp_path: Path) -> None:

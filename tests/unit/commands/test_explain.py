@@ -75,3 +75,30 @@ def test_explain_shows_what_is_not_repaired() -> None:
     assert " ".join(patch.not_repaired.split()) in " ".join(screen.partition("What is not repaired")[2].split())
     assert json.loads(run("explain", ID, "--json").stdout)["not_repaired"] is None
     assert "What is not repaired" not in run("explain", ID).stdout
+
+
+def test_a_bug_without_a_repair_is_explained_and_nothing_of_a_patch_is_said() -> None:
+    bug_id = "gkd-eos-masked-when-pad-is-eos"
+    process = run("explain", bug_id)
+    assert process.returncode == 0, process.stderr
+    assert "Here: known, no repair here; fixed in TRL 1.9.0" in process.stdout
+    assert "TRL 0.11.4 has this bug" in process.stdout
+    assert "What the patch does" not in process.stdout
+    assert "TRL_HOTFIX_SKIP" not in process.stdout
+    answer = json.loads(run("explain", bug_id, "--json").stdout)
+    assert (answer["state"], answer["reason"]) == ("known", "no-repair")
+    assert (answer["revision"], answer["how"], answer["targets"], answer["trail"]) == (None, None, [], [])
+    assert answer["when"][0] == "GKD; lmbda: unset or >0; if the tokenizer's pad_token is its eos_token"
+    patch = json.loads(run("explain", ID, "--json").stdout)
+    assert patch["when"][0].startswith("DPO; TRL >=0.11.0; if the model is a mixture of experts")
+    needs = run("explain", "preference-grad-accum-scaling").stdout
+    assert "it needs transformers >=4.48.1,<4.53.0, and here is" in " ".join(needs.split())
+    refused = run("explain", bug_id, "--against", "trl.whl")
+    assert (refused.returncode, "wraps no method" in refused.stderr) == (2, True)
+    assert f"did you mean '{bug_id}'?" in run("explain", "gkd-eos-masked").stderr
+
+
+def test_a_bug_without_a_repair_cannot_be_asked_for() -> None:
+    process = run("list", TRL_HOTFIX_ONLY="gkd-eos-masked-when-pad-is-eos")
+    assert process.returncode == 2
+    assert "'gkd-eos-masked-when-pad-is-eos', a known bug that has no repair here" in process.stderr

@@ -33,7 +33,7 @@ def test_list_all_imports_neither_torch_nor_trl() -> None:
 def test_the_json_list_has_the_shape_of_a_report() -> None:
     for arguments in (("--list", "--json"), ("--json", "--list"), ("list", "--json")):
         report = json.loads(run(*arguments).stdout)
-        assert list(report) == ["trl_hotfix", "trl", "python", "digest", "patches"]
+        assert list(report) == ["trl_hotfix", "trl", "python", "digest", "patches", "known"]
         (patch,) = (row for row in report["patches"] if row["id"] == ID)
         assert list(patch) == [
             *("id", "revision", "title", "severity", "trl", "upstream", "review_by", "not_repaired", "state"),
@@ -79,6 +79,23 @@ def test_list_filters_by_release_severity_and_trainer() -> None:
     assert "did you mean 'GRPO'?" in run("list", "--trainer", "gpro").stderr
     assert "is not a version such as" in run("list", "--trl", "latest").stderr
     assert run("list", "--trl", "0.9.0").returncode == 4
+
+
+def test_known_bugs_stand_apart_from_the_patches() -> None:
+    known = {bug.id: bug for bug in loading.without_repair()}
+    report = json.loads(run("list", "--json", "--trl", "0.28.0").stdout)
+    assert not known.keys() & {patch["id"] for patch in report["patches"]}
+    assert {bug["id"]: bug["trl"] for bug in report["known"]} == {bug.id: bug.trl for bug in known.values()}
+    here = {bug["id"] for bug in report["known"] if bug["here"]}
+    assert "reward-trainer-two-label-model" in here
+    assert "grpo-temperature-not-applied" not in here
+    patches, heading, below = run("list", "--trl", "0.28.0").stdout.partition("Known, no repair here")
+    assert heading
+    assert {line.strip() for line in below.splitlines()} & known.keys() == here
+    assert not any(bug_id in patches for bug_id in known)
+    assert "reward-trainer-two-label-model" not in run("list", "--trl", "0.28.0", "--trainer", "grpo").stdout
+    assert "Known, no repair here" not in run("list", "--trl", "0.28.0", "--severity", "crash").stdout
+    assert "grpo-temperature-not-applied" in run("list", "--trl", "0.28.0", "--all").stdout
 
 
 def test_list_all_shows_what_is_not_repaired() -> None:

@@ -15,8 +15,9 @@ from trl_hotfix.commands import scan
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.matching import versions
 from trl_hotfix.model import Severity
+from trl_hotfix.reporting.sentences import repair_of
 
-PATCHES = loading.load()
+BUGS = (*loading.load(), *loading.without_repair())
 DROPPED = "dpo-precomputed-ref-logps-dropped"
 DPO = """\
 import torch
@@ -54,7 +55,7 @@ def test_each_trainer_has_a_section_with_hits_first(script: Path) -> None:
     assert lines[0] == f"{script}, line 10: DPOTrainer on TRL 0.12.2"
     answers = [line.strip() for line in lines if line.startswith(("  hit", "  cannot"))]
     assert answers == [f"hit  {DROPPED}", "cannot tell  dpo-extra-eos-conversational"]
-    shown = [patch for patch in PATCHES if patch.default and patch.severity is not Severity.DIAGNOSIS]
+    shown = [bug for bug in BUGS if repair_of(bug) != "if named" and bug.severity is not Severity.DIAGNOSIS]
     assert lines[-2] == f"1 hit, 1 cannot be told; {len(shown) - 2} of the {len(shown)} known bugs it does not hit."
 
 
@@ -75,7 +76,7 @@ def test_the_json_has_the_declared_shape(script: Path) -> None:
     assert list(hit) == list(scan.Bug.__annotations__)
     assert (hit["id"], hit["lines"], hit["on_by_default"]) == (DROPPED, [6, 9], True)
     assert hit["positions"] == ["line 6", "line 9"]
-    assert trainer["rest"] + len(trainer["hits"]) + len(trainer["cannot_tell"]) == len(PATCHES)
+    assert trainer["rest"] + len(trainer["hits"]) + len(trainer["cannot_tell"]) == len(BUGS)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_sarif_has_a_rule_for_each_bug_and_a_result_for_each_answer(script: Path
     log = json.loads(run(str(script), "--trl", "0.12.2", "--format", "sarif").output)
     (only,) = log["runs"]
     rules = only["tool"]["driver"]["rules"]
-    assert {rule["id"] for rule in rules} < {patch.id for patch in PATCHES}
+    assert {rule["id"] for rule in rules} < {bug.id for bug in BUGS}
     hit, may_hit = only["results"]
     assert (hit["ruleId"], rules[hit["ruleIndex"]]["id"], "level" in hit) == (DROPPED, DROPPED, False)
     assert hit["locations"][0]["physicalLocation"]["region"] == {"startLine": 6}
@@ -298,3 +299,78 @@ def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
     run(str(file), "--trl", "0.12.2")
     assert not output.exists()
     assert not {"trl", "torch", "transformers"} & (set(sys.modules) - before)
+
+
+KEEPS_END = "dpo-keep-end-zeroes-samples"
+REWARD = "from trl import RewardTrainer\nRewardTrainer(model='Qwen/Qwen2-0.5B')\n"
+
+
+def test_a_bug_without_a_repair_is_told_as_such_in_every_form(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text("from trl import GRPOTrainer\nGRPOTrainer('gpt2')\n")
+    result = run(str(file), "--trl", "0.22.0")
+    assert "  hit  grpo-scale-rewards-swapped" in result.output.splitlines()
+    assert "(wrong-gradient; known, no repair here; fixed in TRL 0.22.2)" in result.output
+    assert result.return_value is Exit.DEGRADED
+    (trainer,) = json.loads(run(str(file), "--trl", "0.22.0", "--json").output)["files"][0]["trainers"]
+    repairs = {bug["id"]: (bug["repair"], bug["on_by_default"], bug["fixed_in"]) for bug in trainer["hits"]}
+    assert repairs["grpo-scale-rewards-swapped"] == ("none", False, "0.22.2")
+    (log,) = json.loads(run(str(file), "--trl", "0.22.0", "--format", "sarif").output)["runs"]
+    rules = {rule["id"]: rule for rule in log["tool"]["driver"]["rules"]}
+    text = rules["grpo-scale-rewards-swapped"]["help"]["text"]
+    assert (
+        text
+        == "trl_hotfix: known, no repair here; fixed in TRL 0.22.2\n\ntrl-hotfix explain grpo-scale-rewards-swapped"
+    )
+    clean = run(str(file), "--trl", "0.22.2", "--json")
+    (trainer,) = json.loads(clean.output)["files"][0]["trainers"]
+    assert "grpo-scale-rewards-swapped" not in {bug["id"] for bug in (*trainer["hits"], *trainer["cannot_tell"])}
+
+
+@pytest.mark.parametrize(
+    ("script", "trl", "bug", "answer"),
+    [
+        (REWARD, "0.28.0", "reward-trainer-two-label-model", "cannot_tell"),
+        (REWARD, "0.29.0", "reward-trainer-two-label-model", None),
+        ("from trl import DPOTrainer\nDPOTrainer('gpt2')\n", "0.17.0", KEEPS_END, "cannot_tell"),
+        (
+            "from trl import DPOConfig, DPOTrainer\nDPOTrainer('gpt2', args=DPOConfig(truncation_mode='keep_start'))\n",
+            "0.17.0",
+            KEEPS_END,
+            None,
+        ),
+        ("from trl import GRPOTrainer\nGRPOTrainer('gpt2')\n", "0.15.2", "grpo-temperature-not-applied", "hits"),
+        (
+            "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer('gpt2', args=GRPOConfig(temperature=1.0))\n",
+            "0.15.2",
+            "grpo-temperature-not-applied",
+            None,
+        ),
+        (
+            "from trl import GRPOConfig as C, GRPOTrainer as T\nT('gpt2', args=C(mask_truncated_completions=True))\n",
+            "1.8.0",
+            "grpo-dapo-normaliser-counts-masked-tokens",
+            "hits",
+        ),
+        (
+            "from trl import SFTConfig as C, SFTTrainer as T\nT(args=C(packing=True, packing_strategy='wrapped'))\n",
+            "1.13.0",
+            "sft-wrapped-packing-duplicates",
+            "cannot_tell",
+        ),
+        (
+            "from trl import SFTConfig as C, SFTTrainer as T\nT('gpt2', args=C(loss_type='nll'))\n",
+            "1.14.2",
+            "sft-chunked-nll-logits-scaling",
+            None,
+        ),
+    ],
+)
+def test_the_arguments_decide_who_is_hit_by_a_bug_without_a_repair(
+    tmp_path: Path, script: str, trl: str, bug: str, answer: str | None
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    (trainer,) = json.loads(run(str(file), "--trl", trl, "--json").output)["files"][0]["trainers"]
+    found = [name for name in ("hits", "cannot_tell") if bug in {found["id"] for found in trainer[name]}]
+    assert found == ([answer] if answer is not None else [])

@@ -58,7 +58,7 @@ class PthFile(TypedDict):
 
 
 class DataFile(TypedDict):
-    """``count``: the number of patches, releases with known bodies, pairs of a patch and a release, or trainings."""
+    """``count``: the number of patches, bugs without one, releases with known bodies, cells, or trainings."""
 
     path: str
     sha256: str | None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...catalogue import evidence, loading
 from ...catalogue import packs as third_party
-from ...catalogue.data_files import checkout, data_file, evidence_folder, manifest
+from ...catalogue.data_files import checkout, data_file, evidence_folder, known_bugs_file, manifest
 from ...errors import HotfixError
 from ...matching import fingerprints
 from ...model import Patch
@@ -27,6 +27,7 @@ def counted_files(packs: str | None, problems: Problems) -> tuple[dict[str, Data
 
     counters: dict[str, tuple[Path, Callable[[], int]]] = {
         "patches": (manifest(), of_manifest),
+        "known": (known_bugs_file(), lambda: len(loading.without_repair())),
         "fingerprints": (_condensed_from("fingerprints.json"), _releases),
         "proven": (_condensed_from("proven.json"), _pairs),
         "evidence": (evidence_folder(), lambda: sum(len(evidence.trainings(patch.id)["proofs"]) for patch in patches)),

@@ -11,7 +11,13 @@ from rich.text import Text
 from ...reporting.table import show
 from .answer import Answer
 
-COUNTED = {"patches": "patches", "fingerprints": "releases", "proven": "cells", "evidence": "trainings"}
+COUNTED = {
+    "patches": "patches",
+    "known": "bugs without a repair",
+    "fingerprints": "releases",
+    "proven": "cells",
+    "evidence": "trainings",
+}
 
 
 def print_answer(answer: Answer) -> None:

@@ -17,7 +17,7 @@ from ...catalogue.modules import module_of
 from ...catalogue.packs import named
 from ...errors import UnknownPatchError
 from ...matching import sources, versions
-from ...model import Patch
+from ...model import KnownBug, Patch
 from ...patching.previews import preview
 from ...reporting.report import PatchStatus
 from ...reporting.sentences import because, links, turn_off
@@ -26,6 +26,7 @@ from ...reporting.trail import Step, trail
 from ...selection.selection import Selection
 from ..common import Exit, unsupported, with_packs
 from .answer import Answer
+from .known import known_answer, known_view, ways_into
 from .screen import answer_view
 
 
@@ -43,8 +44,13 @@ def command(patch_id: str, against: Path | None, as_data: bool, packs: str | Non
     names = named(packs, os.environ)
     patches = loading.known(names)
     by_id = {patch.id: patch for patch in patches}
+    without_repair = {bug.id: bug for bug in loading.without_repair()}
+    if patch_id in without_repair:
+        if against is not None:
+            raise click.UsageError(f"--against: {patch_id} is a known bug without a repair, and wraps no method")
+        return _explain_known(without_repair[patch_id], as_data)
     if patch_id not in by_id:
-        raise UnknownPatchError([patch_id], list(by_id), "explain")
+        raise UnknownPatchError([patch_id], [*by_id, *without_repair], "explain")
     patch = by_id[patch_id]
     selection = Selection.of(None, None, os.environ, patches, None, names)
     status = preview(patches, selection)[patch_id]
@@ -57,6 +63,15 @@ def command(patch_id: str, against: Path | None, as_data: bool, packs: str | Non
     else:
         show(answer_view(answer, patch))
     return Exit.NO_TRL if unsupported(versions.installed("trl")) else Exit.FINE
+
+
+def _explain_known(bug: KnownBug, as_data: bool) -> int:
+    answer = known_answer(bug, versions.installed("trl"))
+    if as_data:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show(known_view(answer))
+    return Exit.NO_TRL if unsupported(answer["installed"]) else Exit.FINE
 
 
 def _release(path: Path) -> sources.Release:
@@ -101,6 +116,7 @@ def _answer(patch: Patch, status: PatchStatus, steps: list[Step], differences: d
         "fixed_in": patch.upstream.fixed_in,
         "links": links(patch.upstream),
         "why": patch.why,
+        "when": ways_into(patch),
         "how": patch.how,
         "not_repaired": patch.not_repaired,
         "notes": _notes(patch),

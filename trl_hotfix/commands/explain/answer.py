@@ -38,9 +38,14 @@ class ParityAnswer(TypedDict):
 
 
 class Answer(TypedDict):
+    """``state`` is "known" for a bug without a repair: its ``revision`` and ``how`` are null, its ``targets`` empty.
+
+    ``when`` tells how the bug is hit: a line for each way, by trainer.
+    """
+
     trl_hotfix: str
     id: str
-    revision: int
+    revision: int | None
     title: str
     severity: str
     trl: str
@@ -49,7 +54,8 @@ class Answer(TypedDict):
     fixed_in: str | None
     links: list[str]
     why: str
-    how: str
+    when: list[str]
+    how: str | None
     not_repaired: str | None
     notes: str
     options: dict[str, OptionAnswer]

@@ -49,13 +49,13 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
     parts: list[Any] = [
         Text(f"{answer['id']} (revision {answer['revision']})", style="bold"),
         Text(answer["title"]),
-        *_section("What you see, and why", answer["why"]),
-        *_section("What the patch does", answer["how"]),
-        *(_section("What is not repaired", answer["not_repaired"]) if answer["not_repaired"] else []),
-        *_section("More", answer["notes"]),
+        *section("What you see, and why", answer["why"]),
+        *section("What the patch does", answer["how"] or ""),
+        *(section("What is not repaired", answer["not_repaired"]) if answer["not_repaired"] else []),
+        *section("More", answer["notes"]),
         Text(""),
         facts,
-        *_section(f"Here: {answer['state']} ({answer['reason']})", answer["because"]),
+        *section(f"Here: {answer['state']} ({answer['reason']})", answer["because"]),
         gate_by_gate,
     ]
     for target, difference in answer["differences"].items():
@@ -70,7 +70,8 @@ def _target(target: TargetAnswer) -> str:
     return f"{target['module']}: {target['attribute']} ({target['trl']}{called})"
 
 
-def _section(head: str, text: str) -> list[Any]:
+def section(head: str, text: str) -> list[Any]:
+    """Return a heading and its paragraphs."""
     paragraphs = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
     return [Text(""), Text(head, style="bold"), Padding(Text(paragraphs), (0, 0, 0, 2), expand=False)]
 

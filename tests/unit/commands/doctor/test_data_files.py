@@ -20,6 +20,7 @@ def test_the_files_are_counted_and_have_digests() -> None:
     assert (problems.entries, patches) == ([], loading.load())
     assert {name: file["count"] for name, file in files.items()} == {
         "patches": len(loading.load()),
+        "known": len(loading.without_repair()),
         "fingerprints": len(fingerprints.bodies().releases),
         "proven": sum(len(proven["releases"]) for proven in evidence.proven().values()),
         "evidence": sum(len(evidence.trainings(patch.id)["proofs"]) for patch in patches),

@@ -1,0 +1,98 @@
+"""Explain a known bug that has no repair here, and how a bug is hit."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ... import __version__
+from ...matching import gates
+from ...model import Bug, KnownBug
+from ...reporting.sentences import links, no_repair
+from .answer import Answer
+from .screen import section
+
+
+def known_answer(bug: KnownBug, installed: str | None) -> Answer:
+    """Return the answer for a bug without a patch: what belongs to a patch is null or empty."""
+    here = installed is not None and gates.has_bug(installed, bug)
+    unmet = [need for need in gates.requirements(bug) if not need.met] if here else []
+    because = f"TRL {installed} {'has' if here else 'does not have'} this bug ({bug.trl})"
+    if installed is None:
+        because = "TRL is not installed here"
+    because += "".join(
+        f"; it needs {need.distribution} {need.specifiers}, and here is {need.installed or 'none'}" for need in unmet
+    )
+    return {
+        "trl_hotfix": __version__,
+        "id": bug.id,
+        "revision": None,
+        "title": bug.title,
+        "severity": bug.severity.value,
+        "trl": bug.trl,
+        "requires": dict(bug.requires),
+        "review_by": bug.review_by.isoformat() if bug.review_by is not None else None,
+        "fixed_in": bug.upstream.fixed_in,
+        "links": links(bug.upstream),
+        "why": bug.why,
+        "when": ways_into(bug),
+        "how": None,
+        "not_repaired": None,
+        "notes": "",
+        "options": {},
+        "targets": [],
+        "proven_on": [],
+        "proofs": [],
+        "parity": [],
+        "turn_off": [],
+        "installed": installed,
+        "state": "known",
+        "reason": "no-repair",
+        "because": because,
+        "trail": [],
+        "differences": {},
+    }
+
+
+def ways_into(bug: Bug) -> list[str]:
+    """Return a line for each way into the bug: the trainers, the conditions on their arguments, and what else."""
+    lines = []
+    for hit in bug.hits:
+        trainers = "any trainer" if "*" in hit.trainers else ", ".join(hit.trainers)
+        conditions = [f"{name}: {_in_words(condition)}" for name, condition in hit.when.items()]
+        of_release = [f"TRL {hit.trl}"] if hit.trl is not None else []
+        depends = [f"if {hit.depends}"] if hit.depends is not None else []
+        lines.append("; ".join([trainers, *of_release, *conditions, *depends]))
+    return lines
+
+
+def _in_words(condition: object) -> str:
+    if isinstance(condition, list):
+        return " or ".join(map(_in_words, condition))
+    return str(condition).lower() if isinstance(condition, bool) or condition is None else str(condition)
+
+
+def known_view(answer: Answer) -> Group:
+    """Return the answer as text."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    open_end = f"still in the newest release looked at; to be reviewed by {answer['review_by']}"
+    rows = [
+        ("severity", answer["severity"]),
+        ("TRL", f"{answer['trl']}; {'fixed in ' + answer['fixed_in'] if answer['fixed_in'] else open_end}"),
+        *(("requires", f"{name} {specifiers}") for name, specifiers in answer["requires"].items()),
+        *(("upstream", link) for link in answer["links"]),
+        *(("hits", line) for line in answer["when"]),
+    ]
+    for name, value in rows:
+        facts.add_row(Text(name), Text(value))
+    return Group(
+        Text(answer["id"], style="bold"),
+        Text(answer["title"]),
+        *section("What you see, and why", answer["why"]),
+        Text(""),
+        facts,
+        *section(f"Here: {no_repair(answer['fixed_in'])}", answer["because"]),
+    )
