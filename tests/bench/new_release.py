@@ -28,12 +28,13 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))
 
 from trl_hotfix.catalogue import loading
-from trl_hotfix.catalogue.data_files import manifest
+from trl_hotfix.catalogue.data_files import data_file, manifest
 from trl_hotfix.matching import gates
 from trl_hotfix.matching.sources import Release
 from trl_hotfix.model import Patch
 
 import cells
+import config_defaults_record
 import evidence
 import judgement
 import layout
@@ -350,6 +351,10 @@ def main(release: str, jobs: int) -> None:
     """Run every patch on a new release, and edit what is certain. Exit code 1: a person has to look."""
     texts = {file: file.read_text(encoding="utf-8") for file in (RELEASES, manifest())}
     findings = new_release(release, jobs)
+    defaults = data_file("defaults.json")
+    defaults.write_text(
+        config_defaults_record.with_release(defaults.read_text(encoding="utf-8"), release), encoding="utf-8"
+    )
     findings.edits = edits(texts)
     report = CHECKOUT / "build" / f"new-release-{release}.md"
     report.parent.mkdir(parents=True, exist_ok=True)

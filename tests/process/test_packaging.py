@@ -26,7 +26,14 @@ def test_the_wheel_has_the_hook_at_its_root(distributions: dict[str, Path]) -> N
         record = wheel.read(next(name for name in names if name.endswith("/RECORD"))).decode()
     outside = {name for name in names if not name.startswith(("trl_hotfix/", "trl_hotfix-"))}
     assert outside == {"trl_hotfix_autoapply.pth"}
-    data = {"patches.yaml", "known.yaml", "data/fingerprints.json", "data/proven.json", "py.typed"}
+    data = {
+        "patches.yaml",
+        "known.yaml",
+        "data/defaults.json",
+        "data/fingerprints.json",
+        "data/proven.json",
+        "py.typed",
+    }
     data |= {f"evidence/{patch.id}.json" for patch in loading.load()}
     assert {f"trl_hotfix/{name}" for name in data} <= set(names)
     assert not any(name.endswith("build_hook.py") for name in names)

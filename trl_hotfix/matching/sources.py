@@ -57,6 +57,17 @@ class Release:
         *owner, name = attribute.split(".")
         return self._method(module, owner[0], name, set()) if owner else self._function(module, name, set())
 
+    def class_definition(self, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
+        """Return the module that defines the class which ``name`` is in ``module``, and its definition."""
+        resolved = self._resolve(module, name, set())
+        return (resolved[0], resolved[1]) if resolved is not None and isinstance(resolved[1], ast.ClassDef) else None
+
+    def classes(self, module: str) -> list[str]:
+        """Return the names of the classes that ``module`` defines itself."""
+        tree = self._tree(module)
+        statements = _statements(tree.body) if tree is not None else ()
+        return [statement.name for statement in statements if isinstance(statement, ast.ClassDef)]
+
     def modules(self) -> list[str]:
         """Return the names of all modules of TRL."""
         return list(_modules(self._file("trl"), "trl"))

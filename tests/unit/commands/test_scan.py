@@ -14,10 +14,10 @@ from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import scan
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.matching import versions
-from trl_hotfix.model import Severity
+from trl_hotfix.model import Bug, Severity
 from trl_hotfix.reporting.sentences import repair_of
 
-BUGS = (*loading.load(), *loading.without_repair())
+BUGS: tuple[Bug, ...] = (*loading.load(), *loading.without_repair())
 DROPPED = "dpo-precomputed-ref-logps-dropped"
 DPO = """\
 import torch
