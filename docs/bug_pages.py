@@ -30,6 +30,7 @@ from trl_hotfix.model import Bug, KnownBug, Patch, Severity, Target
 from trl_hotfix.reporting.sentences import links
 
 import cost_pages
+import release_pages
 from matrix import matrix
 
 SEVERITY_MEANINGS = {
@@ -62,6 +63,7 @@ def pages() -> dict[str, str]:
         "bugs/index.md": _index(patches),
         "bugs/checks.md": _checks(patches),
         "bugs/costs.md": cost_pages.table(patches),
+        "bugs/releases.md": release_pages.table(),
     }
     without_repair = {f"bugs/{bug.id}.md": _page_without_repair(bug) for bug in loading.without_repair()}
     return tables | {f"bugs/{patch.id}.md": _page(patch) for patch in patches} | without_repair
@@ -76,6 +78,7 @@ def nav() -> list[Any]:
     by_name = [{severity: entries} for severity, entries in by_severity.items() if entries]
     return [
         "bugs/index.md",
+        {"By trainer and release": "bugs/releases.md"},
         {"How well they are checked": "bugs/checks.md"},
         {"What they cost": "bugs/costs.md"},
         *by_name,
@@ -104,7 +107,8 @@ def _index(patches: Sequence[Patch]) -> str:
         f"{len(patches)} bugs of TRL, the worst first. Each page has what you see when the bug hits you, what the "
         "patch does, and what is on record; [the matrix](../evidence/matrix.html) has every number, and [how well they "
         "are checked](checks.md) how many ways to break a patch are noticed, [what they cost](costs.md) the time and "
-        "memory that they take. *Open*: the newest release that was looked at still has the bug.",
+        "memory that they take; [by trainer and release](releases.md) counts them. *Open*: "
+        "the newest release that was looked at still has the bug.",
     ]
     for severity in Severity:
         of_severity = [patch for patch in patches if patch.severity is severity]

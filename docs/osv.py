@@ -27,9 +27,8 @@ TRL = "https://github.com/huggingface/trl"
 
 def feed(modified: str) -> dict[str, dict[str, Any]]:
     """Return the record of each bug by its id. ``modified`` is the time of the last change, as RFC 3339 in UTC."""
-    return {
-        f"x_trl_hotfix-{patch.id}": record(patch, modified) for patch in (*loading.load(), *loading.without_repair())
-    }
+    bugs: list[Bug] = [*loading.load(), *loading.without_repair()]
+    return {f"x_trl_hotfix-{bug.id}": record(bug, modified) for bug in bugs}
 
 
 def record(patch: Bug, modified: str) -> dict[str, Any]:

@@ -137,6 +137,31 @@ def test_a_bug_without_a_repair_has_a_page_and_a_row_below_the_patches(pages: Mo
     assert not any(f"`{bug.id}`" in texts["bugs/checks.md"] for bug in loading.without_repair())
 
 
+def test_the_page_of_releases_counts_what_a_trainer_may_hit_and_tells_repaired_from_not(pages: ModuleType) -> None:
+    counts = pages.release_pages.counts()
+    bugs = pages.release_pages.bugs()
+    assert list(counts) == list(pages.matrix()["releases"])
+    with_reward = [bug.id for bug in bugs if {"Reward", "*"} & pages.release_pages.trainers_hit(bug, "0.28.0")]
+    assert "reward-trainer-two-label-model" in with_reward
+    assert sum(counts["0.28.0"]["Reward"]) == len(with_reward)
+    assert counts["0.28.0"]["Reward"][1] == 1
+    assert counts["0.29.0"]["Reward"][1] == 0
+    assert "GRPO" not in counts["0.13.0"]
+    # In 0.14.0 GRPO has the bugs of any trainer, and grpo-temperature-not-applied.
+    assert counts["0.14.0"]["GRPO"][1] == 1
+    assert not any(bug.id == "grpo-zero-loss-diagnosis" for bug in bugs)
+    lines = pages.pages()["bugs/releases.md"].splitlines()
+    head = next(line for line in lines if line.startswith("| TRL |"))
+    names = [name.strip() for name in head.strip("|").split("|")][1:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[lines.index(head) + 2 :]]
+    assert [release for release, *_ in rows] == list(reversed(counts))
+    for release, *cells in rows:
+        shown = {name: sum(map(int, cell.split("+"))) for name, cell in zip(names, cells, strict=True) if cell}
+        assert shown == {name: sum(count) for name, count in counts[release].items()}
+        without = {name for name, cell in zip(names, cells, strict=True) if "+" in cell}
+        assert without == {name for name, count in counts[release].items() if count[1]}
+
+
 def test_a_docstring_keeps_its_formulas_and_lists(pages: ModuleType) -> None:
     text = "One ``a * b``\nline.\n\n    loss = x * y\n      + z_1\n\n- first\n  of two\n- ``second``"
     assert list(pages.from_docstring(text)) == [
