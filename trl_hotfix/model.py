@@ -212,13 +212,15 @@ class Hit(Struct, frozen=True, forbid_unknown_fields=True):
     """One way to hit a bug: the trainers, by their names without ``Trainer``, and the conditions on their arguments.
 
     All conditions in ``when`` must hold (see ``conditions``). ``depends`` names a further condition that cannot be read
-    from a script. ``trl`` narrows the patch's range, as for a target. ``*`` among the trainers is any of TRL's.
+    from a script, and ``facts`` says the same by conditions on the model's files and the launch (``catalogue.facts``).
+    ``trl`` narrows the patch's range, as for a target. ``*`` among the trainers is any of TRL's.
     """
 
     trainers: tuple[str, ...]
     symptom: str
     when: Mapping[str, Any] = {}
     depends: str | None = None
+    facts: Mapping[str, Any] = {}
     trl: str | None = None
 
 

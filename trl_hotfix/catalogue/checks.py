@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 from ..errors import Mistake, suggestion
 from ..model import Bug, Hit, KnownBug, Option, Patch, Target
 from . import conditions, packs
+from .facts import FACTS
 from .modules import module_of
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
@@ -111,8 +112,21 @@ def _check_hit(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
         error = conditions.validation_error(condition)
         if error is not None:
             yield Mistake(line, f"when: {name}: {error}")
+    yield from _check_facts(hit, line_of)
     if hit.trl is not None:
         yield from _check_range(hit.trl, "trl", line_of("trl"))
+
+
+def _check_facts(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    if hit.facts and hit.depends is None:
+        yield Mistake(line_of("facts"), "facts without depends: it says in words what the facts say")
+    for name, condition in hit.facts.items():
+        line = line_of("facts", name)
+        if name not in FACTS:
+            yield Mistake(line, f"facts: {name!r} is no fact{suggestion(name, FACTS)}; of {', '.join(FACTS)}")
+        error = conditions.validation_error(condition)
+        if error is not None:
+            yield Mistake(line, f"facts: {name}: {error}")
 
 
 def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:

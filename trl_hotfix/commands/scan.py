@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import click
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from .. import __version__
+from ..catalogue.conditions import Argument
 from ..errors import ScriptError, quoted
 from ..matching import versions
 from ..matching.hits import Finding
@@ -18,61 +18,14 @@ from ..model import Bug as AnyBug
 from ..model import Severity
 from ..reporting.sentences import repair_of
 from ..scanning.command_lines import CommandLine
+from ..scanning.facts import facts_for, told_facts
 from ..scanning.files import files_to_scan
 from ..scanning.hits import ScannedTrainer, judge
 from ..scanning.scripts import read
 from ..scanning.trainer_calls import TrainerCall
 from .common import Exit, known_bugs, release, trainer, unsupported, with_packs
+from .scan_answer import Answer, Bug, File, Trainer
 from .scan_formats import FORMATS
-
-
-class Bug(TypedDict):
-    """A bug that is hit, or that the script may hit. ``lines`` are those of the arguments that decide.
-
-    ``positions`` has them in words, with the cell in a notebook. ``repair`` of trl_hotfix: "by default", "if named" or
-    "none"; ``fixed_in`` is the first release of TRL with the fix, if there is one.
-    """
-
-    id: str
-    title: str
-    severity: str
-    symptom: str
-    lines: list[int]
-    positions: list[str]
-    because: list[str]
-    unknown: list[str]
-    on_by_default: bool
-    repair: str
-    fixed_in: str | None
-
-
-class Trainer(TypedDict):
-    """A trainer of the script. ``rest`` is the number of known bugs that it does not hit."""
-
-    trainer: str
-    called: str
-    line: int
-    position: str
-    hits: list[Bug]
-    cannot_tell: list[Bug]
-    rest: int
-
-
-class File(TypedDict):
-    """A file that was scanned. ``error``: why it cannot be scanned; then it has no trainers."""
-
-    file: str
-    error: str | None
-    trainers: list[Trainer]
-
-
-class Answer(TypedDict):
-    """What ``scan --json`` prints. Files of a folder that make no trainer are left out."""
-
-    trl_hotfix: str
-    trl: str
-    scanned: int
-    files: list[File]
 
 
 class _ScanCommand(click.Command):
@@ -99,6 +52,18 @@ class _ScanCommand(click.Command):
 @click.option(
     "--trainer", "trainer_name", metavar="NAME", help="The trainer that a YAML config is for, such as DPO or SFT."
 )
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The folder of the model that the trainers train: its config, tokenizer and generation config.",
+)
+@click.option(
+    "--accelerate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The config of accelerate that the script is launched with: DeepSpeed, FSDP, the number of processes.",
+)
 @click.option("--all", "everything", is_flag=True, help="Also diagnoses, and patches that are off unless named.")
 @click.option("--format", "format_name", type=click.Choice(list(FORMATS)), default="text", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
@@ -117,6 +82,8 @@ def command(
     trl: str | None,
     versions_told: tuple[str, ...],
     trainer_name: str | None,
+    model: Path | None,
+    accelerate: Path | None,
     everything: bool,
     format_name: str,
     as_json: bool,
@@ -128,6 +95,7 @@ def command(
     A folder stands for the scripts and notebooks in it. Files are read, and never run or imported. A bug cannot be told
     where it needs something of the model, the data or the machine that no script says, or a value that the text does
     not tell for certain. If the script parses its command line, tell it: scan train.py -- --beta 0.1 --config c.yaml.
+    --model and --accelerate tell what no script says.
     Beside the release of --trl, other distributions are taken to be those that are installed here, or those of --with.
 
     \b
@@ -145,10 +113,19 @@ def command(
     yaml_trainer = trainer(trainer_name, bugs) if trainer_name is not None else None
     told = _versions(versions_told)
     try:
-        scan = _Scan(shown, judged, judged != installed, told, context.meta.get("command line"))
-        answer = scan.answer(paths, yaml_trainer)
+        facts = told_facts(model, accelerate)
+        scan = _Scan(shown, judged, judged != installed, told, context.meta.get("command line"), facts)
+        files, scanned = scan.files(paths, yaml_trainer)
     except ScriptError as error:
         raise click.ClickException(str(error)) from None
+    answer: Answer = {
+        "trl_hotfix": __version__,
+        "trl": judged,
+        "model": str(model) if model is not None else None,
+        "accelerate": str(accelerate) if accelerate is not None else None,
+        "scanned": scanned,
+        "files": files,
+    }
     FORMATS["json" if as_json else format_name](answer, shown)
     return _exit_code(answer, fail_on)
 
@@ -182,13 +159,18 @@ class _Scan:
         other_release: bool,
         versions_told: Mapping[str, str],
         words: Sequence[str] | None,
+        facts: Mapping[str, Argument],
     ) -> None:
         self._bugs, self._trl, self._other_release = bugs, trl, other_release
         self._versions_told = versions_told
+        self._words, self._facts = words or (), facts
         self._command_line = CommandLine.parse(words) if words is not None else None
 
-    def answer(self, paths: Sequence[str], yaml_trainer: str | None) -> Answer:
-        """Scan files and folders. Raises ``ScriptError`` for a file that is named and cannot be scanned."""
+    def files(self, paths: Sequence[str], yaml_trainer: str | None) -> tuple[list[File], int]:
+        """Scan files and folders. Return what to show of them, and how many there are.
+
+        Raises ``ScriptError`` for a file that is named and cannot be scanned.
+        """
         files = files_to_scan(paths)
         if yaml_trainer is not None and any(path.suffix.lower() not in (".yaml", ".yml") for path, _ in files):
             raise ScriptError("--trainer is for a YAML config; a script says itself which trainers it makes")
@@ -198,7 +180,7 @@ class _Scan:
             for file, (_, is_named) in zip(scanned, files, strict=True)
             if is_named or file["trainers"] or file["error"] is not None
         ]
-        return {"trl_hotfix": __version__, "trl": self._trl, "scanned": len(files), "files": shown}
+        return shown, len(files)
 
     def _scan(self, path: Path, is_named: bool, yaml_trainer: str | None) -> File:
         try:
@@ -207,11 +189,16 @@ class _Scan:
             if is_named:
                 raise
             return {"file": str(path), "error": str(error), "trainers": []}
+        fact = facts_for(self._text(path), self._facts) if self._facts else None
         trainers = [
-            judge(call, self._bugs, self._trl, other_release=self._other_release, told=self._versions_told)
+            judge(call, self._bugs, self._trl, other_release=self._other_release, told=self._versions_told, fact=fact)
             for call in calls
         ]
         return {"file": str(path), "error": None, "trainers": [_trainer(scanned) for scanned in trainers]}
+
+    def _text(self, path: Path) -> str:
+        """Return the text of a script and of its command line, in which a word may set what the model's files say."""
+        return " ".join([path.read_text(encoding="utf-8", errors="replace"), *self._words])
 
 
 def _trainer(scanned: ScannedTrainer) -> Trainer:

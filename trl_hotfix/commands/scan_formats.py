@@ -20,7 +20,7 @@ from ..reporting.sentences import no_repair
 from ..reporting.table import show
 
 if TYPE_CHECKING:
-    from .scan import Answer, Bug, File, Trainer
+    from .scan_answer import Answer, Bug, File, Trainer
 
 PROJECT = "https://github.com/huggingface/trl"
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

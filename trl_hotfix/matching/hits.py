@@ -58,14 +58,17 @@ def finding(
     *,
     other_release: bool = False,
     version_of: versions.VersionOf = versions.installed,
+    fact: Lookup | None = None,
 ) -> Finding:
     """Tell whether a trainer, by its name without ``Trainer``, hits the bug of ``patch`` on the release ``trl``.
 
     ``patch`` may be a bug without a repair. Of several ways into a bug, those that cannot be told do not count if one
     is a hit. ``other_release``: ``trl`` is not the installed release. A requirement that is not met here may be met
-    beside it. ``version_of`` has the versions of other distributions.
+    beside it. ``version_of`` has the versions of other distributions, ``fact`` what is known of the model's files.
     """
-    ways = [finding for hit in patch.hits if (finding := _way_into(trainer, argument, patch, hit, trl)) is not None]
+    ways = [
+        finding for hit in patch.hits if (finding := _way_into(trainer, argument, patch, hit, trl, fact)) is not None
+    ]
     if not ways:
         # A patch that declares no conditions does not clear a script of its bug.
         undeclared = not patch.hits and _in_range(trl, patch.trl) is not False
@@ -90,7 +93,9 @@ def finding(
     )
 
 
-def _way_into(trainer: str, lookup: Lookup, patch: Bug, hit: Hit, trl: str) -> Finding | None:
+def _way_into(
+    trainer: str, lookup: Lookup, patch: Bug, hit: Hit, trl: str, fact: Lookup | None = None
+) -> Finding | None:
     """Judge one way into a bug. Return None if the trainer does not take it."""
     if "*" not in hit.trainers and trainer not in hit.trainers:
         return None
@@ -112,7 +117,13 @@ def _way_into(trainer: str, lookup: Lookup, patch: Bug, hit: Hit, trl: str) -> F
         else:
             because.append(argument.describe(name))
     if hit.depends is not None:
-        unknown.append(f"if {hit.depends}")
+        settled = _settled(hit, fact) if fact is not None and hit.facts else None
+        if settled is False:
+            return None
+        if settled and fact is not None:
+            because += [_describe_fact(name, fact(name)) for name in hit.facts]
+        else:
+            unknown.append(f"if {hit.depends}")
     if in_range is None:
         unknown.append(f"TRL {trl} is no release")
     return Finding(
@@ -123,6 +134,16 @@ def _way_into(trainer: str, lookup: Lookup, patch: Bug, hit: Hit, trl: str) -> F
         because=tuple(because),
         unknown=tuple(unknown),
     )
+
+
+def _settled(hit: Hit, fact: Lookup) -> bool | None:
+    """Return whether what ``depends`` says is so, or None if the facts do not tell."""
+    answers = [conditions.evaluate(condition, fact(name), fact) for name, condition in hit.facts.items()]
+    return False if False in answers else None if None in answers else True
+
+
+def _describe_fact(name: str, argument: Argument) -> str:
+    return f"{name}={argument.value!r} ({argument.reason})"
 
 
 def _in_range(trl: str, *ranges: str | None) -> bool | None:

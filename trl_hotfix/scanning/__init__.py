@@ -10,5 +10,7 @@ The file is read, and never run or imported. Where its text does not tell an arg
 - ``config_arguments`` has the arguments of a config such as ``DPOConfig(...)``.
 - ``trainer_calls`` finds the calls of TRL's trainers, and has their arguments.
 - ``yaml_configs`` reads a config of TRL's command line as the call of one trainer.
+- ``model_files`` and ``facts`` read a model's folder and a config of accelerate, which tell what no script says.
+- ``default_changes`` tells which defaults of a config change between two releases.
 - ``hits`` compares the arguments of a trainer with the conditions of each known bug.
 """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ..catalogue.conditions import Lookup
 from ..matching import versions
 from ..matching.hits import Answer, Finding, finding
 from ..model import Bug, Severity
@@ -33,11 +34,13 @@ def judge(
     *,
     other_release: bool = False,
     told: Mapping[str, str] | None = None,
+    fact: Lookup | None = None,
 ) -> ScannedTrainer:
     """Judge a trainer call by the bugs of ``patches`` on the release ``trl``.
 
     ``other_release``: ``trl`` is not the installed release. A requirement that is not met here may be met beside it.
-    ``told`` has the versions of other distributions beside it, as far as they are told.
+    ``told`` has the versions of other distributions beside it, as far as they are told, ``fact`` what is told of the
+    model and the launch.
     """
     versions_told = told or {}
 
@@ -52,6 +55,7 @@ def judge(
             trl,
             other_release=other_release and not patch.requires.keys() <= versions_told.keys(),
             version_of=version_of,
+            fact=fact,
         )
         for patch in patches
     ]

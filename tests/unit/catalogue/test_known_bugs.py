@@ -96,3 +96,17 @@ def test_an_open_range_needs_a_day_of_review() -> None:
 
 def test_two_entries_with_one_id_are_an_error() -> None:
     assert mistakes(KNOWN + KNOWN) == [(10, "duplicate id 'some-bug', first used on line 1")]
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("it, facts: {experts: true}}", "facts without depends: it says in words what the facts say"),
+        ("it, depends: d, facts: {expert: true}}", "facts: 'expert' is no fact; did you mean 'experts'?; of experts, "),
+        ("it, depends: d, facts: {processes: '>x'}}", "facts: processes: '>x' compares with nothing"),
+    ],
+)
+def test_facts_are_checked(new: str, message: str) -> None:
+    ((line, found),) = mistakes(KNOWN.replace("it is wrong}", new))
+    assert line == 9
+    assert found.startswith(message)

@@ -374,3 +374,69 @@ def test_the_arguments_decide_who_is_hit_by_a_bug_without_a_repair(
     (trainer,) = json.loads(run(str(file), "--trl", trl, "--json").output)["files"][0]["trainers"]
     found = [name for name in ("hits", "cannot_tell") if bug in {found["id"] for found in trainer[name]}]
     assert found == ([answer] if answer is not None else [])
+
+
+def model(folder: Path, config: dict[str, Any], **others: Any) -> str:
+    folder.mkdir()
+    for name, content in {"config": config, **others}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "output_router_logits": True}
+UNROUTED = {**MIXTRAL, "output_router_logits": False}
+UNBALANCED = "moe-aux-loss-lost-under-deepspeed"
+
+
+@pytest.mark.parametrize(
+    ("config", "launch", "line", "expected"),
+    [
+        (MIXTRAL, "DEEPSPEED", "", "hits"),
+        (MIXTRAL, "MULTI_GPU", "", "hits"),
+        (MIXTRAL, "FSDP", "", None),
+        (MIXTRAL, "NO", "", "cannot_tell"),
+        ({**MIXTRAL, "output_router_logits": False}, "DEEPSPEED", "", None),
+        (
+            {**MIXTRAL, "output_router_logits": False},
+            "DEEPSPEED",
+            "m.config.output_router_logits = True",
+            "cannot_tell",
+        ),
+        ({"model_type": "llama"}, "DEEPSPEED", "", None),
+        ({"model_type": "llama"}, "DEEPSPEED", "m.config.output_router_logits = True", None),
+        (MIXTRAL, "FSDP", "# deepspeed=... is in the config", "cannot_tell"),
+    ],
+)
+def test_the_files_of_the_model_and_the_launch_decide(
+    tmp_path: Path, config: dict[str, Any], launch: str, line: str, expected: str | None
+) -> None:
+    script, accelerate = tmp_path / "train.py", tmp_path / "accelerate.yaml"
+    script.write_text(f"from trl import DPOTrainer\n{line}\nDPOTrainer('m')\n")
+    accelerate.write_text(f"distributed_type: {launch}\nnum_processes: 8\n")
+    folder = model(tmp_path / "model", config)
+    told = ("--model", folder, "--accelerate", str(accelerate))
+    answer = json.loads(run(str(script), "--trl", "0.11.4", *told, "--json").output)
+    assert (answer["model"], answer["accelerate"]) == (folder, str(accelerate))
+    (trainer,) = answer["files"][0]["trainers"]
+    found = [name for name in ("hits", "cannot_tell") if UNBALANCED in {bug["id"] for bug in trainer[name]}]
+    assert found == ([expected] if expected is not None else [])
+    without = json.loads(run(str(script), "--trl", "0.11.4", "--json").output)
+    assert UNBALANCED in {bug["id"] for bug in without["files"][0]["trainers"][0]["cannot_tell"]}
+    assert (without["model"], without["accelerate"]) == (None, None)
+
+
+def test_a_fact_that_decides_is_among_the_reasons(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from trl import SFTTrainer\nSFTTrainer('m')\n")
+    folder = model(tmp_path / "model", {}, tokenizer_config={"eos_token": "a", "pad_token": "a"})
+    output = run(str(script), "--trl", "0.11.4", "--model", folder).output
+    assert "pad_is_eos=True (tokenizer_config.json)" in output
+    words = run(str(script), "--trl", "0.11.4", "--model", folder, "--", "--pad_token", "b").output
+    assert "pad_is_eos=True" not in words
+    assert "cannot tell  sft-eos-masked-when-pad-is-eos" in words
+
+
+def test_a_model_that_cannot_be_read_is_one_clear_error(script: Path) -> None:
+    message = run(str(script), "--model", "Qwen/Qwen2-0.5B").exception.format_message()
+    assert message.startswith("--model: Qwen/Qwen2-0.5B is no folder")
+    assert "is not there" in run(str(script), "--accelerate", "gone.yaml").exception.format_message()

@@ -1,0 +1,85 @@
+"""What is told of the model and the launch decides, unless a word of the script may change it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trl_hotfix.catalogue import loading
+from trl_hotfix.catalogue.conditions import Argument, Kind
+from trl_hotfix.catalogue.facts import FACTS
+from trl_hotfix.errors import ScriptError
+from trl_hotfix.scanning.facts import SET_BY, facts_for, told_facts
+
+
+def launch(tmp_path: Path, text: str) -> dict[str, Any]:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(text)
+    return {name: fact.value for name, fact in told_facts(None, file).items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("distributed_type: DEEPSPEED\nnum_processes: 8\n", {"distributed": "deepspeed", "processes": 8}),
+        ("distributed_type: FSDP\nnum_processes: 2\n", {"distributed": "fsdp", "processes": 2}),
+        ("distributed_type: MULTI_GPU\nnum_processes: 2\n", {"distributed": "ddp", "processes": 2}),
+        # One process may still use several GPUs.
+        ("distributed_type: 'NO'\nnum_processes: 1\n", {}),
+        ("distributed_type: no\nnum_processes: many\n", {}),
+        ('{"distributed_type": "FSDP"}', {"distributed": "fsdp"}),
+    ],
+)
+def test_a_config_of_accelerate_tells_the_launch(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
+    assert launch(tmp_path, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "expected what `accelerate config` writes"),
+        ("- 1\n", "expected what `accelerate config` writes"),
+        ('{"zero_optimization": {"stage": 2}}', "expected what `accelerate config` writes"),
+        ("a: [", "is not YAML"),
+        ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
+        ("[" * 100_000, "is not YAML"),
+        ("{[]: 1}", "is not YAML"),
+        ("a: 2026-02-31", "is not YAML"),
+    ],
+)
+def test_another_file_is_one_clear_error(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ScriptError, match=re.escape(expected)) as caught:
+        launch(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
+    for path, expected in ((tmp_path / "gone", "is not there"), (tmp_path, "is no file")):
+        with pytest.raises(ScriptError, match=expected):
+            told_facts(None, path)
+    large = tmp_path / "large.yaml"
+    with large.open("wb") as file:
+        file.truncate((1 << 20) + 1)
+    with pytest.raises(ScriptError, match="more than 1 MiB"):
+        told_facts(None, large)
+
+
+def test_a_word_of_the_script_makes_a_fact_unknown() -> None:
+    told = {name: Argument(Kind.LITERAL, True, reason="config.json") for name in FACTS}
+    for name in FACTS:
+        assert facts_for("train()", told)(name).value is True
+        for word in SET_BY.get(name, ()):
+            fact = facts_for(f"x.{word} = y", told)(name)
+            assert (fact.kind, fact.reason) == (Kind.UNKNOWN, f"the script has {word}")
+    untold = facts_for("train()", {})("experts")
+    assert (untold.kind, untold.reason) == (Kind.UNKNOWN, f"not told: {FACTS['experts']}")
+
+
+def test_every_fact_decides_a_bug() -> None:
+    bugs = (*loading.load(), *loading.without_repair())
+    used = {name for bug in bugs for hit in bug.hits for name in hit.facts}
+    assert used == FACTS.keys()
+    assert SET_BY.keys() < FACTS.keys()

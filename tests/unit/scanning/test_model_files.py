@@ -1,0 +1,215 @@
+"""What the files of a model tell, and what they leave open. They may be anything, since they come from the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trl_hotfix.catalogue.conditions import Kind
+from trl_hotfix.errors import ScriptError
+from trl_hotfix.scanning import model_files
+from trl_hotfix.scanning.model_files import model_facts
+
+DENSE = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "eos_token_id": 2}
+TOKENIZER = {"eos_token": "</s>", "pad_token": "<pad>", "added_tokens_decoder": {"2": {"content": "</s>"}}}
+
+
+def folder_with(folder: Path, **files: Any) -> Path:
+    """Return a folder with these JSON files, and the usual ones of a small model."""
+    contents = {"config": DENSE, "tokenizer_config": TOKENIZER, **files}
+    for name, content in contents.items():
+        if content is not None:
+            (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def known(folder: Path) -> dict[str, Any]:
+    """Return the facts that are known."""
+    return {name: fact.value for name, fact in model_facts(folder).items() if fact.kind is Kind.LITERAL}
+
+
+def test_a_dense_model_is_known_to_be_one(tmp_path: Path) -> None:
+    facts = known(folder_with(tmp_path))
+    assert facts == {
+        "experts": False,
+        "model_type": "qwen2",
+        "scales_logits": False,
+        "labels": 2,
+        "pad_is_eos": False,
+        "other_ends": False,
+        "sampling_settings": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}, True),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, True),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, True),
+        ({"model_type": "some_vlm", "text_config": {"num_experts": 64}}, True),
+        # The class may have experts where the file has no number.
+        ({"model_type": "mixtral"}, None),
+        ({"model_type": "x", "architectures": ["OlmoeForCausalLM"]}, None),
+        ({"architectures": None}, None),
+        ({"model_type": "x", "expert_layer_period": 2}, None),
+        ({"model_type": "x", "num_experts": 1}, None),
+        ({"model_type": "x", "num_experts": True}, None),
+        ({"model_type": "x", "num_experts": None, "enable_moe_block": False}, False),
+        ({"model_type": "llama"}, False),
+    ],
+)
+def test_a_mixture_of_experts_is_told_by_the_number_of_its_experts(
+    tmp_path: Path, config: dict[str, Any], expected: bool | None
+) -> None:
+    assert known(folder_with(tmp_path, config=config)).get("experts") is expected
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "special", "expected"),
+    [
+        ({"eos_token": "a", "pad_token": "a"}, None, True),
+        ({"eos_token": {"content": "a"}, "pad_token": {"content": "a", "lstrip": False}}, None, True),
+        ({"eos_token": "a", "pad_token": "b"}, None, False),
+        ({"eos_token": "a", "pad_token": None}, None, True),
+        ({"eos_token": "a"}, {"pad_token": "b"}, False),
+        ({"pad_token": "b"}, None, None),
+        (None, None, None),
+    ],
+)
+def test_the_padding_token_is_compared_with_the_end_of_sequence(
+    tmp_path: Path, tokenizer: Any, special: Any, expected: bool | None
+) -> None:
+    folder = folder_with(tmp_path, tokenizer_config=tokenizer, special_tokens_map=special)
+    assert known(folder).get("pad_is_eos") is expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"generation_config": {"eos_token_id": [2, 7]}}, True),
+        ({"generation_config": {"eos_token_id": [2]}}, False),
+        ({"generation_config": {"eos_token_id": 7}}, True),
+        ({"generation_config": {}}, None),
+        ({"generation_config": {"eos_token_id": "2"}}, None),
+        ({"config": {**DENSE, "eos_token_id": [2, 7]}}, True),
+        ({"tokenizer_config": {"eos_token": "</s>"}}, None),
+        ({"tokenizer_config": {"eos_token": "</s>"}, "config": {**DENSE, "eos_token_id": [2, 7]}}, True),
+        (
+            {
+                "tokenizer_config": {"eos_token": "</s>"},
+                "tokenizer": {"added_tokens": [{"content": "</s>", "id": 2}, 3, {"content": "x"}]},
+            },
+            False,
+        ),
+        ({"tokenizer_config": {"eos_token": "</s>"}, "tokenizer": {"model": {"vocab": {"</s>": 9}}}}, True),
+        ({"tokenizer_config": {"eos_token": "</s>"}, "tokenizer": {"model": {"vocab": [["</s>", 0.0]]}}}, None),
+    ],
+)
+def test_the_ends_of_the_model_are_compared_with_that_of_the_tokenizer(
+    tmp_path: Path, files: dict[str, Any], expected: bool | None
+) -> None:
+    assert known(folder_with(tmp_path, **files)).get("other_ends") is expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({"top_p": 0.95, "temperature": 0.6}, True),
+        ({"top_k": 20}, True),
+        ({"top_k": 50}, None),
+        ({"temperature": 0.6}, None),
+        ({"top_p": 1, "repetition_penalty": 1.0, "min_p": None}, False),
+        ({}, False),
+    ],
+)
+def test_sampling_settings_of_the_checkpoint(tmp_path: Path, generation: Any, expected: bool | None) -> None:
+    assert known(folder_with(tmp_path, generation_config=generation)).get("sampling_settings") is expected
+
+
+def test_the_logits_are_scaled_and_labels_are_counted(tmp_path: Path) -> None:
+    granite = {"model_type": "granite", "logits_scaling": 8.0, "id2label": {"0": "LABEL_0"}}
+    facts = known(folder_with(tmp_path, config=granite))
+    assert (facts["scales_logits"], facts["labels"]) == (True, 1)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "granite", "num_labels": "x"}))
+    assert not {"scales_logits", "labels"} & known(tmp_path).keys()
+
+
+BROKEN = {
+    "empty": ("", "is not JSON: Expecting value"),
+    "no JSON": ("{'a': 1}", "is not JSON"),
+    "a list": ("[1]", "expected an object, found a list"),
+    "deep": ("[" * 100_000, "is not JSON"),
+    "a long number": ('{"eos_token_id": ' + "9" * 5000 + "}", "is not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("file", ["config", "generation_config", "tokenizer_config", "special_tokens_map"])
+def test_a_broken_file_is_one_clear_error(tmp_path: Path, name: str, file: str) -> None:
+    text, expected = BROKEN[name]
+    with pytest.raises(ScriptError, match=expected) as caught:
+        model_facts(folder_with(tmp_path, **{file: text}))
+    assert str(caught.value).startswith(f"--model: {tmp_path / file}.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_folder_of_a_model_is_one_clear_error(tmp_path: Path) -> None:
+    for path, expected in (
+        (tmp_path / "gone", "is no folder"),
+        (Path("Qwen/Qwen2-0.5B"), "nothing is downloaded"),
+        (tmp_path, "has no config.json"),
+    ):
+        with pytest.raises(ScriptError, match=expected):
+            model_facts(path)
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ScriptError, match="is no file"):
+        model_facts(tmp_path)
+    (tmp_path / "config.json").rmdir()
+    (tmp_path / "config.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(ScriptError, match="is no file"):
+        model_facts(tmp_path)
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ScriptError, match="is no file"):
+        model_facts(tmp_path)
+
+
+def test_bytes_and_huge_files_are_one_clear_error(tmp_path: Path) -> None:
+    folder_with(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ScriptError, match="is not JSON"):
+        model_facts(tmp_path)
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(model_files._LARGEST_OTHER + 1)
+    with pytest.raises(ScriptError, match="has more than 8 MiB"):
+        model_facts(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, True, 1.5, "x", [], [[1]], {}, {"a": {}}])
+def test_values_of_any_kind_leave_facts_open_and_fail_nothing(tmp_path: Path, value: Any) -> None:
+    names = ("model_type", "architectures", "eos_token_id", "id2label", "num_labels", "logits_scaling", "num_experts")
+    config = dict.fromkeys((*names, "router_aux_loss_coef", "output_router_logits", "text_config"), value)
+    tokenizer = dict.fromkeys(("eos_token", "pad_token", "added_tokens_decoder"), value)
+    generation = dict.fromkeys(("eos_token_id", "top_k", "top_p", "temperature"), value)
+    folder = folder_with(tmp_path, config=config, tokenizer_config=tokenizer, generation_config=generation)
+    (folder / "tokenizer.json").write_text(json.dumps(dict.fromkeys(("added_tokens", "model"), value)))
+    assert all(fact.kind in (Kind.LITERAL, Kind.UNKNOWN) for fact in model_facts(folder).values())
+
+
+def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from trl import SFTTrainer\nSFTTrainer('m')\n")
+    arguments = ["scan", str(script), "--trl", "0.11.4", "--model", str(folder_with(tmp_path))]
+    code = (
+        f"import sys; from trl_hotfix.commands.main import main\ntry: main({arguments})\n"
+        "finally: print([name for name in ('torch', 'transformers', 'trl', 'tokenizers') if name in sys.modules])"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1] == "[]", process.stderr

@@ -1,0 +1,86 @@
+"""The facts that a user tells of a script's model and launch: a model's folder, and a config of accelerate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..catalogue.conditions import Argument, Kind, Lookup
+from ..catalogue.facts import FACTS
+from ..errors import ScriptError, plain
+from .model_files import model_facts
+
+_LARGEST = 1 << 20
+_TYPES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
+
+_TOKENS = ("eos_token", "pad_token", "add_special_tokens", "chat_format", "chat_template", "unsloth")
+_SAMPLING = ("generation_config", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+SET_BY: Mapping[str, tuple[str, ...]] = {
+    "output_router_logits": ("output_router_logits",),
+    "router_aux_loss_coef": ("router_aux_loss_coef",),
+    "scales_logits": ("logits_scaling", "lm_head_multiplier", "logit_scale"),
+    "labels": ("num_labels", "id2label"),
+    "pad_is_eos": _TOKENS,
+    "other_ends": (*_TOKENS, "generation_config", "generation_kwargs"),
+    "sampling_settings": (*_SAMPLING, "generation_kwargs"),
+    "distributed": ("deepspeed", "fsdp"),
+}
+"""Words in a script that may set a fact. Where one stands, the file does not decide."""
+
+
+def told_facts(model: Path | None, accelerate: Path | None) -> dict[str, Argument]:
+    """Return the facts that the files tell. Raises ``ScriptError`` for one that cannot be read."""
+    of_model = model_facts(model) if model is not None else {}
+    return of_model | (_launch_facts(accelerate) if accelerate is not None else {})
+
+
+def facts_for(text: str, told: Mapping[str, Argument]) -> Lookup:
+    """Return what is known of a script with this text, by the names of the facts."""
+
+    def fact(name: str) -> Argument:
+        word = next((word for word in SET_BY.get(name, ()) if word in text), None)
+        if word is not None and name in told:
+            return Argument(Kind.UNKNOWN, reason=f"the script has {word}")
+        return told.get(name, Argument(Kind.UNKNOWN, reason=f"not told: {FACTS[name]}"))
+
+    return fact
+
+
+def _launch_facts(path: Path) -> dict[str, Argument]:
+    config = _read(path)
+    file = path.name
+    facts = {}
+    kind = str(config.get("distributed_type", "NO")).upper()
+    # Without a launcher of several processes, transformers may still wrap the model for all GPUs that it sees.
+    name = _TYPES.get(kind, "ddp" if kind.startswith("MULTI_") else None)
+    if name is not None:
+        facts["distributed"] = Argument(Kind.LITERAL, name, reason=file)
+    processes = config.get("num_processes")
+    if type(processes) is int and processes > 1:
+        facts["processes"] = Argument(Kind.LITERAL, processes, reason=file)
+    return facts
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    file = plain(str(path))
+    try:
+        if not path.is_file():
+            raise ScriptError(f"--accelerate: {file} {'is no file' if path.exists() else 'is not there'}")
+        if path.stat().st_size > _LARGEST:
+            raise ScriptError(f"--accelerate: {file} has more than {_LARGEST >> 20} MiB: expected a config")
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScriptError(f"--accelerate: {file} cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
+        raise ScriptError(f"--accelerate: {file} is not YAML: {plain(reason)}") from None
+    if not isinstance(config, dict) or not {"distributed_type", "num_processes"} & config.keys():
+        raise ScriptError(
+            f"--accelerate: {file}: expected what `accelerate config` writes, with distributed_type or num_processes"
+        )
+    return config

@@ -1,0 +1,186 @@
+"""The facts that a model's folder tells: its config, its generation config and its tokenizer.
+
+The files are read as JSON: neither torch nor transformers is imported, and nothing is downloaded. What a file does not
+say may have a default in a class of transformers, and is unknown. The names of the facts are those of ``catalogue``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..catalogue.conditions import Argument, Kind
+from ..errors import ScriptError, plain
+
+_CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+_LARGEST = {"tokenizer.json": 1 << 27}
+_LARGEST_OTHER = 1 << 23
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_OF_EXPERTS = re.compile(r"expert|(^|_)moe(_|$)")
+_TYPES_WITH_EXPERTS = re.compile(r"moe|mixtral|dbrx|jamba|arctic|gpt_oss|llama4|switch|deepseek_v[23]|minimax")
+_DEPTH = 4
+
+
+def model_facts(folder: Path) -> dict[str, Argument]:
+    """Return the facts of a local folder with a ``config.json``. Raises ``ScriptError`` if a file cannot be read."""
+    if not folder.is_dir():
+        raise ScriptError(
+            f"--model: {plain(str(folder))} is no folder: expected a local one with {_CONFIG}; nothing is downloaded"
+        )
+    config = _read(folder, _CONFIG)
+    if config is None:
+        raise ScriptError(f"--model: {plain(str(folder))} has no {_CONFIG}")
+    generation = _read(folder, _GENERATION)
+    tokenizer = _read(folder, _TOKENIZER)
+    return {
+        "experts": _experts(config),
+        "output_router_logits": _of_config(config, "output_router_logits", bool),
+        "router_aux_loss_coef": _of_config(config, "router_aux_loss_coef", float),
+        "model_type": _of_config(config, "model_type", str),
+        "scales_logits": _scales_logits(config),
+        "labels": _labels(config),
+        "pad_is_eos": _pad_is_eos(folder, tokenizer),
+        "other_ends": _other_ends(folder, config, generation, tokenizer),
+        "sampling_settings": _sampling_settings(config, generation),
+    }
+
+
+def _read(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the object in a JSON file of the folder, or None if there is no such file."""
+    path = folder / name
+    file = plain(str(path))
+    largest = _LARGEST.get(name, _LARGEST_OTHER)
+    try:
+        if not path.is_file():
+            # A link to nothing is a file that is not there.
+            if path.is_symlink() or path.exists():
+                raise ScriptError(f"--model: {file} is no file")
+            return None
+        if path.stat().st_size > largest:
+            raise ScriptError(f"--model: {file} has more than {largest >> 20} MiB: expected a JSON file of a model")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScriptError(f"--model: {file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ScriptError(f"--model: {file} is not JSON: {plain(str(error))}") from None
+    if not isinstance(content, dict):
+        raise ScriptError(f"--model: {file}: expected an object, found a {type(content).__name__}")
+    return content
+
+
+def _known(value: Any, file: str) -> Argument:
+    return Argument(Kind.LITERAL, value, reason=file)
+
+
+def _unknown(reason: str) -> Argument:
+    return Argument(Kind.UNKNOWN, reason=reason)
+
+
+def _of_config(config: Mapping[str, Any], name: str, kind: type) -> Argument:
+    """Return a value at the top of the config. Whether one of a part, such as ``text_config``, counts is unknown."""
+    value = config.get(name)
+    if isinstance(value, kind) or (kind is float and isinstance(value, int) and not isinstance(value, bool)):
+        return _known(value, _CONFIG)
+    return _unknown(f"{_CONFIG} does not say {name}")
+
+
+def _items(config: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        yield name, value
+        if isinstance(value, dict) and depth < _DEPTH:
+            yield from _items(value, depth + 1)
+
+
+def _experts(config: Mapping[str, Any]) -> Argument:
+    said = [(name, value) for name, value in _items(config) if _OF_EXPERTS.search(name.lower())]
+    if any(name in _COUNTS and type(value) is int and value > 1 for name, value in said):
+        return _known(True, _CONFIG)
+    types = [str(value).lower() for name, value in _items(config) if value and name in ("model_type", "architectures")]
+    if any(value for _, value in said) or not types or any(map(_TYPES_WITH_EXPERTS.search, types)):
+        return _unknown(f"{_CONFIG} does not say how many experts there are")
+    return _known(False, _CONFIG)
+
+
+def _scales_logits(config: Mapping[str, Any]) -> Argument:
+    values = [value for name, value in _items(config) if name in ("logits_scaling", "lm_head_multiplier")]
+    if any(isinstance(value, (int, float)) and value != 1 for value in values):
+        return _known(True, _CONFIG)
+    # The classes of these models have a value where the file has none.
+    model_type = str(config.get("model_type")).lower()
+    if not values and re.search(r"granite|minicpm|falcon_h1|hyperclovax|None", model_type):
+        return _unknown(f"{_CONFIG} does not say logits_scaling")
+    return _known(False, _CONFIG)
+
+
+def _labels(config: Mapping[str, Any]) -> Argument:
+    by_id = config.get("id2label")
+    if isinstance(by_id, dict):
+        return _known(len(by_id), _CONFIG)
+    count = config.get("num_labels", 2)
+    # transformers has two labels where the file says nothing.
+    return _known(count, _CONFIG) if type(count) is int else _unknown(f"{_CONFIG} does not say num_labels")
+
+
+def _pad_is_eos(folder: Path, tokenizer: Mapping[str, Any] | None) -> Argument:
+    if tokenizer is None:
+        return _unknown(f"there is no {_TOKENIZER}")
+    special = _read(folder, "special_tokens_map.json") or {}
+    pad, eos = (_token(tokenizer.get(name) or special.get(name)) for name in ("pad_token", "eos_token"))
+    if eos is None:
+        return _unknown(f"{_TOKENIZER} does not say eos_token")
+    return _known(pad is None or pad == eos, _TOKENIZER)
+
+
+def _token(value: Any) -> str | None:
+    """Return the text of a token, which may be an object with its ``content``."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _other_ends(
+    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any] | None, tokenizer: Mapping[str, Any] | None
+) -> Argument:
+    file = _GENERATION if generation is not None else _CONFIG
+    ends = (generation if generation is not None else config).get("eos_token_id")
+    listed = ends if isinstance(ends, list) else [ends]
+    if not listed or not all(type(token_id) is int for token_id in listed):
+        return _unknown(f"{file} does not say eos_token_id")
+    text = _token((tokenizer or {}).get("eos_token"))
+    own = _id_of(folder, tokenizer or {}, text) if text is not None else None
+    if own is None:
+        # Of several, at most one is the tokenizer's.
+        several = len(set(listed)) > 1
+        return _known(True, file) if several else _unknown("the id of the tokenizer's eos_token is not known")
+    return _known(set(listed) != {own}, file)
+
+
+def _id_of(folder: Path, tokenizer: Mapping[str, Any], text: str) -> int | None:
+    """Return the id of a token by ``tokenizer_config.json``, or else by ``tokenizer.json``."""
+    by_id = tokenizer.get("added_tokens_decoder")
+    for token_id, token in by_id.items() if isinstance(by_id, dict) else ():
+        if _token(token) == text and token_id.isdecimal():
+            return int(token_id)
+    content = _read(folder, "tokenizer.json") or {}
+    added = content.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and token.get("content") == text and type(token.get("id")) is int:
+            return int(token["id"])
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    token_id = vocabulary.get(text) if isinstance(vocabulary, dict) else None
+    return token_id if type(token_id) is int else None
+
+
+def _sampling_settings(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> Argument:
+    file = _GENERATION if generation is not None else _CONFIG
+    said = generation if generation is not None else config
+    for name, neutral in (("top_p", 1.0), ("repetition_penalty", 1.0), ("min_p", None), ("top_k", 50)):
+        if said.get(name) not in (None, neutral):
+            return _known(True, file)
+    # Whether a temperature counts, or a top_k of 50, depends on the defaults of TRL, which differ between releases.
+    open_ended = [name for name in ("temperature", "top_k") if said.get(name) is not None]
+    return _unknown(f"{file} has {' and '.join(open_ended)}") if open_ended else _known(False, file)
