@@ -97,6 +97,17 @@ def plain(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def printable(text: str, longest: int | None = None) -> str:
+    """Return ``text`` on one line, with an escape for each character that a terminal would obey or a line ends at.
+
+    What is longer than ``longest`` is cut.
+    """
+    shown = text if longest is None or len(text) <= longest else text[:longest]
+    if not shown.isprintable():
+        shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in shown)
+    return shown if longest is None or len(text) <= longest else f"{shown}... ({len(text)} characters)"
+
+
 def quoted(text: object, longest: int = LONG) -> str:
     """Return the repr of a text that the user gave. One that is longer than ``longest`` is cut."""
     if isinstance(text, str) and len(text) > longest:

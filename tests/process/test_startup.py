@@ -237,7 +237,9 @@ def test_spawned_and_forked_workers_are_patched_too(installed: Environment, tmp_
 def test_torchrun_patches_every_rank(installed: Environment, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import os\nfrom trl import DPOTrainer\n{IS_ON}")
-    process = installed.run("-m", "torch.distributed.run", "--nproc_per_node", "2", str(script), TRL_HOTFIX="1")
-    assert process.stdout.count(ON) == 2, process.stderr
-    for rank in (0, 1):
-        assert f"trl_hotfix [rank {rank}]: INFO: applied moe-aux-loss-lost-under-deepspeed" in process.stderr
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", str(script))
+    for amount, expected in {"summary": [True, False], "full": [True, True], "quiet": [False, False]}.items():
+        process = installed.run(*launcher, TRL_HOTFIX="1", TRL_HOTFIX_LOG=amount)
+        assert process.stdout.count(ON) == 2, process.stderr
+        line = "INFO: applied moe-aux-loss-lost-under-deepspeed"
+        assert [f"trl_hotfix [rank {rank}]: {line}" in process.stderr for rank in (0, 1)] == expected

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.config
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,21 +13,32 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix.log import _FallbackHandler, log
+from trl_hotfix.errors import printable
+from trl_hotfix.log import LONGEST_LINE, _FallbackHandler, log
+from trl_hotfix.settings import LOG, LOG_FORMAT
 
 
-@pytest.mark.parametrize("rank", ["%(nope)s", "5%", "0\n", "1]\x1b[31m", "x"])
+@pytest.mark.parametrize("rank", ["%(nope)s", "5%", "0\n", "1]\x1b[31m", "x", "9" * 5000, "\u0663"])
 def test_a_rank_that_is_no_number_is_left_out(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     record = logging.LogRecord("trl_hotfix", logging.INFO, "", 0, "said", None, None)
     assert _FallbackHandler().format(record) == "trl_hotfix: INFO: said"
 
 
-def heard(setup: str, message: str = "log.warning('is NOT on any more')") -> str:
+def heard(setup: str, message: str = "log.warning('is NOT on any more')", **variables: str) -> str:
     """Return what a program prints on standard error that sets up logging after our logger was made."""
-    start = "import logging, logging.config, sys\nfrom trl_hotfix.log import ensure_handler, log\nensure_handler()\n"
+    start = (
+        "import logging, logging.config, sys\n"
+        "from trl_hotfix.log import ensure_handler, event, level_of_repairs, log\n"
+        "ensure_handler()\n"
+    )
+    clean = {key: value for key, value in os.environ.items() if key not in ("RANK", LOG, LOG_FORMAT)}
     process = subprocess.run(
-        [sys.executable, "-c", f"{start}{setup}\n{message}"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{start}{setup}\n{message}"],
+        env=clean | variables,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return process.stderr
 
@@ -71,3 +84,87 @@ def test_a_logger_that_was_disabled_can_be_enabled(monkeypatch: pytest.MonkeyPat
     log.disabled = False
     log.warning("heard")
     assert caplog.messages == ["heard"]
+
+
+SAY_ALL = "log.debug('numbers'); log.log(level_of_repairs(), 'applied'); log.warning('is NOT on')"
+
+
+@pytest.mark.parametrize(
+    ("amount", "rank", "lines"),
+    [
+        ("", "", ["INFO: applied", "WARNING: is NOT on"]),
+        ("summary", "0", ["INFO: applied", "WARNING: is NOT on"]),
+        (" Summary ", "1", ["WARNING: is NOT on"]),
+        ("quiet", "0", ["WARNING: is NOT on"]),
+        ("full", "1", ["DEBUG: numbers", "INFO: applied", "WARNING: is NOT on"]),
+    ],
+)
+def test_a_variable_chooses_how_much_is_said(amount: str, rank: str, lines: list[str]) -> None:
+    prefix = f"trl_hotfix [rank {rank}]" if rank else "trl_hotfix"
+    said = heard("", SAY_ALL, **{LOG: amount, "RANK": rank}).splitlines()
+    assert said == [f"{prefix}: {line}" for line in lines]
+
+
+def test_the_rank_of_mpi_counts_and_a_child_process_says_nothing() -> None:
+    assert heard("", SAY_ALL, OMPI_COMM_WORLD_RANK="3") == "trl_hotfix [rank 3]: WARNING: is NOT on\n"
+    child = "import multiprocessing.process as p\np.parent_process = lambda: p"
+    assert heard(child, SAY_ALL) == "trl_hotfix: WARNING: is NOT on\n"
+
+
+@pytest.mark.parametrize("variable", [LOG, LOG_FORMAT])
+def test_an_unknown_value_is_one_line(variable: str) -> None:
+    said = heard("ensure_handler()", SAY_ALL, **{variable: "loud\x1b[31m\n" + "x" * 1000}).splitlines()
+    assert said[1:] == ["trl_hotfix: INFO: applied", "trl_hotfix: WARNING: is NOT on"]
+    assert said[0].startswith(f"trl_hotfix: WARNING: {variable}='loud\\x1b[31m\\n")
+    assert said[0].endswith(("quiet, summary, full; taken as summary", "text, json; taken as text"))
+    assert said[0].isprintable()
+    assert len(said[0]) < 200
+
+
+def test_a_level_that_the_program_has_set_is_obeyed_before_the_variable() -> None:
+    code = "import logging\nlogging.getLogger('trl_hotfix').setLevel('ERROR')\n"
+    start = "from trl_hotfix.log import ensure_handler, log\nensure_handler()\nlog.warning('x')"
+    process = subprocess.run(
+        [sys.executable, "-c", code + start], env={**os.environ, LOG: "full"}, capture_output=True, check=True
+    )
+    assert process.stderr == b""
+
+
+def test_a_collector_reads_one_object_a_line_whatever_the_program_has_set_up() -> None:
+    message = "log.warning('is %s\\n\\x1b[31m', 'off', extra=event('not-on', patch='some-id', numbers={'a': object}))"
+    variables = {LOG_FORMAT: "json", "RANK": "2"}
+    setups = ("", "logging.basicConfig()", f"logging.config.dictConfig({ROOT % ''})")
+    for setup in setups:
+        (line,) = heard(setup, message, **variables).splitlines()
+        said = json.loads(line)
+        assert line.isprintable()
+        assert said.pop("time").endswith("+00:00")
+        assert said.pop("pid") > 0
+        assert said == {
+            "level": "WARNING",
+            "logger": "trl_hotfix",
+            "rank": 2,
+            "message": "is off\\n\\x1b[31m",
+            "event": "not-on",
+            "patch": "some-id",
+            "numbers": {"a": "<class 'object'>"},
+        }
+    (line,) = heard("from trl_hotfix.settings import warn", "warn('no \\x1b')", **variables).splitlines()
+    assert json.loads(line)["message"] == "no \x1b"
+
+
+@pytest.mark.parametrize("hostile", ["a\nb", "\x1b[2J", "\u202e", "\r", "\x9b31m", "\udc80", "\u2028"])
+def test_no_control_character_reaches_a_handler(hostile: str, caplog: pytest.LogCaptureFixture) -> None:
+    for arguments in (("%s", hostile), (hostile,), ("%(a)s", {"a": hostile})):
+        log.warning(*arguments)
+    assert all(message.isprintable() and message for message in caplog.messages)
+    assert len(caplog.messages) == 3
+
+
+def test_a_line_has_an_end_and_a_plain_one_keeps_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    log.warning("%s", "x" * 10**6)
+    log.warning("%s is on", "some-id")
+    assert len(caplog.messages[0]) < LONGEST_LINE + 50
+    assert caplog.messages[0].endswith("... (1000000 characters)")
+    assert (caplog.records[1].msg, caplog.records[1].args) == ("%s is on", ("some-id",))
+    assert printable("kept") == "kept"

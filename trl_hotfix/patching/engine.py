@@ -29,6 +29,7 @@ from ..matching import gates, installation
 from ..matching.versions import installed
 from ..model import Decision, Options, Patch, Reason, State
 from ..reporting.report import Report
+from ..reporting.runs import noted
 from ..selection.selection import Selection
 from ..settings import OBSERVE, STRICT, switch
 from . import previews
@@ -158,7 +159,7 @@ class Engine:
         for patch in self._patches():
             decision, options = decisions.get(patch.id, not_configured), selection.options_of(patch)
             statuses.append(status_of(patch, trl, self._registry.of(patch.id), decision, options, objects))
-        return previews.report(trl, statuses, selection, observe=self._configuration.observe)
+        return previews.report(trl, statuses, selection, observe=self._configuration.observe, runs=noted())
 
     def module_patches(self) -> list[ModulePatch]:
         """Return all module patches of this process."""

@@ -12,6 +12,7 @@ from ..matching import gates
 from ..matching.versions import VersionOf, installed
 from ..model import Patch, State
 from ..reporting.report import PatchStatus, Report
+from ..reporting.runs import Run
 from ..selection.selection import Selection
 from .configuration import not_applied
 from .standing import status_of
@@ -27,9 +28,16 @@ def preview(
     return report(trl, statuses, selection, observe=observe)
 
 
-def report(trl: str | None, statuses: Iterable[PatchStatus], selection: Selection, *, observe: bool = False) -> Report:
+def report(
+    trl: str | None,
+    statuses: Iterable[PatchStatus],
+    selection: Selection,
+    *,
+    observe: bool = False,
+    runs: tuple[Run, ...] = (),
+) -> Report:
     releases = {name: packs.find(name).release for name in selection.packs}
-    return Report(__version__, trl, platform.python_version(), tuple(statuses), releases, observe)
+    return Report(__version__, trl, platform.python_version(), tuple(statuses), releases, observe, runs)
 
 
 def check_frozen(selection: Selection, strict: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
 from ..import_hooks import FINDER
-from ..log import log
+from ..log import event, level_of_repairs, log
 from ..matching import gates
 from ..matching.versions import installed
 from ..model import Decision, Options, Patch, Reason, State, Target
@@ -181,22 +181,26 @@ def _note(module_patch: ModulePatch) -> None:
 
 
 def _log_decision(module_patch: ModulePatch) -> None:
-    """Log one line if the patch went on, or is observed, and a WARNING if it should be on and is not."""
-    decision, evidence = module_patch.decision, in_one_line(module_patch.decision)
-    name = f"{module_patch.patch.id} (r{module_patch.patch.revision})"
-    if decision.state is State.APPLIED:
+    """Log one line if the patch went on, or is observed, and a WARNING if it should be on and is not.
+
+    Under ``TRL_HOTFIX_LOG=full`` a second line has its targets and the numbers of the self-test.
+    """
+    patch, decision = module_patch.patch, module_patch.decision
+    evidence = in_one_line(decision)
+    name = f"{patch.id} (r{patch.revision})"
+    known = {"patch": patch.id, "revision": patch.revision, "module": module_patch.module}
+    if decision.state in (State.APPLIED, State.OBSERVED):
+        state, trl = decision.state.value, installed("trl")
+        choices = "".join(f" {option}={choice}" for option, choice in module_patch.options.items())
+        line = f"applied {patch.id}{choices}: {patch.title}"
+        if decision.state is State.OBSERVED:
+            line = f"TRL {trl} has {patch.id}, and it is not repaired: {patch.title}"
+        log.log(level_of_repairs(), "%s", line, extra=event(state, **known, title=patch.title))
         targets = ", ".join(target.attribute for target in module_patch.targets)
-        choices = "".join(f", {option}={choice}" for option, choice in module_patch.options.items())
-        log.info("applied %s to TRL %s, %s%s%s", name, installed("trl"), targets, choices, evidence)
-    elif decision.state is State.OBSERVED:
-        targets = ", ".join(target.attribute for target in module_patch.targets)
-        log.info("TRL %s has %s, %s; it is not repaired%s", installed("trl"), name, targets, evidence)
+        log.debug("%s: %s in TRL %s, %s%s", name, state, trl, targets, evidence, extra=event("evidence", **known))
     elif decision.degraded:
-        log.warning(
-            "%s is NOT %s: %s (%s)%s. `python -m trl_hotfix --list` says more",
-            name,
-            "observed" if module_patch.observe else "on",
-            decision.state.value,
-            decision.reason.value,
-            evidence,
-        )
+        what = "observed" if module_patch.observe else "on"
+        reason = f"{decision.state.value} ({decision.reason.value})"
+        fields = event("not-on", **known, state=decision.state.value, reason=decision.reason.value)
+        more = "`python -m trl_hotfix --list` says more"
+        log.warning("%s is NOT %s: %s%s. %s", name, what, reason, evidence, more, extra=fields)

@@ -4,20 +4,52 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 
+from ..errors import printable
+from ..matching.hits import Answer
 from ..model import DEGRADED, Evidence, Options, Patch, Reason, State, Target
+from .runs import Run
 from .sentences import because
 
 _STYLES = {
     State.APPLIED: "color: #2e8b57; font-weight: bold",
-    State.PENDING: "color: #2e8b57",
     State.OBSERVED: "color: #b8860b; font-weight: bold",
+    State.PENDING: "color: #2e8b57",
 }
 """The HTML style of a patch that is on, goes on later or is observed. Others are red if they should be on, or gray."""
+
+
+_MANY = 5
+"""So many patches that should be on and are not are named in a ``repr``."""
+
+
+def _html_table(statuses: Iterable[PatchStatus]) -> str:
+    from html import escape  # Only a notebook needs it.
+
+    def row(*texts: str, tag: str = "td") -> str:
+        start = f'<{tag} style="text-align: left">'
+        return "<tr>" + "".join(f"{start}{text}</{tag}>" for text in texts) + "</tr>"
+
+    def state(status: PatchStatus) -> str:
+        by_need = "color: #c9302c; font-weight: bold" if status.degraded else "color: gray"
+        words = escape(f"{status.state.value} ({status.reason.value})")
+        return f'<span style="{_STYLES.get(status.state, by_need)}">{words}</span>'
+
+    rows = [
+        row(
+            escape(status.id),
+            state(status),
+            *map(escape, (because(status.reason, status.evidence), status.patch.title, status.patch.trl)),
+        )
+        for status in statuses
+    ]
+    names = row("patch", "state", "why", "repairs", "TRL range", tag="th")
+    return f"<table><thead>{names}</thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 class TargetStatus(Struct, frozen=True):
@@ -39,6 +71,9 @@ class PatchStatus(Struct, frozen=True):
     """The calls of its targets in this process by objects that still exist, and by functions."""
     acted: int = 0
     """The calls among them in which its wrappers acted."""
+
+    def __repr__(self) -> str:
+        return f"<{self.patch.id}: {self.state.value} ({self.reason.value})>"
 
     @property
     def id(self) -> str:
@@ -93,6 +128,8 @@ class Report(Struct, frozen=True):
     """The packs of third parties that were named, with their distribution and version."""
     observe: bool = False
     """Whether nothing is repaired in this process: patches are observed, and those that are pending will be."""
+    runs: tuple[Run, ...] = ()
+    """The trainers that have begun to train under a ``HotfixCallback``, with the bugs that their arguments hit."""
 
     def __iter__(self) -> Iterator[PatchStatus]:
         return iter(self.patches)
@@ -105,31 +142,36 @@ class Report(Struct, frozen=True):
 
     def __str__(self) -> str:
         lines = (f"  {status.id}: {status.state.value} ({status.reason.value})" for status in self.patches)
-        return "\n".join([self._head(), *lines])
+        return "\n".join([self._head(), *lines, *self._lines_of_runs()])
+
+    def __repr__(self) -> str:
+        counts = Counter(status.state.value for status in self.patches)
+        words = ", ".join(f"{counts[state.value]} {state.value}" for state in State if counts[state.value])
+        bad = ", ".join(status.id for status in self.degraded[:_MANY])
+        more = f" and {len(self.degraded) - _MANY} more" if len(self.degraded) > _MANY else ""
+        return printable(f"<{self._head()}: {words or 'no patch'}{f'; not on: {bad}{more}' if bad else ''}>")
 
     def _repr_html_(self) -> str:
-        from html import escape  # Only a notebook needs it.
+        """Return the report for a notebook: what is on, or should be, as a table; the rest is folded."""
+        from html import escape
 
-        def row(*texts: str, tag: str = "td") -> str:
-            start = f'<{tag} style="text-align: left">'
-            return "<tr>" + "".join(f"{start}{text}</{tag}>" for text in texts) + "</tr>"
+        # The patches that should be on and are not come first, then those that are on.
+        ranks = {state: rank for rank, state in enumerate(_STYLES)}
+        shown = [status for status in self if status.degraded or status.state in ranks]
+        shown.sort(key=lambda status: -1 if status.degraded else ranks[status.state])
+        rest = [status for status in self if not (status.degraded or status.state in ranks)]
+        folded = f"<details><summary>{len(rest)} more, with nothing to do here</summary>{_html_table(rest)}</details>"
+        parts = [f"<p>{escape(self._head())}</p>", _html_table(shown) if shown else "<p>No patch is on.</p>"]
+        runs = "".join(f"<li>{escape(line.strip())}</li>" for line in self._lines_of_runs())
+        return "".join([*parts, f"<ul>{runs}</ul>" if runs else "", folded if rest else ""])
 
-        def state(status: PatchStatus) -> str:
-            by_need = "color: #c9302c; font-weight: bold" if status.degraded else "color: gray"
-            words = escape(f"{status.state.value} ({status.reason.value})")
-            return f'<span style="{_STYLES.get(status.state, by_need)}">{words}</span>'
-
-        rows = [
-            row(
-                escape(status.id),
-                state(status),
-                *map(escape, (because(status.reason, status.evidence), status.patch.title, status.patch.trl)),
-            )
-            # The patches that should be on and are not come first.
-            for status in sorted(self, key=lambda status: not status.degraded)
-        ]
-        names = row("patch", "state", "why", "repairs", "TRL range", tag="th")
-        return f"<p>{escape(self._head())}</p><table><thead>{names}</thead><tbody>{''.join(rows)}</tbody></table>"
+    def _lines_of_runs(self) -> Iterator[str]:
+        """Yield a line for each bug that a run of this process hits."""
+        for run in self.runs:
+            for hit in run.hits:
+                if hit.answer is Answer.HIT:
+                    why = ", ".join(hit.because) or "as every run of this trainer"
+                    yield printable(f"  {run.trainer} hits {hit.id}: {why}")
 
     def _head(self) -> str:
         observes = "; observed, nothing is repaired" if self.observe else ""
@@ -183,4 +225,5 @@ class Report(Struct, frozen=True):
             **({"observe": True} if self.observe else {}),
             "digest": self.digest,
             "patches": [status.to_dict() for status in self.patches],
+            **({"runs": [run.to_dict() for run in self.runs]} if self.runs else {}),
         }

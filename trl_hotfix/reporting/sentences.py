@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..errors import printable
 from ..model import Bug, Decision, Evidence, KnownBug, Patch, Reason, Upstream
 
 
@@ -35,7 +36,8 @@ def _in_words(evidence: Evidence) -> str:
     def words(value: Any) -> Iterable[str]:
         if isinstance(value, Mapping):
             return [f"{key} {' '.join(words(part))}" for key, part in value.items() if key != "traceback"]
-        return [f"{value:.6g}" if isinstance(value, float) else str(value)]
+        # An error of other code may have line breaks in its text, and escape codes.
+        return [f"{value:.6g}" if isinstance(value, float) else printable(str(value))]
 
     return ", ".join(words(evidence))
 
@@ -46,7 +48,7 @@ def in_one_line(decision: Decision) -> str:
     def short(value: Any) -> str:
         if isinstance(value, Mapping):
             return " ".join(f"{key}={short(part)}" for key, part in value.items())
-        return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return f"{value:.6g}" if isinstance(value, float) else printable(str(value))
 
     shown = {key: value for key, value in decision.evidence.items() if key != "traceback"}
     if isinstance(red := shown.get("red"), Mapping) and isinstance(green := shown.get("green"), Mapping):

@@ -112,6 +112,8 @@ def test_only_the_home_folder_is_shortened(text: str, shown: str, monkeypatch: p
         ("TRL_HOTFIX_PACKS", "nobodys", "no pack 'nobodys' is installed"),
         ("TRL_HOTFIX_CALLBACK", "strict", "expected 1 or 0"),
         ("TRL_HOTFIX_PATIENCE", "nan", "expected a number of seconds"),
+        ("TRL_HOTFIX_LOG", "loud", "expected quiet, summary, full; it is taken as summary"),
+        ("TRL_HOTFIX_LOG_FORMAT", "xml", "expected text, json; it is taken as text"),
         ("TRL_HOTFIX_UNKNOWN_BODY", "tri", "expected skip or try"),
     ],
 )

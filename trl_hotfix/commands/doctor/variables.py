@@ -55,6 +55,8 @@ def _problem(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str
         "TRL_HOTFIX_PACKS": of_packs,
         "TRL_HOTFIX_CALLBACK": lambda: _unless(settings.switch(value) in ("on", "off"), "1 or 0; it is taken as on"),
         "TRL_HOTFIX_PATIENCE": lambda: _unless(_is_seconds(value), "a number of seconds; it is taken as 60"),
+        settings.LOG: lambda: _one_of(value, settings.LOG_CHOICES, "summary"),
+        settings.LOG_FORMAT: lambda: _one_of(value, settings.FORMAT_CHOICES, "text"),
         "TRL_HOTFIX_UNKNOWN_BODY": lambda: _unless(value in ("", "skip", "try"), "skip or try; apply() refuses it"),
     }
     if name not in checks:
@@ -67,6 +69,11 @@ def _problem(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str
 
 def _unless(fine: bool, expected: str) -> str | None:
     return None if fine else f"expected {expected}"
+
+
+def _one_of(value: str, choices: tuple[str, ...], default: str) -> str | None:
+    known = value.strip().lower() in ("", *choices)
+    return _unless(known, f"{', '.join(choices)}; it is taken as {default}")
 
 
 def _is_seconds(value: str) -> bool:

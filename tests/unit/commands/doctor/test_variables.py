@@ -13,7 +13,18 @@ PATCHES = loading.load()
 
 @pytest.fixture(autouse=True)
 def no_variable_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("", "_ONLY", "_SKIP", "_OPTIONS", "_PACKS", "_CALLBACK", "_PATIENCE", "_UNKNOWN_BODY"):
+    for name in (
+        "",
+        "_ONLY",
+        "_SKIP",
+        "_OPTIONS",
+        "_PACKS",
+        "_CALLBACK",
+        "_PATIENCE",
+        "_UNKNOWN_BODY",
+        "_LOG",
+        "_LOG_FORMAT",
+    ):
         monkeypatch.delenv(f"TRL_HOTFIX{name}", raising=False)
 
 
