@@ -14,6 +14,7 @@ from ..matching import digests, fingerprints
 from ..matching.versions import in_range, installed
 from ..model import Decision, Evidence, Outcome, Patch, Reason, State, Target, Verdict
 from ..witness import Counts, counts_of
+from .constructors import forget_constructor, note_constructors
 from .module_patch import ModulePatch
 from .reach import trainers_made_before
 from .self_test import self_test
@@ -52,13 +53,15 @@ def _decide(module_patch: ModulePatch, module: ModuleType, sites: Sites, *, try_
         red = _reproduce(module_patch, module)
         if module_patch.observe:
             return _observe(module_patch, located, sites, red)
-        return _install_and_retest(module_patch, module, located, red)
+        return _install_and_retest(module_patch, module, located, sites, red)
     except _Refused as refused:
         return refused.decision
 
 
 def _forget_replaced_classes(module_patch: ModulePatch, module: ModuleType, sites: Sites) -> None:
     """Hold the patched classes that a reload has replaced weakly: they live as long as others have them."""
+    for site in [site for site in module_patch.constructors if site.is_of_class_before_reload(module)]:
+        forget_constructor(module_patch, site)
     for site in list(module_patch.sites):
         if site.is_of_class_before_reload(module):
             module_patch.sites.remove(site)
@@ -169,7 +172,9 @@ def _observe(module_patch: ModulePatch, located: list[Site], sites: Sites, red: 
     return Decision(State.OBSERVED, Reason.REPRODUCED, {"red": red.to_dict()})
 
 
-def _install_and_retest(module_patch: ModulePatch, module: ModuleType, located: list[Site], red: Outcome) -> Decision:
+def _install_and_retest(
+    module_patch: ModulePatch, module: ModuleType, located: list[Site], sites: Sites, red: Outcome
+) -> Decision:
     """Put the wrappers on and test again. Take them off again unless the self-test returns ``fixed``."""
     from .compiled_code import compiled_now
 
@@ -198,6 +203,7 @@ def _install_and_retest(module_patch: ModulePatch, module: ModuleType, located: 
         # In the order of the targets. What other code has occupied in the meantime comes behind.
         module_patch.sites = [*located, *(site for site in module_patch.sites if site not in located)]
         roll_back.pop_all()
+    note_constructors(module_patch, located, sites)
     return Decision(State.APPLIED, Reason.PROVEN, evidence)
 
 

@@ -1,4 +1,4 @@
-"""What the constructors of observed trainers were given. Only descriptions are kept, and trainers are held weakly."""
+"""What the constructors of trainers were given. Only descriptions are kept, and trainers are held weakly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from ..by_identity import ByIdentity
 from ..catalogue.conditions import Argument, Kind
 
 _given: ByIdentity[Mapping[str, Argument]] = ByIdentity()
+
+LONGEST_LIST = 100
+"""A list with more elements is not looked into: it may be a dataset."""
+
+_DEEPEST = 3
+"""So many lists in one another are looked into. A list may contain itself."""
 
 
 def note(trainer: Any, constructor: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -33,8 +39,8 @@ def to(trainer: Any) -> Mapping[str, Argument] | None:
     return _given.get(trainer)
 
 
-def described(value: Any) -> Argument:
-    """Return a value as the argument that a condition is evaluated on."""
+def described(value: Any, depth: int = 0) -> Argument:
+    """Return a value as the argument that a condition is evaluated on. No element of a tensor or dataset is read."""
     if isinstance(value, Enum) and isinstance(value.value, str):
         value = value.value
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -42,10 +48,13 @@ def described(value: Any) -> Argument:
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return Argument(Kind.LITERAL, str(value).rpartition(".")[2])
     if isinstance(value, (list, tuple, set)):
-        parts = [described(part) for part in value]
+        if len(value) > LONGEST_LIST or depth == _DEEPEST:
+            return Argument(Kind.OBJECT, made_by=_made_by(type(value)), complete=False)
+        parts = [described(part, depth + 1) for part in value]
         if all(part.kind is Kind.LITERAL for part in parts):
             return Argument(Kind.LITERAL, [part.value for part in parts])
-        return Argument(Kind.OBJECT, made_by=tuple(name for part in parts for name in part.made_by))
+        complete = all(part.complete for part in parts)
+        return Argument(Kind.OBJECT, made_by=tuple(name for part in parts for name in part.made_by), complete=complete)
     return Argument(Kind.OBJECT, made_by=_made_by(value if isinstance(value, type) else type(value)))
 
 

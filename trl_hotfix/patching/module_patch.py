@@ -21,7 +21,7 @@ class ModulePatch(Struct, eq=False):
 
     ``made_before`` are the trainers that existed when it went on, where it is too late for them. ``before_reload`` are
     the sites of classes that a reload has replaced, and that may still have trainers. With ``observe`` its
-    layers only count.
+    layers only count. ``constructors`` are the sites where a layer notes what the trainers of its classes are given.
     """
 
     patch: Patch
@@ -32,6 +32,7 @@ class ModulePatch(Struct, eq=False):
     observe: bool = False
     decision: Decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
     sites: list[Site] = []
+    constructors: list[Site] = []
     cancel_requested: bool = False
     compiled: Compiled = ()
     made_before: list[weakref.ref[Any]] = []

@@ -153,8 +153,12 @@ class Registry:
                 self._module_patches.pop(module_patch.key, None)
 
     def _off_its_sites(self, module_patch: ModulePatch) -> None:
+        from .constructors import forget_constructor
         from .sites import OccupiedError
 
+        others = [other for other in self.all() if other is not module_patch]
+        for site in list(module_patch.constructors):
+            forget_constructor(module_patch, site, others)
         occupied = []
         for site in module_patch.every_site():
             try:

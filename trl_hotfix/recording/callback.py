@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,17 +19,19 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import NotAppliedError
-from ..log import ensure_handler, log
-from ..model import State
+from ..log import ensure_handler, event, log
+from ..matching.hits import Answer
+from ..model import Reason, State
 from ..patching import engine, reach
 from ..reporting.report import PatchStatus, Report
+from ..reporting.runs import RunHit
 from ..selection import freeze_files
 from ..settings import STRICT, switch
-from . import observation, ranks, run
+from . import observation, ranks, run, run_hits
 from .failures import training_goes_on
 from .files import write_atomically
 from .model_cards import write_into_model_cards
-from .trackers import FILE, KEY, tracker_writer
+from .trackers import FILE, FILE_OF_RANK, KEY, tracker_writer
 from .trainers import calling_trainer
 
 _UNCHECKED = "which patches reach this trainer could not be checked; the warning before has the error"
@@ -38,16 +40,16 @@ _UNCHECKED = "which patches reach this trainer could not be checked; the warning
 class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     """Write the report into the run's records, and check that all ranks have the same repairs.
 
-    When training begins, the patches of this trainer go into the log and, once, into the next entry of
-    ``state.log_history``. A patch that should be on and is not, or does not reach this trainer, is a WARNING, as are
-    ranks that differ from rank 0 and a checkpoint that was trained with other patches. Under ``TRL_HOTFIX=strict`` or
-    ``strict=True`` the first two raise ``NotAppliedError``, on every rank, before the first step. After it follows the
-    look whether each method that a step calls was called, which raises before the second step.
+    When training begins, the patches of this trainer and the bugs that the run hits go into the log and, once, into the
+    next entry of ``state.log_history``. A patch that should be on and is not, or does not reach this trainer, is a
+    WARNING, as are ranks that differ from rank 0 and a checkpoint that was trained with other patches. Under
+    ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise ``NotAppliedError``, on every rank, before the first
+    step. After it follows the look whether each method that a step calls was called; it raises before the second.
 
     The record has what each patch was to this run, with counts. It is brought up to date at every save and at the end:
     in the history, in ``trl_hotfix.json`` beside every checkpoint, in the config of wandb, trackio, mlflow and
-    TensorBoard if they are active. A section of the model card has it too. At the end there is a line for each patch
-    of this trainer. An evaluation without training has the log, the history and the trackers.
+    TensorBoard if they are active. A section of the model card has it too. At the end there is a line for each repair
+    that acted. An evaluation without training has the log, the history and the trackers.
     """
 
     def __init__(self, strict: bool | None = None) -> None:
@@ -73,7 +75,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             active = self._active_callback(state)
             if active is self:
                 self._problems = [_UNCHECKED]
-                self._begin_training(state)
+                self._begin_training(args, state)
         # Of two callbacks, the inactive one may be the strict one.
         if active._problems and self._strict:
             lines = "".join(f"\n  {problem}" for problem in active._problems)
@@ -141,6 +143,9 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
                 self._refresh_trackers(record)
                 if Path(args.output_dir).is_dir():
                     _write(Path(args.output_dir), record)
+            elif self._has_failed_since(state) and Path(args.output_dir).is_dir():
+                # The record of rank 0 does not have what happened here.
+                _write(Path(args.output_dir), self._current_record(state), FILE_OF_RANK.format(args.process_index))
             run.run_ends()
 
     # The trainer of an event, and the active callback.
@@ -169,7 +174,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     # Writing the record.
 
-    def _begin_training(self, state: Any) -> None:
+    def _begin_training(self, args: Any, state: Any) -> None:
         trainer = self._trainer(state)
         ensure_handler()
         for module in engine.ENGINE.overlooked():
@@ -179,8 +184,12 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         if trainer is not None:
             reach.training_begins(trainer, engine.ENGINE.module_patches())
             self._first_step = state.global_step
+        if state.is_world_process_zero:
+            with training_goes_on("that of a rank of an earlier run is still there"):
+                _remove_records_of_ranks(Path(args.output_dir))
         report = self._begin("training", state)
-        self._problems = [*_unrepaired(report), *ranks.compare(report.freeze())]
+        self._problems = [*_unrepaired(report, run_hits.of(trainer, report)), *ranks.compare(report.freeze())]
+        self._begun = self._record(trainer, report)
         for problem in self._problems:
             log.warning("%s", problem)
         self._into_trackers(state)
@@ -194,7 +203,10 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         problems = [_UNCHECKED]
         with training_goes_on("the look after the first step failed"):
             reach.step_taken(trainer)
-            problems = [problem for problem in _unrepaired(_report(trainer)) if problem not in self._problems]
+            report = _report(trainer)
+            all_problems = _unrepaired(report, run_hits.of(trainer, report))
+            problems = [problem for problem in all_problems if problem not in self._problems]
+        self._problems += problems
         for problem in problems:
             log.warning("%s", problem)
         if problems and any(callback._strict for callback in _callbacks(trainer)):
@@ -206,11 +218,14 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         ensure_handler()
         trainer = self._trainer(state)
         report = _report(trainer)
-        observed = observation.findings(trainer, report)
-        record = run.record(trainer, report, observed)
+        hits = run_hits.begins(trainer, report)
+        record = self._record(trainer, report)
         if state.is_world_process_zero:
-            repairs = run.summary(run.repairs(trainer, report))
-            log.info("%s with TRL %s, digest %s: %s", activity, report.trl, report.digest, repairs)
+            repairs, observed = run.repairs(trainer, report), observation.findings(trainer, report)
+            words = f"{run.summary(repairs)}{observation.in_doubt(observed)}"
+            fields = event(activity, digest=report.digest, trl=report.trl)
+            log.info("%s with TRL %s, digest %s: %s", activity, report.trl, report.digest, words, extra=fields)
+            run_hits.log_begin(hits, report, repairs)
             observation.log_lines(observation.lines_at_begin(observed))
         earlier = _records(state)
         if earlier:
@@ -229,10 +244,13 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     def _log_the_end(self, state: Any) -> None:
         trainer = self._trainer(state)
         report = _report(trainer)
-        for repair in run.repairs(trainer, report):
-            if repair.word is not run.Word.SELECTED:
-                log.info("%s", repair.line())
+        run_hits.log_end(run_hits.of(trainer, report), run.repairs(trainer, report))
         observation.log_lines(observation.lines_at_end(observation.findings(trainer, report)))
+
+    def _has_failed_since(self, state: Any) -> bool:
+        """Return whether a patch has failed in a call on this rank since training began."""
+        report = _report(self._trainer(state))
+        return any(status.reason is Reason.WRAPPER_ERROR for status in report.degraded)
 
     def _refresh_history(self, state: Any, record: dict[str, Any]) -> None:
         """Bring the newest record in the history up to date, if it is one of this run."""
@@ -249,8 +267,15 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     def _current_record(self, state: Any) -> dict[str, Any]:
         trainer = self._trainer(state)
-        report = _report(trainer)
-        return run.record(trainer, report, observation.findings(trainer, report))
+        return self._record(trainer, _report(trainer))
+
+    def _record(self, trainer: Trainer | None, report: Report) -> dict[str, Any]:
+        hits = run_hits.of(trainer, report)
+        observed = observation.findings(trainer, report)
+        # A wrapper that has failed in a call since the beginning is one more problem.
+        noted = [problem for problem in self._problems if problem != _UNCHECKED]
+        problems = dict.fromkeys([*noted, *_unrepaired(report, hits)])
+        return run.record(trainer, report, observed, run_hits.to_dicts(hits, report), problems)
 
     def _into_history(self, state: Any) -> None:
         # The record goes into the newest entry. A separate entry would break `log_history[0]["loss"]` in a script.
@@ -270,8 +295,14 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
                 (self._trackers if write(self._begun) else self._waiting_trackers).append((name, write))
 
 
-def _write(folder: Path, record: Mapping[str, Any]) -> None:
-    write_atomically(folder / FILE, json.dumps(record, indent=1) + "\n")
+def _write(folder: Path, record: Mapping[str, Any], name: str = FILE) -> None:
+    write_atomically(folder / name, json.dumps(record, indent=1) + "\n")
+
+
+def _remove_records_of_ranks(folder: Path) -> None:
+    """Remove what ranks of an earlier run in this folder have left."""
+    for file in folder.glob(FILE_OF_RANK.format("*")):
+        file.unlink(missing_ok=True)
 
 
 def add_to_every_trainer(module: ModuleType) -> None:
@@ -300,9 +331,13 @@ def _compare_with_checkpoint(in_checkpoint: Any, record: dict[str, Any]) -> None
         log.warning("this run goes on from a checkpoint of other repairs: %s", difference)
 
 
-def _unrepaired(report: Report) -> list[str]:
+def _unrepaired(report: Report, hits: Iterable[RunHit] = ()) -> list[str]:
     """Return the patches that should be on and are not, or do not reach the trainer, each in a line."""
-    return [f"{status.id}: {status.state.value} ({status.reason.value}){_by(status)}" for status in report.degraded]
+    has = {hit.id: f"; this run has the bug: {run_hits.cause(hit)}" for hit in hits if hit.answer is Answer.HIT}
+    return [
+        f"{status.id}: {status.state.value} ({status.reason.value}){_by(status)}{has.get(status.id, '')}"
+        for status in report.degraded
+    ]
 
 
 def _by(status: PatchStatus) -> str:

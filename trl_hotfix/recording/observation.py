@@ -12,12 +12,11 @@ from typing import Any
 from msgspec import Struct
 
 from ..log import log
-from ..matching.hits import Answer, finding
+from ..matching.hits import Answer
 from ..model import Patch, Severity, State
 from ..reporting.report import Report
 from ..witness import every_target
-from . import run
-from .trainer_arguments import TrainerArguments
+from . import run, run_hits
 
 _RANK = list(Severity)
 
@@ -39,21 +38,15 @@ class Observed(Struct, frozen=True):
     called: Mapping[str, int] = {}
 
     def line(self) -> str:
-        """Return the line for the beginning of training."""
+        """Return the line of a hit for the beginning of training."""
         repair = "tells why" if self.severity is Severity.DIAGNOSIS else "repairs it"
         name = f"{self.id} ({self.severity.value})"
-        if self.answer is Answer.HIT:
-            return f"this run has {name}: {self.symptom}{_listed(self.because)}; TRL_HOTFIX=1 {repair}"
-        if self.answer is Answer.CANNOT_TELL:
-            doubts = "; ".join(self.unknown)
-            return f"this run may have {name}: {self.symptom}; not known here: {doubts}; TRL_HOTFIX=1 {repair}"
-        return f"this run does not have {name}"
+        return f"this run has {name}: {self.symptom}{_listed(self.because)}; TRL_HOTFIX=1 {repair}"
 
     def line_at_end(self) -> str:
-        """Return the line for the end of training, of a bug whose code was called."""
+        """Return the line of a hit for the end of training, whose code was called."""
         calls = ", ".join(f"{_short(target)} {run.times(count)}" for target, count in self.called.items() if count)
-        has = {Answer.HIT: "has", Answer.CANNOT_TELL: "may have", Answer.NOT_HIT: "does not have"}[self.answer]
-        return f"this run {has} {self.id}: it called {calls}"
+        return f"this run has {self.id}: it called {calls}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry for the record of the run."""
@@ -75,12 +68,10 @@ def findings(trainer: Any, report: Report) -> list[Observed]:
     """
     if trainer is None:
         return []
-    name = _name_of(trainer)
-    arguments = TrainerArguments(trainer)
     observed = []
     for status in report:
         if status.state is State.OBSERVED:
-            found = finding(name, arguments.find, status.patch, report.trl or "")
+            found = run_hits.judged(trainer, status.patch, report.trl or "")
             called = _called(status.patch, trainer)
             observed.append(
                 Observed(
@@ -98,39 +89,26 @@ def findings(trainer: Any, report: Report) -> list[Observed]:
 
 
 def lines_at_begin(observed: Iterable[Observed]) -> list[tuple[int, str]]:
-    """Return the level and the text of each line when training begins: the hits, those in doubt, and how many not."""
-    lines, clear = [], 0
-    for one in observed:
-        if one.answer is Answer.NOT_HIT:
-            clear += 1
-        else:
-            lines.append((logging.WARNING if one.answer is Answer.HIT else logging.INFO, one.line()))
-    if clear:
-        are = "other bug of this TRL is" if clear == 1 else "other bugs of this TRL are"
-        lines.append((logging.INFO, f"{clear} {are} not hit by the arguments of this run"))
-    return lines
+    """Return the level and the text of each line when training begins: one for each hit. The record has the rest."""
+    return [(logging.WARNING, one.line()) for one in observed if one.answer is Answer.HIT]
+
+
+def in_doubt(observed: Iterable[Observed]) -> str:
+    """Return what the first line of a run says of the bugs that no argument tells of, or an empty text."""
+    number = sum(one.answer is Answer.CANNOT_TELL for one in observed)
+    return f"; of {number} more no argument tells: trl_hotfix.json has them" if number else ""
 
 
 def lines_at_end(observed: Iterable[Observed]) -> list[tuple[int, str]]:
-    """Return the level and the text of each line when training ends: one for each bug whose code was called."""
+    """Return the level and the text of each line when training ends: one for each hit whose code was called."""
     return [
-        (logging.INFO, one.line_at_end())
-        for one in observed
-        if any(one.called.values()) and one.answer is not Answer.NOT_HIT
+        (logging.INFO, one.line_at_end()) for one in observed if any(one.called.values()) and one.answer is Answer.HIT
     ]
 
 
 def log_lines(lines: Iterable[tuple[int, str]]) -> None:
     for level, text in lines:
         log.log(level, "%s", text)
-
-
-def _name_of(trainer: Any) -> str:
-    """Return the name of the trainer's class in TRL, without ``Trainer``."""
-    for cls in type(trainer).__mro__:
-        if f"{cls.__module__}.".startswith("trl.") and cls.__name__.endswith("Trainer"):
-            return cls.__name__.removesuffix("Trainer")
-    return ""
 
 
 def _called(patch: Patch, trainer: Any) -> dict[str, int]:

@@ -16,11 +16,15 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from ..errors import printable
 from ..model import Called, State
 from ..patching import engine, reach
 from ..reporting.report import PatchStatus, Report
 from ..selection.freeze_files import SCHEMA
 from ..witness import Counts, every_target
+
+LONGEST_PROBLEM, MOST_PROBLEMS = 500, 30
+"""A record is read back by its size, so the text of errors, and the ranks that differ, must not fill it."""
 
 
 class Observed(Protocol):
@@ -136,11 +140,18 @@ def _counts(trainer: Any) -> Mapping[str, tuple[int, int]]:
     return sums
 
 
-def record(trainer: Any, report: Report, observed: Iterable[Observed] = ()) -> dict[str, Any]:
+def record(
+    trainer: Any,
+    report: Report,
+    observed: Iterable[Observed] = (),
+    hits: Iterable[Mapping[str, Any]] = (),
+    problems: Iterable[str] = (),
+) -> dict[str, Any]:
     """Return the record of a run. As a file it can be given to ``TRL_HOTFIX_ONLY=@file``.
 
     ``patches`` are those that are on or go on at their import, each with its word and its counts. Apart from them are
     those that did not reach this trainer, those that were taken off before it ended, and those that were only observed.
+    ``hits`` are the bugs that the run's arguments hit, or of which that cannot be told; ``problems`` are the warnings.
     """
     all_repairs = repairs(trainer, report)
     entries = [repair.to_dict() for repair in all_repairs if repair.status.state is not State.REVERTED]
@@ -148,7 +159,13 @@ def record(trainer: Any, report: Report, observed: Iterable[Observed] = ()) -> d
     unreached = [
         {**status.frozen(), "reason": status.reason.value} for status in report if status.state is State.UNREACHED
     ]
-    lists = {"unreached": unreached, "reverted": off, "observed": [one.to_dict() for one in observed]}
+    lists: dict[str, list[Any]] = {
+        "unreached": unreached,
+        "reverted": off,
+        "observed": [one.to_dict() for one in observed],
+        "hits": [dict(hit) for hit in hits],
+        "problems": [printable(problem, LONGEST_PROBLEM) for problem in list(problems)[:MOST_PROBLEMS]],
+    }
     kept = {name: entries for name, entries in lists.items() if entries}
     return {"schema": SCHEMA, **report.freeze(), "patches": entries, **kept}
 

@@ -10,6 +10,9 @@ from typing import Any
 FILE = "trl_hotfix.json"
 """The file beside every checkpoint. ``TRL_HOTFIX_ONLY=@trl_hotfix.json`` applies exactly the patches in it."""
 
+FILE_OF_RANK = "trl_hotfix.rank-{}.json"
+"""The file in the output folder of a run for a rank other than 0 on which a patch failed."""
+
 
 KEY = "trl_hotfix"
 """The key in ``trainer.state.log_history``, in the config of trackers, and the title in the model card."""

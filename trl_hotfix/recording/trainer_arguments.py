@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from ..catalogue.conditions import Argument, Kind
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from ..patching import given
-from ..patching.given import described
+from ..patching.given import LONGEST_LIST, described
 
 UNSET = Argument(Kind.UNSET)
+_DEEPEST = 4
 UNSEEN = Argument(Kind.UNKNOWN, reason="the constructor was not observed")
 
 
@@ -19,7 +21,8 @@ class TrainerArguments:
     """The arguments of a trainer: what its constructor was given, else the fields of its config, else what it has."""
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer, self._config = trainer, trainer.args
+        self._trainer = trainer
+        self._config: Any = getattr(trainer, "args", None)
         self._given = given.to(trainer)
 
     def find(self, name: str) -> Argument:
@@ -55,7 +58,7 @@ class TrainerArguments:
         """Return a field of the config. It may have its default, and then it may as well not have been given."""
         value = getattr(self._config, name)
         argument = described(value)
-        if value == self._default(name):
+        if _equal(value, self._default(name)):
             return UNSET if argument.kind is not Kind.LITERAL else _as_default(argument)
         return argument
 
@@ -91,6 +94,18 @@ class TrainerArguments:
             return described(dtype) if dtype is not None else UNSET
         value = getattr(model, part, None)
         return described(value) if value is not None else UNSET
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Return whether a value is its default. Only plain values are compared: tensors would be, element by element."""
+    return value is default or (_is_plain(value) and _is_plain(default) and bool(value == default))
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if type(value) in (list, tuple, dict, set, frozenset):
+        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+        return len(parts) <= LONGEST_LIST and depth < _DEEPEST and all(_is_plain(part, depth + 1) for part in parts)
+    return isinstance(value, Enum) or type(value) in (bool, int, float, str, bytes, type(None))
 
 
 def _as_default(argument: Argument) -> Argument:

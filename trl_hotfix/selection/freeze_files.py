@@ -51,6 +51,8 @@ class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unreached: list[FrozenPatch] = []
     reverted: list[FrozenPatch] = []
     observed: list[dict[str, Any]] = []
+    hits: list[dict[str, Any]] = []
+    problems: list[str] = []
     trl: str | None = None
     trl_hotfix: str | None = None
     digest: str | None = None

@@ -217,10 +217,12 @@ def test_each_patch_of_this_trainer_has_a_line_at_the_end(
     api.apply(skip=["gone"])
     trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()])
     caplog.clear()
+    caplog.set_level(logging.DEBUG, logger="trl_hotfix")
     trainer.train()
     (begin_line, *end) = said(caplog)
     assert begin_line.endswith(": standing by: made-up (r1), other (r1); 1 more for other trainers")
-    assert end == ["made-up (r1) acted in 2 of 2 calls", "other (r1) was not called: evaluation never ran"]
+    assert end == ["repaired: a made-up patch (made-up): acted in 2 of 2 calls"]
+    assert said(caplog, logging.DEBUG)[-1:] == ["other (r1) was not called: evaluation never ran"]
     assert warning_messages(caplog) == []
 
 
@@ -463,3 +465,39 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(
     assert not list(out.glob("*.tmp"))
     (warning,) = said(caplog, logging.WARNING)
     assert "on_train_end failed (OSError: No space left on device)" in warning
+
+
+# Another rank than 0
+
+
+@pytest.mark.usefixtures("applied")
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_rank_on_which_a_patch_fails_leaves_its_own_record(
+    trl_like: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "trl_hotfix.rank-7.json").write_text("of an earlier run")
+    trainer = trl_like.trainer(out, callbacks=[HotfixCallback()])
+    (module_patch,) = [one for one in engine.ENGINE.module_patches() if one.patch.id == "made-up"]
+
+    def fail(state: Any) -> None:
+        if fails:
+            module_patch.breaker.broken, module_patch.breaker.error = True, "RuntimeError: x\n\x1b[31m"
+        # Rank 0 of this process becomes another one, as its end is that of any rank.
+        state.is_world_process_zero = False
+        monkeypatch.setattr(type(trainer.args), "process_index", 3)
+
+    trainer.add_callback(Events("on_step_begin", fail))
+    trainer.train()
+    assert {path.name for path in out.glob("trl_hotfix*")} == ({"trl_hotfix.rank-3.json"} if fails else set())
+    if fails:
+        record = json.loads((out / "trl_hotfix.rank-3.json").read_text())
+        assert record["problems"] == ["made-up: failed (wrapper-error)"]
+
+
+@pytest.mark.usefixtures("never_called")
+def test_what_is_warned_of_is_on_record(trl_like: Any, tmp_path: Path) -> None:
+    trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()]).train()
+    (problem,) = json.loads((tmp_path / "out" / FILE).read_text())["problems"]
+    assert problem.startswith("made-up: unreached (not-called)")

@@ -133,7 +133,7 @@ def test_what_an_unobserved_constructor_was_given_is_told_only_where_the_trainer
     assert TrainerArguments(SampleTrainer(model=PeftModel())).find("peft_config").kind is Kind.UNKNOWN
     doubtful = found(SampleTrainer(), hit(formatting_func="set"))
     assert doubtful.answer is Answer.CANNOT_TELL
-    assert "the constructor was not observed" in doubtful.line()
+    assert "the constructor was not observed" in doubtful.to_dict()["unknown"][0]
 
 
 def test_another_trainer_does_not_hit() -> None:
@@ -145,7 +145,7 @@ def test_only_what_is_observed_is_spoken_of() -> None:
     assert observation.findings(made(), report(patch(hit()), state=State.APPLIED)) == []
 
 
-def test_there_is_a_line_for_each_hit_and_doubt_and_a_count_of_the_rest() -> None:
+def test_there_is_a_line_for_each_hit_and_none_for_the_rest() -> None:
     patches = [
         patch(Hit(("Other",), "x"), id="clear"),
         patch(hit("the model is large"), id="doubtful"),
@@ -158,13 +158,8 @@ def test_there_is_a_line_for_each_hit_and_doubt_and_a_count_of_the_rest() -> Non
         (logging.WARNING, "this run has worst (wrong-gradient): it is off by 4; TRL_HOTFIX=1 repairs it"),
         (logging.WARNING, "this run has certain (wrong-loss): it is off by 4 (beta=0.5); TRL_HOTFIX=1 repairs it"),
         (logging.WARNING, "this run has why (diagnosis): it is off by 4; TRL_HOTFIX=1 tells why"),
-        (
-            logging.INFO,
-            "this run may have doubtful (wrong-loss): it is off by 4; not known here: if the model is large; "
-            "TRL_HOTFIX=1 repairs it",
-        ),
-        (logging.INFO, "1 other bug of this TRL is not hit by the arguments of this run"),
     ]
+    assert observation.in_doubt(observed) == "; of 1 more no argument tells: trl_hotfix.json has them"
     assert [one.to_dict()["answer"] for one in observed] == ["hit", "hit", "hit", "cannot tell", "not hit"]
 
 
