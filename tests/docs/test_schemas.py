@@ -29,6 +29,7 @@ WITH = {
     "audit": ["--json", str(CHECKOUT / "tests" / "bench" / "stacks" / "tf4.44.txt"), "--trl", "0.11.4"],
     "compare": ["--json", "0.11.4", "1.16.0"],
     "diff": ["--json", "a.json", "b.json"],
+    "status": ["--json", "a.json"],
     "fingerprint": ["--json", "--wheel", str(metadata.distribution("trl").locate_file(""))],
 }
 """The arguments of commands for which ``--json`` is not enough. The installed TRL takes the place of a wheel."""

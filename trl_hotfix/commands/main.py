@@ -23,6 +23,7 @@ NAMES = (
     "fingerprint",
     "doctor",
     "run",
+    "status",
     "freeze",
     "diff",
     "compare",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -196,10 +197,11 @@ def _log_decision(module_patch: ModulePatch) -> None:
     if decision.state in (State.APPLIED, State.OBSERVED):
         state, trl = decision.state.value, installed("trl")
         choices = "".join(f" {option}={choice}" for option, choice in module_patch.options.items())
-        line = f"applied {patch.id}{choices}: {patch.title}"
+        line, level = f"applied {patch.id}{choices}: {patch.title}", level_of_repairs()
         if decision.state is State.OBSERVED:
-            line = f"TRL {trl} has {patch.id}, and it is not repaired: {patch.title}"
-        log.log(level_of_repairs(), "%s", line, extra=event(state, **known, title=patch.title))
+            # Whether a run hits it is said when that begins.
+            line, level = f"TRL {trl} has {patch.id}, and it is not repaired: {patch.title}", logging.DEBUG
+        log.log(level, "%s", line, extra=event(state, **known, title=patch.title))
         targets = ", ".join(target.attribute for target in module_patch.targets)
         log.debug("%s: %s in TRL %s, %s%s", name, state, trl, targets, evidence, extra=event("evidence", **known))
     elif decision.degraded:

@@ -222,7 +222,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         record = self._record(trainer, report)
         if state.is_world_process_zero:
             repairs, observed = run.repairs(trainer, report), observation.findings(trainer, report)
-            words = f"{run.summary(repairs)}{observation.in_doubt(observed)}"
+            words = "nothing is repaired" if report.observe else run.summary(repairs)
+            words += observation.in_doubt(observed)
             fields = event(activity, digest=report.digest, trl=report.trl)
             log.info("%s with TRL %s, digest %s: %s", activity, report.trl, report.digest, words, extra=fields)
             run_hits.log_begin(hits, report, repairs)

@@ -96,7 +96,7 @@ def lines_at_begin(observed: Iterable[Observed]) -> list[tuple[int, str]]:
 def in_doubt(observed: Iterable[Observed]) -> str:
     """Return what the first line of a run says of the bugs that no argument tells of, or an empty text."""
     number = sum(one.answer is Answer.CANNOT_TELL for one in observed)
-    return f"; of {number} more no argument tells: trl_hotfix.json has them" if number else ""
+    return f"; {number} bugs may be hit, of which no argument tells: trl_hotfix.json has them" if number else ""
 
 
 def lines_at_end(observed: Iterable[Observed]) -> list[tuple[int, str]]:

@@ -59,8 +59,11 @@ class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packs: dict[str, str] = {}
 
 
-def load(path: str) -> Frozen:
-    """Return the freeze file or record at ``path``, whatever the catalogue has. Raises ``SettingError``."""
+def load(path: str, what: str = "freeze file") -> Frozen:
+    """Return the freeze file or record at ``path``, whatever the catalogue has.
+
+    Raises ``SettingError``, which calls the file ``what``.
+    """
     try:
         content = json.loads(_content(path), object_pairs_hook=_without_duplicates)
         _check_schema(content)
@@ -70,7 +73,7 @@ def load(path: str) -> Frozen:
         # The text of an OSError repeats the path, which may be long.
         text = error.strerror if isinstance(error, OSError) else str(error)
         reason = plain(text or "") or type(error).__name__
-        raise SettingError(f"the freeze file {quoted(path, LONGEST_PATH)} cannot be used: {reason}") from None
+        raise SettingError(f"the {what} {quoted(path, LONGEST_PATH)} cannot be used: {reason}") from None
 
 
 def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None = None) -> Frozen:
