@@ -1,10 +1,10 @@
 """Run inside one release: train in a process as TRL_HOTFIX=observe starts it, or in an unpatched one.
 
-    python observing.py OUT.json unpatched|observe CASE...
+    python observing.py OUT.json unpatched|observe|repair CASE...
 
 A case is a trainer, ``DPO``, or a trainer with settings, ``GRPO steps_per_generation=4``. Each is trained for two
-optimizer steps in a fork with a folder of its own. Its answer has all numbers of the run, and under observe the bugs
-that the run was said to hit; it is a text, the reason, if there was no run.
+optimizer steps in a fork with a folder of its own. Its answer has all numbers of the run, and under observe and repair
+the bugs that the run was said to hit; it is a text, the reason, if there was no run.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def trained(name: str, settings: dict[str, Any], mode: str) -> dict[str, Any]:
         "fingerprints": [getattr(data, "_fingerprint", None) for data in (trainer.train_dataset, trainer.eval_dataset)],
         "observed": observed,
         "called": calls(trainer) if mode == "observe" else {},
+        "hits": hits(trainer),
     }
 
 
@@ -50,6 +51,14 @@ def said(trainer: Any) -> dict[str, str]:
     from trl_hotfix.recording import observation
 
     return {one.id: one.answer.value for one in observation.findings(trainer, trl_hotfix.status())}
+
+
+def hits(trainer: Any) -> dict[str, str]:
+    """Return what was said of each bug when training began, which is in the record of the run."""
+    from trl_hotfix.recording.trackers import KEY
+
+    records = [entry[KEY] for entry in trainer.state.log_history if KEY in entry]
+    return {hit["id"]: hit["answer"] for record in records for hit in record.get("hits", ())}
 
 
 def calls(trainer: Any) -> dict[str, int]:
@@ -95,10 +104,10 @@ def run(case: str, mode: str) -> dict[str, Any]:
 
 
 def main(out: str, mode: str, *cases: str) -> None:
-    if mode == "observe":
+    if mode != "unpatched":
         from trl_hotfix import autostart
 
-        os.environ["TRL_HOTFIX"] = "observe"
+        os.environ["TRL_HOTFIX"] = "observe" if mode == "observe" else "1"
         autostart.start()
     import numpy
     import torch

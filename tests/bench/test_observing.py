@@ -41,10 +41,14 @@ def runs(request: pytest.FixtureRequest) -> Runs:
         place, mode = key
         # A bug that is hit is compared with the same trainer without it.
         names = dict.fromkeys([*cases[place], *(case.partition(" ")[0] for case in cases[place])])
+        if mode == "repair":
+            names = dict.fromkeys(case for case in cases[place] if " " in case)
         command = [str(layout.HERE / "observing.py"), "{out}", mode, *names]
         return process(place, command, 120 + SECONDS_A_CASE * len(names))
 
-    return sharing.side_by_side(run, [(place, mode) for place in cases for mode in ("unpatched", "observe")])
+    keys = [(place, mode) for place in cases for mode in ("unpatched", "observe")]
+    keys += [(place, "repair") for place in cases if any(" " in case for case in cases[place])]
+    return sharing.side_by_side(run, keys)
 
 
 def answer(runs: Runs, place: layout.Place, mode: str, case: str) -> dict[str, Any]:
@@ -90,3 +94,5 @@ def test_a_run_is_told_of_the_bug_that_it_hits(runs: Runs, place: layout.Place, 
     trainer = case.partition(" ")[0]
     assert answer(runs, place, "observe", trainer)["observed"][patch] == "not hit"
     assert observed["parameters"] == answer(runs, place, "unpatched", case)["parameters"]
+    # A run that is repaired is told the same.
+    assert answer(runs, place, "repair", case)["hits"][patch] == observed["observed"][patch]

@@ -18,7 +18,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..errors import NotAppliedError
+from ..errors import NotAppliedError, printable
 from ..log import ensure_handler, event, log
 from ..matching.hits import Answer
 from ..model import Reason, State
@@ -143,7 +143,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
                 self._refresh_trackers(record)
                 if Path(args.output_dir).is_dir():
                     _write(Path(args.output_dir), record)
-            elif self._has_failed_since(state) and Path(args.output_dir).is_dir():
+            elif self._has_failed(state) and Path(args.output_dir).is_dir():
                 # The record of rank 0 does not have what happened here.
                 _write(Path(args.output_dir), self._current_record(state), FILE_OF_RANK.format(args.process_index))
             run.run_ends()
@@ -227,7 +227,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             fields = event(activity, digest=report.digest, trl=report.trl)
             log.info("%s with TRL %s, digest %s: %s", activity, report.trl, report.digest, words, extra=fields)
             run_hits.log_begin(hits, report, repairs)
-            observation.log_lines(observation.lines_at_begin(observed))
+            observation.log_begin(observed)
         earlier = _records(state)
         if earlier:
             _compare_with_checkpoint(earlier[-1], record)
@@ -246,10 +246,10 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer(state)
         report = _report(trainer)
         run_hits.log_end(run_hits.of(trainer, report), run.repairs(trainer, report))
-        observation.log_lines(observation.lines_at_end(observation.findings(trainer, report)))
+        observation.log_end(observation.findings(trainer, report))
 
-    def _has_failed_since(self, state: Any) -> bool:
-        """Return whether a patch has failed in a call on this rank since training began."""
+    def _has_failed(self, state: Any) -> bool:
+        """Return whether a wrapper has failed in a call on this rank."""
         report = _report(self._trainer(state))
         return any(status.reason is Reason.WRAPPER_ERROR for status in report.degraded)
 
@@ -336,7 +336,7 @@ def _unrepaired(report: Report, hits: Iterable[RunHit] = ()) -> list[str]:
     """Return the patches that should be on and are not, or do not reach the trainer, each in a line."""
     has = {hit.id: f"; this run has the bug: {run_hits.cause(hit)}" for hit in hits if hit.answer is Answer.HIT}
     return [
-        f"{status.id}: {status.state.value} ({status.reason.value}){_by(status)}{has.get(status.id, '')}"
+        printable(f"{status.id}: {status.state.value} ({status.reason.value}){_by(status)}{has.get(status.id, '')}")
         for status in report.degraded
     ]
 

@@ -5,13 +5,12 @@ What the witness has seen by then, or by the end of training, tells how often th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
 
-from ..log import log
+from ..log import event, log
 from ..matching.hits import Answer
 from ..model import Patch, Severity, State
 from ..reporting.report import Report
@@ -50,14 +49,16 @@ class Observed(Struct, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry for the record of the run."""
+        return {"id": self.id, **self.told(), "called": dict(self.called)}
+
+    def told(self) -> dict[str, Any]:
+        """Return the answer, and what it depends on."""
         return {
-            "id": self.id,
             "severity": self.severity.value,
             "answer": self.answer.value,
             "symptom": self.symptom,
             "because": list(self.because),
             "unknown": list(self.unknown),
-            "called": dict(self.called),
         }
 
 
@@ -88,9 +89,11 @@ def findings(trainer: Any, report: Report) -> list[Observed]:
     return sorted(observed, key=lambda one: (answers.index(one.answer), _RANK.index(one.severity), one.id))
 
 
-def lines_at_begin(observed: Iterable[Observed]) -> list[tuple[int, str]]:
-    """Return the level and the text of each line when training begins: one for each hit. The record has the rest."""
-    return [(logging.WARNING, one.line()) for one in observed if one.answer is Answer.HIT]
+def log_begin(observed: Iterable[Observed]) -> None:
+    """Log one line for each hit when training begins. The record has the rest."""
+    for one in observed:
+        if one.answer is Answer.HIT:
+            log.warning("%s", one.line(), extra=event("hit", patch=one.id, state=State.OBSERVED.value, **one.told()))
 
 
 def in_doubt(observed: Iterable[Observed]) -> str:
@@ -99,16 +102,11 @@ def in_doubt(observed: Iterable[Observed]) -> str:
     return f"; {number} bugs may be hit, of which no argument tells: trl_hotfix.json has them" if number else ""
 
 
-def lines_at_end(observed: Iterable[Observed]) -> list[tuple[int, str]]:
-    """Return the level and the text of each line when training ends: one for each hit whose code was called."""
-    return [
-        (logging.INFO, one.line_at_end()) for one in observed if any(one.called.values()) and one.answer is Answer.HIT
-    ]
-
-
-def log_lines(lines: Iterable[tuple[int, str]]) -> None:
-    for level, text in lines:
-        log.log(level, "%s", text)
+def log_end(observed: Iterable[Observed]) -> None:
+    """Log one line for each hit whose code was called when training ends."""
+    for one in observed:
+        if any(one.called.values()) and one.answer is Answer.HIT:
+            log.info("%s", one.line_at_end(), extra=event("called", patch=one.id, called=dict(one.called)))
 
 
 def _called(patch: Patch, trainer: Any) -> dict[str, int]:

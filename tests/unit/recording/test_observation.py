@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trl_hotfix.catalogue.conditions import Kind
+from trl_hotfix.log import FIELDS
 from trl_hotfix.matching.hits import Answer
 from trl_hotfix.model import Hit, Patch, Reason, Severity, State, Target, Upstream
 from trl_hotfix.patching import given
@@ -145,7 +146,11 @@ def test_only_what_is_observed_is_spoken_of() -> None:
     assert observation.findings(made(), report(patch(hit()), state=State.APPLIED)) == []
 
 
-def test_there_is_a_line_for_each_hit_and_none_for_the_rest() -> None:
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+def test_there_is_a_line_for_each_hit_and_none_for_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     patches = [
         patch(Hit(("Other",), "x"), id="clear"),
         patch(hit("the model is large"), id="doubtful"),
@@ -154,7 +159,9 @@ def test_there_is_a_line_for_each_hit_and_none_for_the_rest() -> None:
         patch(hit(), id="why", severity=Severity.DIAGNOSIS),
     ]
     observed = observation.findings(made(args=Config(beta=0.5)), report(*patches))
-    assert observation.lines_at_begin(observed) == [
+    observation.log_begin(observed)
+    assert [getattr(record, FIELDS)["patch"] for record in caplog.records] == ["worst", "certain", "why"]
+    assert said(caplog) == [
         (logging.WARNING, "this run has worst (wrong-gradient): it is off by 4; TRL_HOTFIX=1 repairs it"),
         (logging.WARNING, "this run has certain (wrong-loss): it is off by 4 (beta=0.5); TRL_HOTFIX=1 repairs it"),
         (logging.WARNING, "this run has why (diagnosis): it is off by 4; TRL_HOTFIX=1 tells why"),
@@ -163,14 +170,14 @@ def test_there_is_a_line_for_each_hit_and_none_for_the_rest() -> None:
     assert [one.to_dict()["answer"] for one in observed] == ["hit", "hit", "hit", "cannot tell", "not hit"]
 
 
-def test_the_end_says_how_often_the_code_of_a_bug_was_called() -> None:
+def test_the_end_says_how_often_the_code_of_a_bug_was_called(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="trl_hotfix")
     trainer = made()
     counts_of("called-patch", "trl.trainer.sample_trainer:SampleTrainer.step").of(trainer).called = 3
     hits, clear = patch(hit(), id="called-patch"), patch(Hit(("Other",), "x"), id="called-patch")
     observed = observation.findings(trainer, report(hits))
     assert observed[0].to_dict()["called"] == {"trl.trainer.sample_trainer:SampleTrainer.step": 3}
-    assert observation.lines_at_end(observed) == [
-        (logging.INFO, "this run has called-patch: it called SampleTrainer.step 3 times")
-    ]
-    assert observation.lines_at_end(observation.findings(trainer, report(clear))) == []
-    assert observation.lines_at_end(observation.findings(made(), report(hits))) == []
+    observation.log_end(observed)
+    observation.log_end(observation.findings(trainer, report(clear)))
+    observation.log_end(observation.findings(made(), report(hits)))
+    assert said(caplog) == [(logging.INFO, "this run has called-patch: it called SampleTrainer.step 3 times")]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import trl_hotfix
 from trl_hotfix.catalogue import loading
+from trl_hotfix.log import FIELDS
 from trl_hotfix.matching.hits import Answer
 from trl_hotfix.model import Called, Hit, Reason, Severity, State
 from trl_hotfix.patching import api
@@ -54,19 +55,27 @@ def about(lines: Any, patch_id: str) -> list[str]:
     return [line for _, line in lines if f"({patch_id})" in line]
 
 
-def test_a_hit_is_one_line_when_training_begins_and_the_rest_is_none(run: Any) -> None:
+def test_a_hit_is_one_line_when_training_begins_and_the_rest_is_none(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     lines, record, _ = run(hit(max_steps=3), hit(max_steps=4), hit("the model is large", max_steps=3))
     begin, end = about(lines, "bug-0")
     assert begin == "repairs: a made-up patch (bug-0); your run: max_steps=3"
-    assert end == "repaired: a made-up patch (bug-0): acted in 3 of 3 calls; your run: max_steps=3"
+    assert end == "repaired: a made-up patch (bug-0); your run: max_steps=3; acted in 3 of 3 calls"
     assert about(lines, "bug-1") == []
     # The end names what has acted, and no cause: whether the run has the bug is not known.
-    assert about(lines, "bug-2") == ["repaired: a made-up patch (bug-2): acted in 1 of 1 calls"]
+    assert about(lines, "bug-2") == ["repaired: a made-up patch (bug-2); acted in 1 of 1 calls"]
     assert [(one["id"], one["answer"], one["unknown"]) for one in record["hits"]] == [
         ("bug-0", "hit", []),
         ("bug-2", "cannot tell", ["if the model is large"]),
     ]
     assert {(one["state"], one["reason"]) for one in record["hits"]} == {("applied", "proven")}
+    events = [getattr(line, FIELDS) for line in caplog.records if hasattr(line, FIELDS)]
+    assert [(one["event"], one["patch"]) for one in events if one["event"] in ("hit", "repaired")] == [
+        ("hit", "bug-0"),
+        ("repaired", "bug-0"),
+        ("repaired", "bug-2"),
+    ]
     assert not any(level > logging.INFO for level, _ in lines)
 
 
