@@ -528,6 +528,17 @@ def _(size: Size) -> Call:
     return called(size.patch.alternate, unpair, None, pairs)
 
 
+@case("sft-vlm-image-tokens-in-loss")
+def _(size: Size) -> Call:
+    """Every token is one of an image."""
+    collator = SimpleNamespace(processor=SimpleNamespace(image_token_id=7))
+
+    def collate(examples: Any) -> dict[str, Any]:
+        return {"labels": size.ids}
+
+    return called(size.patch.learn_no_images, collate, collator, None)
+
+
 @case("grpo-resume-replays-epoch-0-order")
 def _(size: Size) -> Call:
     """Resume in epoch 3. The dataset has as many rows as the micro-batch of other cases has tokens."""
