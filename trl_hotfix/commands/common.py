@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 import click
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from ..catalogue import loading
@@ -17,6 +18,15 @@ from ..matching.fingerprints import bodies
 from ..model import Bug
 
 with_packs = click.option("--packs", metavar="NAME,...", help="Packs of third parties, besides our own patches.")
+
+
+with_versions = click.option(
+    "--with",
+    "versions_told",
+    metavar="NAME==VERSION",
+    multiple=True,
+    help="The version of another distribution, such as transformers==4.50.3. Several times if needed.",
+)
 
 
 class Exit(IntEnum):
@@ -50,6 +60,20 @@ def release(text: str) -> str:
     if equal:
         return equal[0]
     raise click.UsageError(f"there is no TRL {text}{suggestion(text, known)}")
+
+
+def told_versions(texts: Iterable[str]) -> dict[str, str]:
+    """Return the versions by distribution in ``transformers==4.50.3``; one ``=`` is enough."""
+    told = {}
+    for text in texts:
+        name, _, version = text.replace("==", "=").partition("=")
+        try:
+            told[Requirement(name).name] = str(Version(version))
+        except (InvalidRequirement, InvalidVersion):
+            raise click.UsageError(f"--with: expected NAME==VERSION, found {quoted(text)}") from None
+    if "trl" in told:
+        raise click.UsageError(f"--with: the release of TRL is told by --trl {told['trl']}")
+    return told
 
 
 def trainer(text: str, patches: Iterable[Bug]) -> str:

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
 
 from .. import __version__
 from ..catalogue.conditions import Argument
-from ..errors import ScriptError, quoted
+from ..errors import ScriptError
 from ..matching import versions
 from ..matching.hits import Finding
 from ..model import Bug as AnyBug
@@ -23,7 +21,7 @@ from ..scanning.files import files_to_scan
 from ..scanning.hits import ScannedTrainer, judge
 from ..scanning.scripts import read
 from ..scanning.trainer_calls import TrainerCall
-from .common import Exit, known_bugs, release, trainer, unsupported, with_packs
+from .common import Exit, known_bugs, release, told_versions, trainer, unsupported, with_packs, with_versions
 from .scan_answer import Answer, Bug, File, Trainer
 from .scan_formats import FORMATS
 
@@ -42,13 +40,7 @@ class _ScanCommand(click.Command):
 @click.command("scan", cls=_ScanCommand, options_metavar="[OPTIONS]")
 @click.argument("paths", metavar="FILE... [-- ARGUMENTS]", nargs=-1, required=True)
 @click.option("--trl", metavar="VERSION", help="This release of TRL instead of the installed one.")
-@click.option(
-    "--with",
-    "versions_told",
-    metavar="NAME==VERSION",
-    multiple=True,
-    help="The version of another distribution, such as transformers==4.50.3. Several times if needed.",
-)
+@with_versions
 @click.option(
     "--trainer", "trainer_name", metavar="NAME", help="The trainer that a YAML config is for, such as DPO or SFT."
 )
@@ -111,7 +103,7 @@ def command(
         return Exit.NO_TRL
     shown = [bug for bug in bugs if everything or _is_shown(bug)]
     yaml_trainer = trainer(trainer_name, bugs) if trainer_name is not None else None
-    told = _versions(versions_told)
+    told = told_versions(versions_told)
     try:
         facts = told_facts(model, accelerate)
         scan = _Scan(shown, judged, judged != installed, told, context.meta.get("command line"), facts)
@@ -133,20 +125,6 @@ def command(
 def _is_shown(bug: AnyBug) -> bool:
     """Leave out diagnoses, and what is a bug to those only who say so by naming its patch."""
     return repair_of(bug) != "if named" and bug.severity is not Severity.DIAGNOSIS
-
-
-def _versions(texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions by distribution in ``transformers==4.50.3``; one ``=`` is enough."""
-    told = {}
-    for text in texts:
-        name, _, version = text.replace("==", "=").partition("=")
-        try:
-            told[Requirement(name).name] = str(Version(version))
-        except (InvalidRequirement, InvalidVersion):
-            raise click.UsageError(f"--with: expected NAME==VERSION, found {quoted(text)}") from None
-    if "trl" in told:
-        raise click.UsageError(f"--with: the release of TRL is told by --trl {told['trl']}")
-    return told
 
 
 class _Scan:

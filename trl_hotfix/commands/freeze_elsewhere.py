@@ -1,0 +1,81 @@
+"""The patches that would be on with another release of TRL than the installed one: what ``freeze --trl`` writes.
+
+A process decides by the versions and by the body of each method. Here the versions are told, and the bodies are those
+of the files that are given, or else those on record for the release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from ..matching import gates
+from ..matching.fingerprints import bodies_for
+from ..matching.sources import Release
+from ..matching.versions import VersionOf
+from ..model import Decision, Patch, Reason, State
+from ..patching.previews import preview
+from ..reporting.report import Report
+from ..selection.selection import Selection
+
+
+def report_elsewhere(
+    patches: Sequence[Patch], selection: Selection, version_of: VersionOf, files: Release | None
+) -> Report:
+    """Return the report that a process with these versions would give before it has imported TRL's trainers.
+
+    A patch is pending only if the release has a body that is known to have the bug at each target. ``files`` are those
+    of the release; without them its bodies are those on record.
+    """
+    report = preview(patches, selection, version_of)
+    trl = version_of("trl") or ""
+    statuses = []
+    for status in report:
+        refused = _refused(status.patch, trl, files) if status.state is State.PENDING else None
+        if refused is not None:
+            status = replace(status, state=refused.state, reason=refused.reason, evidence=refused.evidence)
+        statuses.append(status)
+    return replace(report, patches=tuple(statuses))
+
+
+def _refused(patch: Patch, trl: str, files: Release | None) -> Decision | None:
+    """Return the decision of a process that finds the body of a target to be without the bug, or unknown."""
+    for target in gates.targets_for(patch, trl) or patch.targets:
+        known = bodies_for(patch.id)
+        body = files.body(target.module, target.attribute) if files is not None else known.at(target.name, trl)
+        verdict = known.verdict(patch.id, target.name, body)
+        if verdict == "buggy":
+            continue
+        evidence: Mapping[str, object] = {"target": target.name, "body": body}
+        if verdict is not None:
+            return Decision(State.SKIPPED, Reason.ALREADY_FIXED, evidence)
+        if body is None and files is not None:
+            return Decision(State.SKIPPED, Reason.MISSING_TARGET, evidence)
+        return Decision(State.SKIPPED, Reason.UNKNOWN_BODY, evidence)
+    return None
+
+
+def needed(report: Report, trl: str) -> set[str]:
+    """Return the distributions whose versions decide whether a patch of this release is on."""
+    return {
+        name
+        for status in report
+        if status.state is not State.DISABLED and gates.has_bug(trl, status.patch)
+        for name in status.patch.requires
+    }
+
+
+def left_out(report: Report, trl: str) -> list[str]:
+    """Return a line for each patch whose release this is and that would not be on, with the reason."""
+    words = {
+        Reason.ALREADY_FIXED: "{target} is without the bug",
+        Reason.MISSING_TARGET: "there is no {target}",
+        Reason.UNKNOWN_BODY: "it is not proven on the code of {target}",
+        Reason.REQUIREMENT: "it needs {requires}, and found is {found}",
+    }
+    return [
+        f"left out: {status.id}: {words[status.reason].format_map(status.evidence)}"
+        for status in report
+        if status.state is State.SKIPPED and status.reason in words and gates.has_bug(trl, status.patch)
+    ]
