@@ -1,0 +1,88 @@
+"""The range of each known bug without a repair is that of the code that has it, in every release of TRL.
+
+These bugs have no self-test. What is looked for is the line with the mistake, or the one that mends it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import gates
+
+import layout
+
+Texts = Callable[[str], str]
+"""Return the text of a module by its name, from ``trl/trainer``, or from ``trl/experimental`` where it has moved."""
+
+
+def says_how_it_is_scaled(text: str) -> bool:
+    return any(word in text for word in ("model_accepts_loss_kwargs = False", "loss_is_scaled_for_ga = "))
+
+
+def wrapped(text: str) -> str:
+    """Return the function that packs with the strategy ``wrapped``."""
+    return text.partition("def _pack_wrapped(")[2].partition("\ndef ")[0]
+
+
+SIGNS: dict[str, Callable[[Texts], bool]] = {
+    "grpo-dapo-normaliser-counts-masked-tokens": lambda text: (
+        '"num_items_in_batch": num_items_in_batch' in text("grpo_trainer")
+        and "gather(loss_mask.sum())" not in text("grpo_trainer")
+    ),
+    "grpo-none-reward-counts-as-zero": lambda text: (
+        "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
+    ),
+    "preference-grad-accum-scaling": lambda text: not says_how_it_is_scaled(text("cpo_trainer")),
+    "orpo-grad-accum-scaling": lambda text: not says_how_it_is_scaled(text("orpo_trainer")),
+    "sft-chunked-nll-logits-scaling": lambda text: "def _patch_chunked_ce_lm_head(" in text("sft_trainer"),
+    "dpo-keep-end-zeroes-samples": lambda text: (
+        "input_ids = input_ids[:, -self.max_length :]" in text("dpo_trainer")
+        and "flush_right(" not in text("dpo_trainer")
+    ),
+    "grpo-temperature-not-applied": lambda text: (
+        bool(text("grpo_trainer")) and "self.temperature = args.temperature" not in text("grpo_trainer")
+    ),
+    "sft-wrapped-packing-duplicates": lambda text: ", column.values)" in wrapped(text("data_utils")),
+    "gkd-eos-masked-when-pad-is-eos": lambda text: "== pad_token_id] = -100" in text("gkd_trainer"),
+    "grpo-scale-rewards-swapped": lambda text: 'self.scale_rewards in ["batch", "none"]' in text("grpo_trainer"),
+    "sft-no-eos-appended": lambda text: (
+        "processing_class(ex[args.dataset_text_field])" in text("sft_trainer")
+        or "return processing_class(example[dataset_text_field])" in text("sft_trainer")
+    ),
+    "reward-trainer-two-label-model": lambda text: (
+        "create_model_from_path(model, AutoModelForSequenceClassification" in text("reward_trainer")
+        and '["num_labels"] = 1' not in text("reward_trainer")
+    ),
+}
+
+
+def texts_of(release: str) -> Texts:
+    root = layout.BENCH / "overlay" / release / "trl"
+
+    def text(module: str) -> str:
+        name = module.removesuffix("_trainer")
+        moved = root / "experimental" / name / f"{module}.py"
+        files = (moved, root / "trainer" / f"{module}.py", root / f"{module}.py")
+        return next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
+
+    return text
+
+
+def test_every_known_bug_has_a_sign() -> None:
+    assert {bug.id for bug in loading.without_repair()} == SIGNS.keys()
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("bug", loading.without_repair(), ids=[bug.id for bug in loading.without_repair()])
+def test_the_range_has_the_releases_with_the_sign_and_no_other(bug: object) -> None:
+    layout.build_release_overlays(Path(sys.executable))
+    known = next(entry for entry in loading.without_repair() if entry is bug)
+    with_sign = [release for release in layout.releases() if SIGNS[known.id](texts_of(release))]
+    assert with_sign == [release for release in layout.releases() if gates.has_bug(release, known)]
