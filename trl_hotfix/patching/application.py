@@ -202,8 +202,8 @@ def _install_and_retest(
             layer.armed = True
         # In the order of the targets. What other code has occupied in the meantime comes behind.
         module_patch.sites = [*located, *(site for site in module_patch.sites if site not in located)]
+        note_constructors(module_patch, located, sites, roll_back)
         roll_back.pop_all()
-    note_constructors(module_patch, located, sites)
     return Decision(State.APPLIED, Reason.PROVEN, evidence)
 
 
