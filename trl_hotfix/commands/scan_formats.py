@@ -78,7 +78,8 @@ def as_annotations(answer: Answer, patches: Sequence[AnyBug]) -> None:
             click.echo(_annotation("warning", name, 1, "cannot be scanned", file["error"]))
         for trainer in file["trainers"]:
             for bug in trainer["hits"]:
-                message = f"{bug['symptom']} ({'; '.join(bug['because'])}). trl-hotfix explain {bug['id']}"
+                without = f" It is {no_repair(bug['fixed_in'])}." if bug["repair"] == "none" else ""
+                message = f"{bug['symptom']} ({'; '.join(bug['because'])}).{without} trl-hotfix explain {bug['id']}"
                 line = bug["lines"][0]
                 click.echo(_annotation("error", name, line, f"{bug['id']} on TRL {answer['trl']}", message))
             if trainer["cannot_tell"]:

@@ -85,3 +85,15 @@ def test_piped_output_has_no_escapes_or_trailing_spaces(command: list[str]) -> N
     assert process.returncode == 0, process.stderr
     assert "\x1b" not in process.stdout
     assert [line for line in process.stdout.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_damaged_list_of_known_bugs_is_exit_3_and_keeps_no_patch_from_going_on(package: Path) -> None:
+    (package / "known.yaml").write_text("- id: [\n")
+    for arguments in (["list"], ["scan", "x.py"], ["compare", "0.16.1", "1.16.0"]):
+        process = run(*arguments, PYTHONPATH=str(package.parent))
+        assert process.returncode == 3, process.stderr
+        assert f"{package / 'known.yaml'} has 1 mistake" in process.stderr
+    frozen = run("freeze", PYTHONPATH=str(package.parent))
+    assert frozen.returncode == 0, frozen.stderr
+    assert ID in frozen.stdout
+    assert run("doctor", PYTHONPATH=str(package.parent)).returncode == 1

@@ -322,6 +322,8 @@ def test_a_bug_without_a_repair_is_told_as_such_in_every_form(tmp_path: Path) ->
         text
         == "trl_hotfix: known, no repair here; fixed in TRL 0.22.2\n\ntrl-hotfix explain grpo-scale-rewards-swapped"
     )
+    annotations = run(str(file), "--trl", "0.22.0", "--format", "github").output
+    assert "It is known, no repair here; fixed in TRL 0.22.2. trl-hotfix explain grpo-scale-rewards" in annotations
     clean = run(str(file), "--trl", "0.22.2", "--json")
     (trainer,) = json.loads(clean.output)["files"][0]["trainers"]
     assert "grpo-scale-rewards-swapped" not in {bug["id"] for bug in (*trainer["hits"], *trainer["cannot_tell"])}
