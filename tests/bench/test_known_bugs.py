@@ -5,6 +5,7 @@ These bugs have no self-test. What is looked for is the line with the mistake, o
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,12 @@ def wrapped(text: str) -> str:
     return text.partition("def _pack_wrapped(")[2].partition("\ndef ")[0]
 
 
+def keeps_with_liger(text: str, *columns: str) -> bool:
+    """Return whether SFT keeps these columns and no other for the Liger kernel."""
+    kept = re.search(r"use_liger_kernel:\n(?:.*\n)?\s+dataset = dataset\.select_columns\((.*?)\)\n", text, re.DOTALL)
+    return kept is not None and re.findall(r'"(\w+)"', kept[1]) == list(columns)
+
+
 SIGNS: dict[str, Callable[[Texts], bool]] = {
     "grpo-dapo-normaliser-counts-masked-tokens": lambda text: (
         '"num_items_in_batch": num_items_in_batch' in text("grpo_trainer")
@@ -55,6 +62,28 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "sft-no-eos-appended": lambda text: (
         "processing_class(ex[args.dataset_text_field])" in text("sft_trainer")
         or "return processing_class(example[dataset_text_field])" in text("sft_trainer")
+    ),
+    "sft-completion-mask-includes-assistant-header": lambda text: (
+        re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
+        and "add_generation_prompt=True" not in text("sft_trainer")
+    ),
+    "sft-liger-completion-mask-dropped": lambda text: (
+        "completion_mask" in text("sft_trainer")
+        and (
+            keeps_with_liger(text("sft_trainer"), "input_ids")
+            or keeps_with_liger(text("sft_trainer"), "input_ids", "position_ids")
+        )
+    ),
+    "sft-liger-assistant-mask-dropped": lambda text: (
+        "assistant_masks" in text("sft_trainer")
+        and (
+            keeps_with_liger(text("sft_trainer"), "input_ids", "position_ids")
+            or keeps_with_liger(text("sft_trainer"), "input_ids", "seq_lengths", "completion_mask")
+        )
+    ),
+    "dpo-last-token-dropped": lambda text: ": first_empty_col - 1]" in text("dpo_trainer"),
+    "dpo-f-divergence-enum-ignored": lambda text: (
+        "self.f_divergence_type == FDivergenceType.JS_DIVERGENCE.value" in text("dpo_trainer")
     ),
     "reward-trainer-two-label-model": lambda text: (
         "create_model_from_path(model, AutoModelForSequenceClassification" in text("reward_trainer")
