@@ -17,7 +17,9 @@ from .model_files import model_facts
 _LARGEST = 1 << 20
 _TYPES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
 
-_TOKENS = ("eos_token", "pad_token", "add_special_tokens", "chat_format", "chat_template", "unsloth")
+# Functions of TRL and Unsloth that give a tokenizer other tokens are among them, and applying a template is not.
+_TOKENS = ("eos_token", "pad_token", ".add_special_tokens(", "setup_chat_format", "clone_chat_template")
+_TOKENS += ("chat_template_path", "get_chat_template", "unsloth")
 _SAMPLING = ("generation_config", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 SET_BY: Mapping[str, tuple[str, ...]] = {

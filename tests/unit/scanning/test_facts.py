@@ -83,3 +83,10 @@ def test_every_fact_decides_a_bug() -> None:
     used = {name for bug in bugs for hit in bug.hits for name in hit.facts}
     assert used == FACTS.keys()
     assert SET_BY.keys() < FACTS.keys()
+
+
+def test_what_only_looks_like_such_a_word_does_not() -> None:
+    told = {"pad_is_eos": Argument(Kind.LITERAL, True, reason="tokenizer_config.json")}
+    text = "tokenizer.apply_chat_template(messages); tokenizer(text, add_special_tokens=False)"
+    assert facts_for(text, told)("pad_is_eos").value is True
+    assert facts_for("tokenizer.add_special_tokens({})", told)("pad_is_eos").kind is Kind.UNKNOWN
