@@ -18,8 +18,10 @@ _LARGEST = 1 << 20
 _TYPES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
 
 # Functions of TRL and Unsloth that give a tokenizer other tokens are among them, and applying a template is not.
-_TOKENS = ("eos_token", "pad_token", ".add_special_tokens(", "setup_chat_format", "clone_chat_template")
-_TOKENS += ("chat_template_path", "get_chat_template", "unsloth")
+_TOKENS = (
+    *("eos_token", "pad_token", ".add_special_tokens(", "setup_chat_format", "clone_chat_template"),
+    *("chat_template_path", "get_chat_template", "unsloth"),
+)
 _SAMPLING = ("generation_config", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 SET_BY: Mapping[str, tuple[str, ...]] = {
