@@ -213,3 +213,50 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.stdout.splitlines()[-1] == "[]", process.stderr
+
+
+def saved_tokenizer(folder: Path, **tokens: str | None) -> None:
+    """Save a tokenizer of five words as transformers does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: index for index, word in enumerate(("<unk>", "<pad>", "</s>", "hello", "<end_of_turn>"))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **tokens).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(("pad", "expected"), [("<pad>", False), ("</s>", True), (None, True)])
+def test_a_tokenizer_that_transformers_has_saved_is_read(tmp_path: Path, pad: str | None, expected: bool) -> None:
+    saved_tokenizer(tmp_path, eos_token="</s>", **({"pad_token": pad} if pad is not None else {}))
+    folder_with(tmp_path, tokenizer_config=None, generation_config={"eos_token_id": [2, 4]})
+    facts = known(tmp_path)
+    assert (facts["pad_is_eos"], facts["other_ends"]) == (expected, True)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
+    assert known(tmp_path)["other_ends"] is False
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    assert known(tmp_path)["other_ends"] is False
+
+
+@pytest.mark.matrix
+def test_no_config_of_transformers_is_cleared_of_what_it_has(tmp_path: Path) -> None:
+    from transformers import CONFIG_MAPPING
+
+    saved = 0
+    for model_type in CONFIG_MAPPING:
+        folder = tmp_path / model_type
+        try:
+            config = CONFIG_MAPPING[model_type]()
+            config.save_pretrained(folder)
+        # A few configs need arguments, or a library that is not here.
+        except (AttributeError, ImportError, NotImplementedError, TypeError, ValueError):
+            continue
+        saved += 1
+        text_config = getattr(config, "text_config", None) or config
+        facts = known(folder)
+        if any(hasattr(part, "output_router_logits") for part in (config, text_config)):
+            assert facts.get("experts") is not False, model_type
+        factors = [getattr(text_config, name, None) for name in ("logits_scaling", "lm_head_multiplier")]
+        assert facts.get("scales_logits") in (None, any(factor not in (None, 1) for factor in factors)), model_type
+        assert facts.get("labels") in (None, config.num_labels), model_type
+    assert saved > 200
