@@ -18,6 +18,7 @@ FACTS: Mapping[str, str] = {
     "pad_is_eos": "the tokenizer's padding token is its end-of-sequence token, or it has none: true or false",
     "other_ends": "the model lists an end-of-sequence token that is not the tokenizer's: true or false",
     "sampling_settings": "the generation config has a temperature, top_p, top_k, ... of its own: true or false",
+    "plain_lora": "the adapter is a LoRA of linear layers, and of nothing else: true or false",
     "distributed": "deepspeed, fsdp or ddp",
     "processes": "the number of processes: a number",
 }

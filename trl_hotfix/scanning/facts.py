@@ -32,6 +32,7 @@ SET_BY: Mapping[str, tuple[str, ...]] = {
     "pad_is_eos": _TOKENS,
     "other_ends": (*_TOKENS, "generation_config", "generation_kwargs"),
     "sampling_settings": (*_SAMPLING, "generation_kwargs"),
+    "plain_lora": ("get_peft_model", "peft_config", "target_modules", "trainable_token_indices"),
     "distributed": ("deepspeed", "fsdp"),
 }
 """Words in a script that may set a fact. Where one stands, the file does not decide."""

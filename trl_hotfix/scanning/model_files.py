@@ -1,4 +1,4 @@
-"""The facts that a model's folder tells: its config, its generation config and its tokenizer.
+"""The facts that a model's folder tells: its config, its generation config, its tokenizer and its adapter.
 
 The files are read as JSON: neither torch nor transformers is imported, and nothing is downloaded. What a file does not
 say may have a default in a class of transformers, and is unknown. The names of the facts are those of ``catalogue``.
@@ -16,6 +16,7 @@ from ..catalogue.conditions import Argument, Kind
 from ..errors import ScriptError, plain
 
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+_ADAPTER = "adapter_config.json"
 _LARGEST = {"tokenizer.json": 1 << 27}
 _LARGEST_OTHER = 1 << 23
 
@@ -24,26 +25,34 @@ _OF_EXPERTS = re.compile(r"expert|(^|_)moe(_|$)")
 _TYPES_WITH_EXPERTS = re.compile(r"moe|mixtral|dbrx|jamba|arctic|gpt_oss|llama4|switch|deepseek_v[23]|minimax")
 _DEPTH = 4
 
+_NOT_LORA = frozenset({"IA3", "VERA", "LOHA", "LOKR", "BOFT", "HRA", "MISS"})
+_EMBEDDINGS = re.compile(r"embed|wte|wpe|shared")
+
 
 def model_facts(folder: Path) -> dict[str, Argument]:
-    """Return the facts of a local folder with a ``config.json``. Raises ``ScriptError`` if a file cannot be read."""
+    """Return the facts of a local folder with a model or an adapter. Raises ``ScriptError`` if it cannot be read.
+
+    The config of an adapter's base is not in the folder, and what it says is unknown.
+    """
     if not folder.is_dir():
         raise ScriptError(
             f"--model: {plain(str(folder))} is no folder: expected a local one with {_CONFIG}; nothing is downloaded"
         )
-    config = _read(folder, _CONFIG)
-    if config is None:
-        raise ScriptError(f"--model: {plain(str(folder))} has no {_CONFIG}")
-    generation = _read(folder, _GENERATION)
+    config, adapter = _read(folder, _CONFIG), _read(folder, _ADAPTER)
+    if config is None and adapter is None:
+        raise ScriptError(f"--model: {plain(str(folder))} has no {_CONFIG} and no {_ADAPTER}")
     tokenizer = _read(folder, _TOKENIZER)
-    return {
+    facts = {"pad_is_eos": _pad_is_eos(folder, tokenizer), "plain_lora": _plain_lora(adapter)}
+    if config is None:
+        return facts
+    generation = _read(folder, _GENERATION)
+    return facts | {
         "experts": _experts(config),
         "output_router_logits": _of_config(config, "output_router_logits", bool),
         "router_aux_loss_coef": _of_config(config, "router_aux_loss_coef", float),
         "model_type": _of_config(config, "model_type", str),
         "scales_logits": _scales_logits(config),
         "labels": _labels(config),
-        "pad_is_eos": _pad_is_eos(folder, tokenizer),
         "other_ends": _other_ends(folder, config, generation, tokenizer),
         "sampling_settings": _sampling_settings(config, generation),
     }
@@ -184,3 +193,17 @@ def _sampling_settings(config: Mapping[str, Any], generation: Mapping[str, Any] 
     # Whether a temperature counts, or a top_k of 50, depends on the defaults of TRL, which differ between releases.
     open_ended = [name for name in ("temperature", "top_k") if said.get(name) is not None]
     return _unknown(f"{file} has {' and '.join(open_ended)}") if open_ended else _known(False, file)
+
+
+def _plain_lora(adapter: Mapping[str, Any] | None) -> Argument:
+    """Return whether an adapter is of matrices alone: PEFT keeps what is not beside the matrices of linear layers."""
+    if adapter is None:
+        return _unknown(f"there is no {_ADAPTER}")
+    kind, modules = adapter.get("peft_type"), adapter.get("target_modules")
+    names = modules if isinstance(modules, list) and all(isinstance(name, str) for name in modules) else None
+    if kind in _NOT_LORA or (kind == "LORA" and adapter.get("trainable_token_indices")):
+        return _known(False, _ADAPTER)
+    # A pattern, or parameters that are no modules, may be anything.
+    if kind != "LORA" or names is None or adapter.get("target_parameters"):
+        return _unknown(f"{_ADAPTER} does not say which modules are adapted")
+    return _known(not any(map(_EMBEDDINGS.search, names)), _ADAPTER)

@@ -141,6 +141,39 @@ def test_the_logits_are_scaled_and_labels_are_counted(tmp_path: Path) -> None:
     assert not {"scales_logits", "labels"} & known(tmp_path).keys()
 
 
+LORA = {"peft_type": "LORA", "target_modules": ["q_proj", "v_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "expected"),
+    [
+        (LORA, True),
+        ({**LORA, "target_modules": ["q_proj", "embed_tokens"]}, False),
+        ({**LORA, "target_modules": ["wte"]}, False),
+        ({**LORA, "trainable_token_indices": [7]}, False),
+        ({"peft_type": "IA3", "target_modules": ["k_proj"]}, False),
+        ({"peft_type": "VERA"}, False),
+        ({"peft_type": "PROMPT_TUNING"}, None),
+        ({**LORA, "target_modules": ".*proj"}, None),
+        ({**LORA, "target_modules": None}, None),
+        ({**LORA, "target_modules": [1]}, None),
+        ({**LORA, "target_parameters": ["experts.w1"]}, None),
+        (None, None),
+    ],
+)
+def test_an_adapter_is_a_plain_lora_or_not(tmp_path: Path, adapter: Any, expected: bool | None) -> None:
+    assert known(folder_with(tmp_path, adapter_config=adapter)).get("plain_lora") is expected
+
+
+def test_the_folder_of_an_adapter_has_no_config_of_its_base(tmp_path: Path) -> None:
+    base = folder_with(tmp_path)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    folder_with(adapter, config=None, adapter_config={**LORA, "base_model_name_or_path": str(base)})
+    assert known(adapter) == {"pad_is_eos": False, "plain_lora": True}
+
+
+FILES = ("config", "generation_config", "tokenizer_config", "special_tokens_map", "adapter_config")
 BROKEN = {
     "empty": ("", "is not JSON: Expecting value"),
     "no JSON": ("{'a': 1}", "is not JSON"),
@@ -151,7 +184,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.parametrize("file", ["config", "generation_config", "tokenizer_config", "special_tokens_map"])
+@pytest.mark.parametrize("file", FILES)
 def test_a_broken_file_is_one_clear_error(tmp_path: Path, name: str, file: str) -> None:
     text, expected = BROKEN[name]
     with pytest.raises(ScriptError, match=expected) as caught:
@@ -164,7 +197,7 @@ def test_what_is_no_folder_of_a_model_is_one_clear_error(tmp_path: Path) -> None
     for path, expected in (
         (tmp_path / "gone", "is no folder"),
         (Path("Qwen/Qwen2-0.5B"), "nothing is downloaded"),
-        (tmp_path, "has no config.json"),
+        (tmp_path, "has no config.json and no adapter_config.json"),
     ):
         with pytest.raises(ScriptError, match=expected):
             model_facts(path)
