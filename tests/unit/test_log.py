@@ -168,3 +168,8 @@ def test_a_line_has_an_end_and_a_plain_one_keeps_its_arguments(caplog: pytest.Lo
     assert caplog.messages[0].endswith("... (1000000 characters)")
     assert (caplog.records[1].msg, caplog.records[1].args) == ("%s is on", ("some-id",))
     assert printable("kept") == "kept"
+
+
+def test_what_is_said_before_logging_is_loaded_has_no_control_character_either() -> None:
+    said = heard("from trl_hotfix.settings import warn", "warn('a \\x1b[31m\\nof \u202e')")
+    assert said == "trl_hotfix: WARNING: a \\x1b[31m\nof \\u202e\n"
