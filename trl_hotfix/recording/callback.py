@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,19 +18,17 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..errors import NotAppliedError, printable
+from ..errors import NotAppliedError
 from ..log import ensure_handler, event, log
-from ..matching.hits import Answer
-from ..model import Reason, State
+from ..model import Reason
 from ..patching import engine, reach
-from ..reporting.report import PatchStatus, Report
-from ..reporting.runs import RunHit
-from ..selection import freeze_files
+from ..reporting.report import Report
 from ..settings import STRICT, switch
 from . import observation, ranks, run, run_hits
 from .failures import training_goes_on
 from .files import write_atomically
 from .model_cards import write_into_model_cards
+from .problems import compare_with_checkpoint, unrepaired
 from .trackers import FILE, FILE_OF_RANK, KEY, tracker_writer
 from .trainers import calling_trainer
 
@@ -188,7 +186,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             with training_goes_on("that of a rank of an earlier run is still there"):
                 _remove_records_of_ranks(Path(args.output_dir))
         report = self._begin("training", state)
-        self._problems = [*_unrepaired(report, run_hits.of(trainer, report)), *ranks.compare(report.freeze())]
+        self._problems = [*unrepaired(report, run_hits.of(trainer, report)), *ranks.compare(report.freeze())]
         self._begun = self._record(trainer, report)
         for problem in self._problems:
             log.warning("%s", problem)
@@ -204,7 +202,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         with training_goes_on("the look after the first step failed"):
             reach.step_taken(trainer)
             report = _report(trainer)
-            all_problems = _unrepaired(report, run_hits.of(trainer, report))
+            all_problems = unrepaired(report, run_hits.of(trainer, report))
             problems = [problem for problem in all_problems if problem not in self._problems]
         self._problems += problems
         for problem in problems:
@@ -230,7 +228,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             observation.log_begin(observed)
         earlier = _records(state)
         if earlier:
-            _compare_with_checkpoint(earlier[-1], record)
+            compare_with_checkpoint(earlier[-1], record)
         elif activity == "training" and state.global_step and record["patches"]:
             log.warning("this run goes on from a checkpoint without a record: its steps may not have been repaired")
         self._is_due, self._begun = True, record
@@ -275,7 +273,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         observed = observation.findings(trainer, report)
         # A wrapper that has failed in a call since the beginning is one more problem.
         noted = [problem for problem in self._problems if problem != _UNCHECKED]
-        problems = dict.fromkeys([*noted, *_unrepaired(report, hits)])
+        problems = dict.fromkeys([*noted, *unrepaired(report, hits)])
         return run.record(trainer, report, observed, run_hits.to_dicts(hits, report), problems)
 
     def _into_history(self, state: Any) -> None:
@@ -320,33 +318,6 @@ def _callbacks(trainer: Trainer | None) -> list[HotfixCallback]:
 def _records(state: Any) -> list[Any]:
     """Return the records in the log history, oldest first. A checkpoint's history may hold anything."""
     return [entry[KEY] for entry in state.log_history if isinstance(entry, dict) and KEY in entry]
-
-
-def _compare_with_checkpoint(in_checkpoint: Any, record: dict[str, Any]) -> None:
-    """Warn if the checkpoint from which the run resumes was trained with other repairs."""
-    before = freeze_files.record(in_checkpoint)
-    if before is None:
-        log.warning("the checkpoint's record of its repairs cannot be read; they may be other ones")
-        return
-    for difference in ranks.differences(before, record, "in the checkpoint", "now"):
-        log.warning("this run goes on from a checkpoint of other repairs: %s", difference)
-
-
-def _unrepaired(report: Report, hits: Iterable[RunHit] = ()) -> list[str]:
-    """Return the patches that should be on and are not, or do not reach the trainer, each in a line."""
-    has = {hit.id: f"; this run has the bug: {run_hits.cause(hit)}" for hit in hits if hit.answer is Answer.HIT}
-    return [
-        printable(f"{status.id}: {status.state.value} ({status.reason.value}){_by(status)}{has.get(status.id, '')}")
-        for status in report.degraded
-    ]
-
-
-def _by(status: PatchStatus) -> str:
-    """Return what keeps an unreached patch from the trainer."""
-    if status.state is not State.UNREACHED:
-        return ""
-    parts = [part for part in status.evidence.values() if isinstance(part, Mapping)]
-    return "".join(f": {by}" for by in dict.fromkeys(part["by"] for part in parts if "by" in part))
 
 
 def _report(trainer: Trainer | None) -> Report:
