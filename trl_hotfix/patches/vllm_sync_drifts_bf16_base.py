@@ -73,12 +73,12 @@ def _layers_in_half_precision(model: Any) -> Layers:
     half, layers, types = {torch.float16, torch.bfloat16}, Layers(), set()
     for layer in model.modules() if isinstance(model, PeftModel) else ():
         if isinstance(layer, BaseTunerLayer):
-            weights = list(layer.get_base_layer().parameters(recurse=False))
+            weights = list(layer.get_base_layer().parameters())
             # Some quantised layers have no parameters.
             types |= {weight.dtype for weight in weights} or {None}
             for weight in weights:
                 layers.setdefault(id(weight), []).append(layer)
-    return layers if types & half and types <= {*half, torch.float32} else {}
+    return layers if types & half and not types - half - {torch.float32} else {}
 
 
 def _one_by_one(layers: Layers, parameters: Iterable[tuple[str, Any]]) -> Generator[tuple[str, Any], None, None]:
@@ -90,7 +90,7 @@ def _one_by_one(layers: Layers, parameters: Iterable[tuple[str, Any]]) -> Genera
 @contextmanager
 def _merged(layers: Iterable[Any]) -> Iterator[None]:
     """Merge these layers, which are of one base layer, in copies of its weights, and put the weights back."""
-    weights = {id(weight): weight for layer in layers for weight in layer.get_base_layer().parameters(recurse=False)}
+    weights = {id(weight): weight for layer in layers for weight in layer.get_base_layer().parameters()}
     before = {key: weight.data for key, weight in weights.items()}
     try:
         for weight in weights.values():
