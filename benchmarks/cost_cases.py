@@ -427,6 +427,16 @@ def _(size: Size) -> Call:
     return lambda: head.apply(hidden, weight, None, targets, 1.0, 1024, None, 1.0, ("entropy",))
 
 
+@case("fused-lm-head-not-the-models-own")
+def _(size: Size) -> Call:
+    """Scoring the logits of a model whose head is not TRL's. The logits are the model's own: they are not counted."""
+    import torch
+
+    logits = torch.empty((size.tokens, 128_256), dtype=torch.bfloat16, device="meta")
+    head, targets = size.patch._Kernel, size.ids.reshape(-1)
+    return lambda: head.apply(logits, None, None, targets, 1.0, 1024, None, 1.0, ("entropy",))
+
+
 @case("qlora-peftmodel-frozen")
 def _(size: Size) -> Call:
     model = with_adapter(size.model)

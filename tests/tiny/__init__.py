@@ -22,7 +22,18 @@ from .dpo_runs import (
 from .grpo_runs import COMPLETION_LENGTHS, PROMPTS, grpo, grpo_of_one_length, one_step_of_unequal_lengths
 from .launching import deepspeed, one_group, one_process
 from .measuring import FirstStep, TrainingResult, measured, warnings_of
-from .models import gpt_neo, llama, lora, mixtral, quantised, qwen2_moe, same_adapter, set_adapters
+from .models import (
+    gpt_neo,
+    granite,
+    llama,
+    lora,
+    mixtral,
+    modernbert_decoder,
+    quantised,
+    qwen2_moe,
+    same_adapter,
+    set_adapters,
+)
 from .online_runs import ONLINE_LENGTHS, online_completions, online_dpo, online_log_probs
 from .sft_runs import SftRun, several, sft_step
 from .steps import FormulaSteps, MicroBatch, Step, acts, expected_gradients, gradients_of, loss_of_model, stepwise
@@ -48,6 +59,7 @@ __all__ = [
     "expected_gradients",
     "gpt_neo",
     "gradients_of",
+    "granite",
     "grpo",
     "grpo_of_one_length",
     "labelled",
@@ -56,6 +68,7 @@ __all__ = [
     "loss_of_model",
     "measured",
     "mixtral",
+    "modernbert_decoder",
     "one_group",
     "one_process",
     "one_step_of_moe_dpo",

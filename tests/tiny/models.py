@@ -24,6 +24,37 @@ def gpt_neo(folder: str, *, seed: int) -> Any:
     return _from_disk(folder, "GPTNeo", seed, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]])
 
 
+def granite(folder: str, *, seed: int, scaling: float = 0.2) -> Any:
+    """Return a Granite of two layers, whose logits are divided by ``scaling``."""
+    return _from_disk(folder, "Granite", seed, logits_scaling=scaling)
+
+
+def modernbert_decoder(folder: str, *, seed: int) -> Any:
+    """Return the decoder of ModernBERT of two layers. It has a dense layer and a norm before the output embeddings."""
+    import torch
+    from transformers import AutoModelForCausalLM, ModernBertDecoderConfig, ModernBertDecoderForCausalLM
+
+    torch.manual_seed(seed)
+    config = ModernBertDecoderConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=1,
+        cls_token_id=2,
+        sep_token_id=1,
+        # Otherwise all logits are almost the same.
+        initializer_range=0.5,
+    )
+    path = Path(folder, f"modernbert-{seed}")
+    ModernBertDecoderForCausalLM(config).save_pretrained(path)
+    return _in_variant(AutoModelForCausalLM.from_pretrained(path))
+
+
 def qwen2_moe(folder: str, *, seed: int, coefficient: float) -> Any:
     """Return a Qwen2-MoE of two layers, four experts and a shared one, from disk, in no variant."""
     import torch
