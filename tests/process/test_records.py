@@ -70,7 +70,13 @@ def test_a_run_records_its_patches_everywhere(installed: Environment, tmp_path: 
     frozen = f"@{tmp_path / 'out' / 'checkpoint-1' / 'trl_hotfix.json'}"
     second = train(installed, tmp_path, TRL_HOTFIX="1", TRL_HOTFIX_ONLY=frozen)
     assert second.returncode == 0, second.stderr
-    assert recorded(tmp_path) == [record]
+    # What is said of the patches that the file leaves out is of the selection, and not of the repairs.
+    about_others = ("hits", "problems")
+    repairs = [
+        {name: value for name, value in one.items() if name not in about_others}
+        for one in (*recorded(tmp_path), record)
+    ]
+    assert repairs[0] == repairs[1]
 
     resumed = train(installed, tmp_path, "resume", TRL_HOTFIX="1")
     assert "goes on from a checkpoint" not in resumed.stderr
