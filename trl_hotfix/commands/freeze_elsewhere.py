@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from ..matching import gates
 from ..matching.fingerprints import bodies_for
 from ..matching.sources import Release
-from ..matching.versions import VersionOf
-from ..model import Decision, Patch, Reason, State
+from ..matching.versions import VersionOf, in_range
+from ..model import Decision, Patch, Reason, State, Target
 from ..patching.previews import preview
 from ..reporting.report import Report
 from ..selection.selection import Selection
@@ -45,15 +45,22 @@ def _refused(patch: Patch, trl: str, files: Release | None) -> Decision | None:
         known = bodies_for(patch.id)
         body = files.body(target.module, target.attribute) if files is not None else known.at(target.name, trl)
         verdict = known.verdict(patch.id, target.name, body)
-        if verdict == "buggy":
+        if verdict == "buggy" and _is_enough(patch, target, body, trl):
             continue
         evidence: Mapping[str, object] = {"target": target.name, "body": body}
-        if verdict is not None:
+        if verdict not in (None, "buggy"):
             return Decision(State.SKIPPED, Reason.ALREADY_FIXED, evidence)
         if body is None and files is not None:
             return Decision(State.SKIPPED, Reason.MISSING_TARGET, evidence)
         return Decision(State.SKIPPED, Reason.UNKNOWN_BODY, evidence)
     return None
+
+
+def _is_enough(patch: Patch, target: Target, body: str | None, trl: str) -> bool:
+    """Return whether a body with the bug decides. Out of its range it may do no harm, and a self-test would tell."""
+    ranged = patch.range_of(target)
+    same = bodies_for(patch.id).releases_with(target.name, body)
+    return in_range(trl, ranged) or all(in_range(release, ranged) for release in same)
 
 
 def needed(report: Report, trl: str) -> set[str]:

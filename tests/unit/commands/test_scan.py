@@ -87,7 +87,10 @@ def test_the_json_has_the_declared_shape(script: Path) -> None:
     [
         (DPO, {"hit": Exit.DEGRADED, "unknown": Exit.DEGRADED, "never": Exit.FINE}),
         (DPO.replace("=True", "=read()"), {"hit": Exit.FINE, "unknown": Exit.DEGRADED, "never": Exit.FINE}),
-        ("from trl import RewardTrainer\nRewardTrainer('gpt2')\n", dict.fromkeys(("hit", "unknown"), Exit.FINE)),
+        (
+            "from trl import RewardTrainer\nRewardTrainer('gpt2').train()\n",
+            dict.fromkeys(("hit", "unknown"), Exit.FINE),
+        ),
         ("print('nothing')\n", {"hit": Exit.FINE, "unknown": Exit.DEGRADED}),
     ],
 )
