@@ -237,40 +237,53 @@ def bodies_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]
     verdicts = _verdicts_on_bodies(patch, cells)
     releases = sorted({cell["release"] for cell in cells}, key=Version)
     bodies: dict[str, dict[str, Any]] = {}
-    for target in patch.targets:
-        by_body = bodies.setdefault(target.name, {})
+    for name, targets in _targets_by_name(patch).items():
+        by_body = bodies.setdefault(name, {})
         for release in releases:
-            digest = body(release, target)
-            if digest is None or _hands_on(patch, target, release):
+            digest = body(release, targets[0])
+            if digest is None or _hands_on(patch, targets, release):
                 continue
             known = by_body.setdefault(digest, {"releases": []})
             known["releases"].append(release)
             # Fixed in the module that defines it and absent in one that re-exports it means fixed.
-            labels = verdicts.get((target.name, digest))
+            labels = verdicts.get((name, digest))
             if labels:
                 known["is"] = "fixed" if "fixed" in labels else labels.copy().pop()
     return dict(sorted(bodies.items()))
 
 
+def _targets_by_name(patch: Patch) -> dict[str, list[Target]]:
+    """Return the targets by name: a method may have one wrapper in older releases and another in newer ones."""
+    named: dict[str, list[Target]] = {}
+    for target in patch.targets:
+        named.setdefault(target.name, []).append(target)
+    return named
+
+
+def _in_any_range(patch: Patch, targets: Iterable[Target], release: str) -> bool:
+    return any(in_range(release, patch.range_of(target)) for target in targets)
+
+
 def _verdicts_on_bodies(patch: Patch, cells: Iterable[Answer]) -> dict[tuple[str, str], set[str]]:
     verdicts: dict[tuple[str, str], set[str]] = {}
     harmless: set[tuple[str, str]] = set()
-    targets = {target.name: target for target in patch.targets}
+    named = _targets_by_name(patch)
     for cell in cells:
         # Next to a library that has repaired the bug, a body with the bug looks like one without.
         if lacking(patch, place_of(cell).version_of) is not None:
             continue
         for name, digest in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
-            if red is None or digest is None or name not in targets:
+            if red is None or digest is None or name not in named:
                 continue
+            inside = _in_any_range(patch, named[name], cell["release"])
             # The verdict is about the whole module: in this release the bug is in another target of the patch.
-            if red["verdict"] == "reproduced" and not in_range(cell["release"], patch.range_of(targets[name])):
+            if red["verdict"] == "reproduced" and not inside:
                 continue
             # For a method that a module only re-exports, the verdict counts in the module that defines the method.
-            if _hands_on(patch, targets[name], cell["release"]):
+            if _hands_on(patch, named[name], cell["release"]):
                 continue
-            if red["verdict"] == "absent" and not in_range(cell["release"], patch.range_of(targets[name])):
+            if red["verdict"] == "absent" and not inside:
                 harmless.add((name, digest))
                 continue
             verdicts.setdefault((name, digest), set()).add(WHAT[red["verdict"]])
@@ -284,19 +297,19 @@ def _verdicts_on_bodies(patch: Patch, cells: Iterable[Answer]) -> dict[tuple[str
     return verdicts
 
 
-def _hands_on(patch: Patch, target: Target, release: str) -> bool:
-    """Return whether ``target`` is the old name of a class that has moved, and the patch has the new name as well.
+def _hands_on(patch: Patch, targets: Sequence[Target], release: str) -> bool:
+    """Return whether ``targets``, all of one name, are of a class that has moved, and the patch has the new name too.
 
     The body under the old name is the one with the bug, although the range of the target ends with the move.
     """
-    if in_range(release, patch.range_of(target)):
+    if _in_any_range(patch, targets, release):
         return False
     moved = [
         other
         for other in patch.targets
-        if other.attribute == target.attribute and other is not target and in_range(release, patch.range_of(other))
+        if other.attribute == targets[0].attribute and other not in targets and _in_any_range(patch, [other], release)
     ]
-    digest = body(release, target) if moved else None
+    digest = body(release, targets[0]) if moved else None
     return digest is not None and any(body(release, new) == digest for new in moved)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trl_hotfix.catalogue import loading
-from trl_hotfix.matching import fingerprints
+from trl_hotfix.catalogue import evidence, loading
+from trl_hotfix.matching import fingerprints, gates
 from trl_hotfix.matching.fingerprints import Bodies
 
 TARGET = "trl.trainer.made_up:Trainer.loss"
@@ -39,3 +39,18 @@ def test_a_release_has_one_body_at_a_target() -> None:
 def test_every_shipped_target_is_on_record() -> None:
     on_record = fingerprints.bodies().targets
     assert {target.name for patch in loading.load() for target in patch.targets} <= on_record.keys()
+
+
+def test_where_a_patch_is_proven_its_bodies_are_known_to_have_the_bug() -> None:
+    unknown = []
+    for patch in loading.load():
+        known = fingerprints.bodies_for(patch.id)
+        for release in evidence.proven_on(patch):
+            verdicts = {
+                known.verdict(patch.id, target.name, known.at(target.name, release))
+                for target in gates.targets_for(patch, release)
+            }
+            # A target that a release has not yet is no reason to leave the others alone.
+            if verdicts - {"buggy"}:
+                unknown.append((patch.id, release, verdicts))
+    assert unknown == []
