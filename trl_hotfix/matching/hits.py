@@ -138,12 +138,17 @@ def _way_into(
 
 def _settled(hit: Hit, fact: Lookup) -> bool | None:
     """Return whether what ``depends`` says is so, or None if the facts do not tell."""
-    answers = [conditions.evaluate(condition, fact(name), fact) for name, condition in hit.facts.items()]
-    return False if False in answers else None if None in answers else True
+    answer: bool | None = True
+    for name, condition in hit.facts.items():
+        holds = conditions.evaluate(condition, fact(name), fact)
+        if holds is False:
+            return False
+        answer = holds if answer else None
+    return answer
 
 
 def _describe_fact(name: str, argument: Argument) -> str:
-    return f"{name}={argument.value!r} ({argument.reason})"
+    return f"{argument.describe(name)} ({argument.reason})"
 
 
 def _in_range(trl: str, *ranges: str | None) -> bool | None:

@@ -9,8 +9,11 @@ from typing import Any
 
 from ..by_identity import ByIdentity
 from ..catalogue.conditions import Argument, Kind
+from . import given_datasets
+from .given_datasets import GivenDataset
 
 _given: ByIdentity[Mapping[str, Argument]] = ByIdentity()
+_datasets: ByIdentity[GivenDataset] = ByIdentity()
 
 LONGEST_LIST = 100
 """A list with more elements is not looked into: it may be a dataset."""
@@ -27,16 +30,23 @@ def note(trainer: Any, constructor: Callable[..., Any], args: tuple[Any, ...], k
     bound = signature.bind_partial(trainer, *args, **kwargs).arguments
     given: dict[str, Argument] = {name: Argument(Kind.UNSET) for name in list(signature.parameters)[1:]}
     for name, value in list(bound.items())[1:]:
-        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            given.update({key: described(part) for key, part in value.items()})
-        else:
-            given[name] = described(value)
+        is_rest = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        for key, part in value.items() if is_rest else [(name, value)]:
+            given[key] = described(part)
+            dataset = given_datasets.described(part) if key == "train_dataset" else None
+            if dataset is not None:
+                _datasets[trainer] = dataset
     _given[trainer] = given
 
 
 def to(trainer: Any) -> Mapping[str, Argument] | None:
     """Return the arguments that the constructor of ``trainer`` was given, or None if it was not observed."""
     return _given.get(trainer)
+
+
+def dataset_of(trainer: Any) -> GivenDataset | None:
+    """Return what the training dataset of ``trainer`` was, or None if that was not observed or is not known."""
+    return _datasets.get(trainer)
 
 
 def described(value: Any, depth: int = 0) -> Argument:

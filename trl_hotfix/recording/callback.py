@@ -24,7 +24,7 @@ from ..model import Reason
 from ..patching import engine, reach
 from ..reporting.report import Report
 from ..settings import STRICT, switch
-from . import observation, ranks, run, run_hits
+from . import beginnings, observation, ranks, run, run_hits
 from .failures import training_goes_on
 from .files import write_atomically
 from .model_cards import write_into_model_cards
@@ -180,6 +180,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         write_into_model_cards(trainer)
         self._first_step = None
         if trainer is not None:
+            beginnings.note(trainer, state)
             reach.training_begins(trainer, engine.ENGINE.module_patches())
             self._first_step = state.global_step
         if state.is_world_process_zero:

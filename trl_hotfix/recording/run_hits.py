@@ -1,7 +1,8 @@
 """Which known bugs does this run hit? When training begins everything is known: its trainer is asked, and no script.
 
-The conditions are those of ``hits`` in ``patches.yaml``, which ``scan`` evaluates on a script. The answers are kept for
-the run. Nothing here raises into a run, reads an element of a tensor or looks into a dataset.
+The conditions are those of ``hits`` in ``patches.yaml``, which ``scan`` evaluates on a script, and the facts are those
+of the trainer itself. The answers are kept for the run. Nothing here raises into a run, or reads an element of a tensor
+or a row of a dataset.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..reporting.sentences import because
 from .failures import training_goes_on
 from .run import Repair, Word
 from .trainer_arguments import TrainerArguments
+from .trainer_facts import TrainerFacts
 
 _RANK = list(Severity)
 
@@ -46,7 +48,7 @@ def judged(trainer: Any, patch: Patch, trl: str) -> Finding:
 
 def _evaluated(trainer: Any, patch: Patch, trl: str) -> Finding:
     try:
-        return finding(name_of(trainer), TrainerArguments(trainer).find, patch, trl)
+        return finding(name_of(trainer), TrainerArguments(trainer).find, patch, trl, fact=TrainerFacts(trainer).find)
     # The arguments are objects of the program, whose attributes and comparisons may raise anything.
     except Exception as error:  # noqa: BLE001
         unknown = (f"its conditions cannot be evaluated ({type(error).__name__})",)

@@ -11,6 +11,7 @@ from ..catalogue.conditions import Argument, Kind
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from ..patching import given
 from ..patching.given import LONGEST_LIST, described
+from . import beginnings
 
 UNSET = Argument(Kind.UNSET)
 _DEEPEST = 4
@@ -26,8 +27,13 @@ class TrainerArguments:
         self._given = given.to(trainer)
 
     def find(self, name: str) -> Argument:
-        """Return an argument; ``model.adapter_name`` is what the model, as it was given, has as its adapter's name."""
+        """Return an argument; ``model.adapter_name`` is what the model, as it was given, has as its adapter's name.
+
+        ``train.resume_from_checkpoint`` is True if this training was resumed. It is known when training has begun.
+        """
         name, _, part = name.partition(".")
+        if name == "train":
+            return self._resumed()
         argument = self._whole(name)
         if not part or argument.kind is Kind.UNKNOWN:
             return argument
@@ -39,6 +45,12 @@ class TrainerArguments:
         owner = getattr(self._trainer, name, None) if owner is None else owner
         value = owner.get(part) if isinstance(owner, Mapping) else getattr(owner, part, None)
         return described(value) if value is not None else UNSET
+
+    def _resumed(self) -> Argument:
+        beginning = beginnings.of(self._trainer)
+        if beginning is None:
+            return beginnings.NOT_SEEN
+        return Argument(Kind.LITERAL, True) if beginning.step > 0 else UNSET
 
     def _whole(self, name: str) -> Argument:
         if name == "callbacks":

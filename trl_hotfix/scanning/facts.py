@@ -26,6 +26,8 @@ _SAMPLING = ("generation_config", "temperature", "top_p", "top_k", "min_p", "rep
 
 SET_BY: Mapping[str, tuple[str, ...]] = {
     "output_router_logits": ("output_router_logits",),
+    "router_loss": ("output_router_logits",),
+    "quantized": ("quantiz", "4bit", "8bit", "kbit", "BitsAndBytes", "bnb", "unsloth"),
     "router_aux_loss_coef": ("router_aux_loss_coef",),
     "scales_logits": ("logits_scaling", "lm_head_multiplier", "logit_scale"),
     "labels": ("num_labels", "id2label"),

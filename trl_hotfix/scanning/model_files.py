@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..catalogue.conditions import Argument, Kind
+from ..catalogue.conditions import Argument
 from ..errors import ScriptError, plain
+from ..matching.model_configs import experts, known, quantized, router_loss, sampling_settings, scales_logits, unknown
 
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 _ADAPTER = "adapter_config.json"
 _LARGEST = {"tokenizer.json": 1 << 27}
 _LARGEST_OTHER = 1 << 23
-
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_OF_EXPERTS = re.compile(r"expert|(^|_)moe(_|$)")
-_TYPES_WITH_EXPERTS = re.compile(r"moe|mixtral|dbrx|jamba|arctic|gpt_oss|llama4|switch|deepseek_v[23]|minimax")
-_DEPTH = 4
 
 _NOT_LORA = frozenset({"IA3", "VERA", "LOHA", "LOKR", "BOFT", "HRA", "MISS"})
 _EMBEDDINGS = re.compile(r"embed|wte|wpe|shared")
@@ -47,15 +43,24 @@ def model_facts(folder: Path) -> dict[str, Argument]:
         return facts
     generation = _read(folder, _GENERATION)
     return facts | {
-        "experts": _experts(config),
+        "experts": experts(config, _CONFIG),
         "output_router_logits": _of_config(config, "output_router_logits", bool),
         "router_aux_loss_coef": _of_config(config, "router_aux_loss_coef", float),
         "model_type": _of_config(config, "model_type", str),
-        "scales_logits": _scales_logits(config),
+        "router_loss": router_loss(config, _CONFIG),
+        "scales_logits": scales_logits(config, _CONFIG),
+        "quantized": quantized(config, _CONFIG),
         "labels": _labels(config),
         "other_ends": _other_ends(folder, config, generation, tokenizer),
-        "sampling_settings": _sampling_settings(config, generation),
+        "sampling_settings": sampling_settings(*_said_of_generation(config, generation)),
     }
+
+
+def _said_of_generation(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any], str]:
+    """Return what is said of generation, and the file. Without a file of its own, the config of old models has it."""
+    return (generation, _GENERATION) if generation is not None else (config, _CONFIG)
 
 
 def _read(folder: Path, name: str) -> dict[str, Any] | None:
@@ -81,67 +86,31 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     return content
 
 
-def _known(value: Any, file: str) -> Argument:
-    return Argument(Kind.LITERAL, value, reason=file)
-
-
-def _unknown(reason: str) -> Argument:
-    return Argument(Kind.UNKNOWN, reason=reason)
-
-
 def _of_config(config: Mapping[str, Any], name: str, kind: type) -> Argument:
     """Return a value at the top of the config. Whether one of a part, such as ``text_config``, counts is unknown."""
     value = config.get(name)
     if isinstance(value, kind) or (kind is float and isinstance(value, int) and not isinstance(value, bool)):
-        return _known(value, _CONFIG)
-    return _unknown(f"{_CONFIG} does not say {name}")
-
-
-def _items(config: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        yield name, value
-        if isinstance(value, dict) and depth < _DEPTH:
-            yield from _items(value, depth + 1)
-
-
-def _experts(config: Mapping[str, Any]) -> Argument:
-    said = [(name, value) for name, value in _items(config) if _OF_EXPERTS.search(name.lower())]
-    if any(name in _COUNTS and type(value) is int and value > 1 for name, value in said):
-        return _known(True, _CONFIG)
-    types = [str(value).lower() for name, value in _items(config) if value and name in ("model_type", "architectures")]
-    if any(value for _, value in said) or not types or any(map(_TYPES_WITH_EXPERTS.search, types)):
-        return _unknown(f"{_CONFIG} does not say how many experts there are")
-    return _known(False, _CONFIG)
-
-
-def _scales_logits(config: Mapping[str, Any]) -> Argument:
-    values = [value for name, value in _items(config) if name in ("logits_scaling", "lm_head_multiplier")]
-    if any(isinstance(value, (int, float)) and value != 1 for value in values):
-        return _known(True, _CONFIG)
-    # The classes of these models have a value where the file has none.
-    model_type = str(config.get("model_type")).lower()
-    if not values and re.search(r"granite|minicpm|falcon_h1|hyperclovax|None", model_type):
-        return _unknown(f"{_CONFIG} does not say logits_scaling")
-    return _known(False, _CONFIG)
+        return known(value, _CONFIG)
+    return unknown(f"{_CONFIG} does not say {name}")
 
 
 def _labels(config: Mapping[str, Any]) -> Argument:
     by_id = config.get("id2label")
     if isinstance(by_id, dict):
-        return _known(len(by_id), _CONFIG)
+        return known(len(by_id), _CONFIG)
     count = config.get("num_labels", 2)
     # transformers has two labels where the file says nothing.
-    return _known(count, _CONFIG) if type(count) is int else _unknown(f"{_CONFIG} does not say num_labels")
+    return known(count, _CONFIG) if type(count) is int else unknown(f"{_CONFIG} does not say num_labels")
 
 
 def _pad_is_eos(folder: Path, tokenizer: Mapping[str, Any] | None) -> Argument:
     if tokenizer is None:
-        return _unknown(f"there is no {_TOKENIZER}")
+        return unknown(f"there is no {_TOKENIZER}")
     special = _read(folder, "special_tokens_map.json") or {}
     pad, eos = (_token(tokenizer.get(name) or special.get(name)) for name in ("pad_token", "eos_token"))
     if eos is None:
-        return _unknown(f"{_TOKENIZER} does not say eos_token")
-    return _known(pad is None or pad == eos, _TOKENIZER)
+        return unknown(f"{_TOKENIZER} does not say eos_token")
+    return known(pad is None or pad == eos, _TOKENIZER)
 
 
 def _token(value: Any) -> str | None:
@@ -153,18 +122,18 @@ def _token(value: Any) -> str | None:
 def _other_ends(
     folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any] | None, tokenizer: Mapping[str, Any] | None
 ) -> Argument:
-    file = _GENERATION if generation is not None else _CONFIG
-    ends = (generation if generation is not None else config).get("eos_token_id")
+    said, file = _said_of_generation(config, generation)
+    ends = said.get("eos_token_id")
     listed = ends if isinstance(ends, list) else [ends]
     if not listed or not all(type(token_id) is int for token_id in listed):
-        return _unknown(f"{file} does not say eos_token_id")
+        return unknown(f"{file} does not say eos_token_id")
     text = _token((tokenizer or {}).get("eos_token"))
     own = _id_of(folder, tokenizer or {}, text) if text is not None else None
     if own is None:
         # Of several, at most one is the tokenizer's.
         several = len(set(listed)) > 1
-        return _known(True, file) if several else _unknown("the id of the tokenizer's eos_token is not known")
-    return _known(set(listed) != {own}, file)
+        return known(True, file) if several else unknown("the id of the tokenizer's eos_token is not known")
+    return known(set(listed) != {own}, file)
 
 
 def _id_of(folder: Path, tokenizer: Mapping[str, Any], text: str) -> int | None:
@@ -184,26 +153,15 @@ def _id_of(folder: Path, tokenizer: Mapping[str, Any], text: str) -> int | None:
     return token_id if type(token_id) is int else None
 
 
-def _sampling_settings(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> Argument:
-    file = _GENERATION if generation is not None else _CONFIG
-    said = generation if generation is not None else config
-    for name, neutral in (("top_p", 1.0), ("repetition_penalty", 1.0), ("min_p", None), ("top_k", 50)):
-        if said.get(name) not in (None, neutral):
-            return _known(True, file)
-    # Whether a temperature counts, or a top_k of 50, depends on the defaults of TRL, which differ between releases.
-    open_ended = [name for name in ("temperature", "top_k") if said.get(name) is not None]
-    return _unknown(f"{file} has {' and '.join(open_ended)}") if open_ended else _known(False, file)
-
-
 def _plain_lora(adapter: Mapping[str, Any] | None) -> Argument:
     """Return whether an adapter is of matrices alone: PEFT keeps what is not beside the matrices of linear layers."""
     if adapter is None:
-        return _unknown(f"there is no {_ADAPTER}")
+        return unknown(f"there is no {_ADAPTER}")
     kind, modules = adapter.get("peft_type"), adapter.get("target_modules")
     names = modules if isinstance(modules, list) and all(isinstance(name, str) for name in modules) else None
     if kind in _NOT_LORA or (kind == "LORA" and adapter.get("trainable_token_indices")):
-        return _known(False, _ADAPTER)
+        return known(False, _ADAPTER)
     # A pattern, or parameters that are no modules, may be anything.
     if kind != "LORA" or names is None or adapter.get("target_parameters"):
-        return _unknown(f"{_ADAPTER} does not say which modules are adapted")
-    return _known(not any(map(_EMBEDDINGS.search, names)), _ADAPTER)
+        return unknown(f"{_ADAPTER} does not say which modules are adapted")
+    return known(not any(map(_EMBEDDINGS.search, names)), _ADAPTER)

@@ -39,7 +39,9 @@ def test_a_dense_model_is_known_to_be_one(tmp_path: Path) -> None:
     assert facts == {
         "experts": False,
         "model_type": "qwen2",
+        "router_loss": False,
         "scales_logits": False,
+        "quantized": False,
         "labels": 2,
         "pad_is_eos": False,
         "other_ends": False,
@@ -69,6 +71,27 @@ def test_a_mixture_of_experts_is_told_by_the_number_of_its_experts(
     tmp_path: Path, config: dict[str, Any], expected: bool | None
 ) -> None:
     assert known(folder_with(tmp_path, config=config)).get("experts") is expected
+
+
+@pytest.mark.parametrize(
+    ("config", "router_loss", "quantized"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 8, "output_router_logits": False}, True, False),
+        ({"model_type": "some_vlm", "text_config": {"num_experts": 64, "output_router_logits": True}}, True, False),
+        # The class may have it where the file has none.
+        ({"model_type": "mixtral", "num_local_experts": 8}, None, False),
+        ({"model_type": "llama", "quantization_config": {"load_in_4bit": True}}, False, True),
+        ({"model_type": "llama", "quantization_config": {"load_in_8bit": True, "load_in_4bit": False}}, False, True),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}, False, False),
+        ({"model_type": "llama", "quantization_config": None}, False, False),
+        ({"model_type": "llama", "quantization_config": "x"}, False, None),
+    ],
+)
+def test_a_loss_of_the_router_and_the_bits_are_told_by_the_config(
+    tmp_path: Path, config: dict[str, Any], router_loss: bool | None, quantized: bool | None
+) -> None:
+    facts = known(folder_with(tmp_path, config=config))
+    assert (facts.get("router_loss"), facts.get("quantized")) == (router_loss, quantized)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,263 @@
+"""The facts of a trainer that begins to train: its model, tokenizer and launch, by the names of ``catalogue.facts``.
+
+Nothing here raises into a run, reads an element of a tensor or changes what it looks at. What cannot be told is
+unknown, with a reason. Where TRL has overwritten a value of the config, that of the loaded model counts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..catalogue.conditions import Argument, Kind
+from ..catalogue.facts import FACTS, OF_DATASETS
+from ..matching import model_configs
+from ..matching.model_configs import known, unknown
+from . import beginnings
+from .dataset_facts import dataset_fact
+from .models_within import config_of, tokenizer_of, without_wrappers
+
+_CONFIG, _GENERATION, _TOKENIZER, _MODEL, _LAUNCH = "model.config", "generation_config", "tokenizer", "model", "launch"
+_NONE = Argument(Kind.UNSET)
+_MESSAGES = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
+
+
+class TrainerFacts:
+    """The facts of one trainer."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def find(self, name: str) -> Argument:
+        """Return a fact. It never raises: what a model or a tokenizer raises makes it unknown."""
+        try:
+            if name in OF_DATASETS:
+                return dataset_fact(self._trainer, name)
+            return _FACTS[name](self._trainer)
+        # They are objects of the program, whose attributes and methods may raise anything.
+        except Exception as error:  # noqa: BLE001
+            return unknown(f"{FACTS.get(name, name)}: it cannot be asked for ({type(error).__name__})")
+
+
+# Of the model's config.
+
+
+def _of_config(judge: Callable[[Mapping[str, Any], str], Argument]) -> Callable[[Any], Argument]:
+    def fact(trainer: Any) -> Argument:
+        return judge(config_of(trainer.model).to_dict(), _CONFIG)
+
+    return fact
+
+
+def _output_router_logits(trainer: Any) -> Argument:
+    if _writes_into_config(trainer):
+        return unknown("TRL has set output_router_logits")
+    return _of_text_too(trainer, "output_router_logits")
+
+
+def _router_aux_loss_coef(trainer: Any) -> Argument:
+    if not _writes_into_config(trainer):
+        return _of_text_too(trainer, "router_aux_loss_coef")
+    # The model keeps the coefficient with which it was loaded.
+    own = getattr(without_wrappers(trainer.model), "router_aux_loss_coef", None)
+    return known(own, _MODEL) if isinstance(own, float) else unknown("TRL has set router_aux_loss_coef")
+
+
+def _writes_into_config(trainer: Any) -> bool:
+    """Return whether TRL has written into the config what is in its own arguments: SFT does from 1.7.0 on."""
+    is_sft = any(cls.__name__ == "SFTTrainer" for cls in type(trainer).__mro__)
+    return is_sft and hasattr(trainer.args, "router_aux_loss_coef")
+
+
+def _of_text_too(trainer: Any, name: str) -> Argument:
+    """Return a value of the config. Of releases that differ in it, some read that of its ``text_config``."""
+    config = config_of(trainer.model)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    value, of_text = getattr(config, name, None), getattr(text, name, None)
+    if value != of_text:
+        return unknown(f"{_CONFIG} and its text_config have another {name}")
+    return known(value, _CONFIG) if value is not None else _NONE
+
+
+def _model_type(trainer: Any) -> Argument:
+    return known(config_of(trainer.model).model_type, _CONFIG)
+
+
+def _labels(trainer: Any) -> Argument:
+    return known(config_of(trainer.model).num_labels, _CONFIG)
+
+
+def _sampling_settings(trainer: Any) -> Argument:
+    config = getattr(without_wrappers(trainer.model), "generation_config", None)
+    if config is None:
+        return unknown(f"the model has no {_GENERATION}")
+    return model_configs.sampling_settings(config.to_diff_dict(), _GENERATION)
+
+
+# Of the tokenizer.
+
+
+def _pad_is_eos(trainer: Any) -> Argument:
+    tokenizer = tokenizer_of(trainer)
+    if tokenizer.eos_token_id is None:
+        return unknown("the tokenizer has no eos_token")
+    return known(tokenizer.pad_token is None or tokenizer.pad_token_id == tokenizer.eos_token_id, _TOKENIZER)
+
+
+def _other_ends(trainer: Any) -> Argument:
+    own = tokenizer_of(trainer).eos_token_id
+    ends = getattr(getattr(without_wrappers(trainer.model), "generation_config", None), "eos_token_id", None)
+    listed = list(ends) if isinstance(ends, (list, tuple)) else [ends]
+    if own is None or not listed or not all(type(token_id) is int for token_id in listed):
+        return unknown(f"the {_GENERATION} or the tokenizer has no end-of-sequence token")
+    return known(set(listed) != {own}, _GENERATION)
+
+
+def _template_end(trainer: Any) -> Argument:
+    tokenizer = tokenizer_of(trainer)
+    text = tokenizer.apply_chat_template(_MESSAGES, tokenize=False)
+    _, answer, behind = text.rpartition(_MESSAGES[-1]["content"])
+    if not answer:
+        return unknown("the chat template changes a message")
+    if not behind.strip():
+        return known("nothing", "chat template") if not behind else unknown("the chat template ends with blanks")
+    end, eos, blanks = behind.partition(tokenizer.eos_token)
+    if end.strip() or not eos or blanks.strip():
+        return unknown("the chat template ends a message with another token")
+    return known("eos and blanks" if blanks else "eos", "chat template")
+
+
+# Of the parameters.
+
+
+def _quantized(trainer: Any) -> Argument:
+    model = without_wrappers(trainer.model)
+    return known(any(getattr(model, f"is_loaded_in_{bits}bit", False) is True for bits in (4, 8)), _MODEL)
+
+
+def _dtype(trainer: Any) -> Argument:
+    adapters = {*getattr(trainer.model, "peft_config", ())}
+    named = _parameters(trainer)
+    return _only_dtype(part for name, part in named if not _is_of_adapter(name, adapters))
+
+
+def _is_of_adapter(name: str, adapters: set[str]) -> bool:
+    return bool(adapters) and ("lora_" in name or not adapters.isdisjoint(name.split(".")))
+
+
+def _trained_dtype(trainer: Any) -> Argument:
+    return _only_dtype(part for _, part in _parameters(trainer) if part.requires_grad)
+
+
+def _only_dtype(parameters: Iterator[Any]) -> Argument:
+    names = sorted({str(part.dtype).rpartition(".")[2] for part in parameters})
+    if len(names) != 1:
+        return unknown(f"the weights have the dtypes {', '.join(names)}" if names else "there are no such weights")
+    return known(names[0], _MODEL)
+
+
+def _frozen_parameters(trainer: Any) -> Argument:
+    return known(any(not part.requires_grad for _, part in _parameters(trainer)), _MODEL)
+
+
+def _plain_lora(trainer: Any) -> Argument:
+    # A weight that is no matrix of a linear layer has no module of its own, but the name of its adapter.
+    return known(not any(name.endswith(".default") for name, _ in _parameters(trainer)), _MODEL)
+
+
+def _parameters(trainer: Any) -> list[tuple[str, Any]]:
+    """Return the names and parameters. FSDP has others in their place. Raises ``NotImplementedError`` under it."""
+    if _distributed(trainer).value == "fsdp":
+        raise NotImplementedError
+    return list(trainer.model.named_parameters())
+
+
+def _default_attention(trainer: Any) -> Argument:
+    model = without_wrappers(trainer.model)
+    chosen = getattr(model.config, "_attn_implementation", None)
+    supports = getattr(model, "_supports_sdpa", None)
+    if chosen == "sdpa":
+        return known(True, _MODEL)
+    if not isinstance(chosen, str) or not isinstance(supports, bool):
+        return unknown("the model does not say which attention it has")
+    return known(chosen == "eager" and not supports, _MODEL)
+
+
+def _forward_kwargs(trainer: Any) -> Argument:
+    parameters = inspect.signature(without_wrappers(trainer.model).forward).parameters.values()
+    return known(any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters), _MODEL)
+
+
+# Of the launch, the arguments and the beginning.
+
+
+def _distributed(trainer: Any) -> Argument:
+    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
+    if kind in ("DEEPSPEED", "FSDP"):
+        return known(kind.lower(), _LAUNCH)
+    if kind.startswith("MULTI_"):
+        return known("ddp", _LAUNCH)
+    if kind != "NO":
+        return unknown(f"the launch is {kind}")
+    return unknown("torch.nn.DataParallel") if trainer.args.n_gpu > 1 else _NONE
+
+
+def _processes(trainer: Any) -> Argument:
+    if trainer.args.n_gpu > 1:
+        return unknown(f"one process has {trainer.args.n_gpu} GPUs")
+    return known(trainer.accelerator.num_processes, _LAUNCH)
+
+
+def _mixed_precision(trainer: Any) -> Argument:
+    name = next((name for name in ("bf16", "fp16") if getattr(trainer.args, name) is True), None)
+    return known(name, "config") if name is not None else _NONE
+
+
+def _triton(trainer: Any) -> Argument:
+    import torch
+
+    devices = (getattr(torch, name, None) for name in ("cuda", "xpu"))
+    has_gpu = any(device is not None and device.is_available() for device in devices)
+    return known(has_gpu and importlib.util.find_spec("triton") is not None, "machine")
+
+
+def _epochs_before(trainer: Any) -> Argument:
+    beginning = beginnings.of(trainer)
+    return known(int(beginning.epoch), "state") if beginning is not None else beginnings.NOT_SEEN
+
+
+def _synchronized(trainer: Any) -> Argument:
+    beginning = beginnings.of(trainer)
+    if beginning is None:
+        return beginnings.NOT_SEEN
+    return known(beginning.step >= trainer.args.ref_model_sync_steps, "state")
+
+
+_FACTS: Mapping[str, Callable[[Any], Argument]] = {
+    "experts": _of_config(model_configs.experts),
+    "output_router_logits": _output_router_logits,
+    "router_aux_loss_coef": _router_aux_loss_coef,
+    "router_loss": _of_config(model_configs.router_loss),
+    "model_type": _model_type,
+    "scales_logits": _of_config(model_configs.scales_logits),
+    "quantized": _quantized,
+    "labels": _labels,
+    "pad_is_eos": _pad_is_eos,
+    "other_ends": _other_ends,
+    "sampling_settings": _sampling_settings,
+    "distributed": _distributed,
+    "processes": _processes,
+    "dtype": _dtype,
+    "trained_dtype": _trained_dtype,
+    "mixed_precision": _mixed_precision,
+    "default_attention": _default_attention,
+    "frozen_parameters": _frozen_parameters,
+    "plain_lora": _plain_lora,
+    "forward_kwargs": _forward_kwargs,
+    "template_end": _template_end,
+    "triton": _triton,
+    "epochs_before": _epochs_before,
+    "synchronized": _synchronized,
+}
