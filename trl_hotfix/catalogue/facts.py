@@ -32,9 +32,11 @@ OF_TRAINERS: Mapping[str, str] = {
     "trained_dtype": "the dtype of the parameters that are trained, such as float32",
     "mixed_precision": "bf16 or fp16 of the config, whichever is on",
     "default_attention": "the attention is what transformers takes by default, sdpa for most models: true or false",
+    "attends_across": "sequences in one row attend to one another, as without FlashAttention they may: true or false",
     "frozen_parameters": "a parameter of the model is frozen: true or false",
     "forward_kwargs": "the forward of the model takes **kwargs: true or false",
     "template_end": "what the chat template puts behind the last message: nothing, eos, or eos and blanks",
+    "adds_bos": "the tokenizer puts a beginning-of-sequence token before a text: true or false",
     "triton": "Triton is there, and a GPU for it: true or false",
     "epochs_before": "the number of whole epochs before this training, as it was resumed: a number",
     "synchronized": "the reference model was synchronized before this training, as it was resumed: true or false",
@@ -51,6 +53,9 @@ OF_DATASETS: Mapping[str, str] = {
     "text_column": "it has a column text: true or false",
     "named_text_column": "it has the column that dataset_text_field names: true or false",
     "sharegpt_roles": "it has messages with from and value, and the roles human and gpt: true or false",
+    "any_text_has_bos": "its texts, rendered ones too, begin with a beginning-of-sequence token: true or false",
+    "plain_text_has_bos": "its texts, not messages, begin with a beginning-of-sequence token: true or false",
+    "no_prefix": "the tokens of a prompt are not a prefix of those of prompt and completion: true or false",
     "prefilled": "a prompt of messages ends with one of the assistant: true or false",
 }
 """The facts of the training dataset: by its columns, their types, and the roles of its first row."""

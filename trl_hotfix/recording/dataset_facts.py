@@ -78,6 +78,22 @@ def _prefilled(trainer: Any, dataset: GivenDataset) -> Argument:
     return unknown("the first prompt does not end with a message of the assistant")
 
 
+def _any_text_has_bos(trainer: Any, dataset: GivenDataset) -> Argument:
+    return unknown("the texts of the training dataset are not read")
+
+
+def _plain_text_has_bos(trainer: Any, dataset: GivenDataset) -> Argument:
+    is_conversational = _conversational(trainer, dataset).value
+    return known(False, _SOURCE) if is_conversational else _any_text_has_bos(trainer, dataset)
+
+
+def _no_prefix(trainer: Any, dataset: GivenDataset) -> Argument:
+    # Of preferences, the prompt may be the beginning of both.
+    if not {"prompt", "chosen"} & {*dataset.columns}:
+        return known(False, _SOURCE)
+    return unknown("the texts of the training dataset are not read")
+
+
 _FACTS: Mapping[str, Callable[[Any, GivenDataset], Argument]] = {
     "columns": _columns,
     "rows": _rows,
@@ -88,5 +104,8 @@ _FACTS: Mapping[str, Callable[[Any, GivenDataset], Argument]] = {
     "text_column": _has("text"),
     "named_text_column": _named_text_column,
     "sharegpt_roles": _sharegpt_roles,
+    "any_text_has_bos": _any_text_has_bos,
+    "plain_text_has_bos": _plain_text_has_bos,
+    "no_prefix": _no_prefix,
     "prefilled": _prefilled,
 }

@@ -6,20 +6,18 @@ unknown, with a reason. Where TRL has overwritten a value of the config, that of
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..catalogue.conditions import Argument, Kind
 from ..catalogue.facts import FACTS, OF_DATASETS
 from ..matching import model_configs
 from ..matching.model_configs import known, unknown
-from . import beginnings
+from . import launch_facts, weight_facts
 from .dataset_facts import dataset_fact
 from .models_within import config_of, tokenizer_of, without_wrappers
 
-_CONFIG, _GENERATION, _TOKENIZER, _MODEL, _LAUNCH = "model.config", "generation_config", "tokenizer", "model", "launch"
+_CONFIG, _GENERATION, _TOKENIZER = "model.config", "generation_config", "tokenizer"
 _NONE = Argument(Kind.UNSET)
 _MESSAGES = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
 
@@ -62,7 +60,7 @@ def _router_aux_loss_coef(trainer: Any) -> Argument:
         return _of_text_too(trainer, "router_aux_loss_coef")
     # The model keeps the coefficient with which it was loaded.
     own = getattr(without_wrappers(trainer.model), "router_aux_loss_coef", None)
-    return known(own, _MODEL) if isinstance(own, float) else unknown("TRL has set router_aux_loss_coef")
+    return known(own, "model") if isinstance(own, float) else unknown("TRL has set router_aux_loss_coef")
 
 
 def _writes_into_config(trainer: Any) -> bool:
@@ -129,135 +127,26 @@ def _template_end(trainer: Any) -> Argument:
     return known("eos and blanks" if blanks else "eos", "chat template")
 
 
-# Of the parameters.
-
-
-def _quantized(trainer: Any) -> Argument:
-    model = without_wrappers(trainer.model)
-    return known(any(getattr(model, f"is_loaded_in_{bits}bit", False) is True for bits in (4, 8)), _MODEL)
-
-
-def _dtype(trainer: Any) -> Argument:
-    adapters = {*getattr(trainer.model, "peft_config", ())}
-    named = _parameters(trainer)
-    return _only_dtype(part for name, part in named if not _is_of_adapter(name, adapters))
-
-
-def _is_of_adapter(name: str, adapters: set[str]) -> bool:
-    return bool(adapters) and ("lora_" in name or not adapters.isdisjoint(name.split(".")))
-
-
-def _trained_dtype(trainer: Any) -> Argument:
-    return _only_dtype(part for _, part in _parameters(trainer) if part.requires_grad)
-
-
-def _only_dtype(parameters: Iterator[Any]) -> Argument:
-    names = sorted({str(part.dtype).rpartition(".")[2] for part in parameters})
-    if len(names) != 1:
-        return unknown(f"the weights have the dtypes {', '.join(names)}" if names else "there are no such weights")
-    return known(names[0], _MODEL)
-
-
-def _frozen_parameters(trainer: Any) -> Argument:
-    return known(any(not part.requires_grad for _, part in _parameters(trainer)), _MODEL)
-
-
-def _plain_lora(trainer: Any) -> Argument:
-    # A weight that is no matrix of a linear layer has no module of its own, but the name of its adapter.
-    return known(not any(name.endswith(".default") for name, _ in _parameters(trainer)), _MODEL)
-
-
-def _parameters(trainer: Any) -> list[tuple[str, Any]]:
-    """Return the names and parameters. FSDP has others in their place. Raises ``NotImplementedError`` under it."""
-    if _distributed(trainer).value == "fsdp":
-        raise NotImplementedError
-    return list(trainer.model.named_parameters())
-
-
-def _default_attention(trainer: Any) -> Argument:
-    model = without_wrappers(trainer.model)
-    chosen = getattr(model.config, "_attn_implementation", None)
-    supports = getattr(model, "_supports_sdpa", None)
-    if chosen == "sdpa":
-        return known(True, _MODEL)
-    if not isinstance(chosen, str) or not isinstance(supports, bool):
-        return unknown("the model does not say which attention it has")
-    return known(chosen == "eager" and not supports, _MODEL)
-
-
-def _forward_kwargs(trainer: Any) -> Argument:
-    parameters = inspect.signature(without_wrappers(trainer.model).forward).parameters.values()
-    return known(any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters), _MODEL)
-
-
-# Of the launch, the arguments and the beginning.
-
-
-def _distributed(trainer: Any) -> Argument:
-    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
-    if kind in ("DEEPSPEED", "FSDP"):
-        return known(kind.lower(), _LAUNCH)
-    if kind.startswith("MULTI_"):
-        return known("ddp", _LAUNCH)
-    if kind != "NO":
-        return unknown(f"the launch is {kind}")
-    return unknown("torch.nn.DataParallel") if trainer.args.n_gpu > 1 else _NONE
-
-
-def _processes(trainer: Any) -> Argument:
-    if trainer.args.n_gpu > 1:
-        return unknown(f"one process has {trainer.args.n_gpu} GPUs")
-    return known(trainer.accelerator.num_processes, _LAUNCH)
-
-
-def _mixed_precision(trainer: Any) -> Argument:
-    name = next((name for name in ("bf16", "fp16") if getattr(trainer.args, name) is True), None)
-    return known(name, "config") if name is not None else _NONE
-
-
-def _triton(trainer: Any) -> Argument:
-    import torch
-
-    devices = (getattr(torch, name, None) for name in ("cuda", "xpu"))
-    has_gpu = any(device is not None and device.is_available() for device in devices)
-    return known(has_gpu and importlib.util.find_spec("triton") is not None, "machine")
-
-
-def _epochs_before(trainer: Any) -> Argument:
-    beginning = beginnings.of(trainer)
-    return known(int(beginning.epoch), "state") if beginning is not None else beginnings.NOT_SEEN
-
-
-def _synchronized(trainer: Any) -> Argument:
-    beginning = beginnings.of(trainer)
-    if beginning is None:
-        return beginnings.NOT_SEEN
-    return known(beginning.step >= trainer.args.ref_model_sync_steps, "state")
+def _adds_bos(trainer: Any) -> Argument:
+    tokenizer = tokenizer_of(trainer)
+    if tokenizer.bos_token_id is None:
+        return known(False, _TOKENIZER)
+    return known(tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id], _TOKENIZER)
 
 
 _FACTS: Mapping[str, Callable[[Any], Argument]] = {
+    **launch_facts.FACTS,
+    **weight_facts.FACTS,
     "experts": _of_config(model_configs.experts),
     "output_router_logits": _output_router_logits,
     "router_aux_loss_coef": _router_aux_loss_coef,
     "router_loss": _of_config(model_configs.router_loss),
     "model_type": _model_type,
     "scales_logits": _of_config(model_configs.scales_logits),
-    "quantized": _quantized,
     "labels": _labels,
     "pad_is_eos": _pad_is_eos,
     "other_ends": _other_ends,
     "sampling_settings": _sampling_settings,
-    "distributed": _distributed,
-    "processes": _processes,
-    "dtype": _dtype,
-    "trained_dtype": _trained_dtype,
-    "mixed_precision": _mixed_precision,
-    "default_attention": _default_attention,
-    "frozen_parameters": _frozen_parameters,
-    "plain_lora": _plain_lora,
-    "forward_kwargs": _forward_kwargs,
+    "adds_bos": _adds_bos,
     "template_end": _template_end,
-    "triton": _triton,
-    "epochs_before": _epochs_before,
-    "synchronized": _synchronized,
 }

@@ -69,6 +69,9 @@ def test_the_columns_are_told() -> None:
         "text_column": False,
         "named_text_column": False,
         "sharegpt_roles": False,
+        "any_text_has_bos": None,
+        "plain_text_has_bos": None,
+        "no_prefix": None,
         "prefilled": False,
     }
     trainer = made({"chosen": "x", "rejected": "y", "body": "z"})
@@ -106,6 +109,24 @@ def test_the_roles_of_sharegpt_are_those_of_the_first_row(row: Any, template: An
 )
 def test_a_prompt_that_is_prefilled_is_seen_in_the_first_row(prompts: list[Any], expected: bool | None) -> None:
     assert value(made(*({"prompt": prompt} for prompt in prompts)), "prefilled") is expected
+
+
+@pytest.mark.parametrize(
+    ("row", "no_prefix", "plain_text_has_bos"),
+    [
+        ({"messages": [USER]}, False, False),
+        ({"text": "x"}, False, None),
+        ({"prompt": [USER], "completion": [ASSISTANT]}, None, False),
+        ({"chosen": "x", "rejected": "y"}, None, None),
+    ],
+)
+def test_what_texts_begin_with_is_told_by_what_the_dataset_lacks(
+    row: Any, no_prefix: bool | None, plain_text_has_bos: bool | None
+) -> None:
+    trainer = made(row)
+    assert value(trainer, "no_prefix") is no_prefix
+    assert value(trainer, "plain_text_has_bos") is plain_text_has_bos
+    assert value(trainer, "any_text_has_bos") is None
 
 
 @pytest.mark.parametrize("name", OF_DATASETS)

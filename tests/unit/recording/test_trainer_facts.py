@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from helpers import real_trainers
 from msgspec.structs import replace
 from transformers import GenerationConfig
@@ -166,7 +167,7 @@ def test_the_dtype_is_that_of_the_weights_without_the_adapter(tmp_path: Path) ->
     ],
 )
 def test_the_launch_is_that_of_the_accelerator(kind: str, n_gpu: int, distributed: str, processes: Any) -> None:
-    from accelerate.utils import DistributedType
+    from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 
     accelerator = SimpleNamespace(distributed_type=DistributedType(kind), num_processes=8)
     trainer = trainer_with(torch.nn.Linear(1, 1), accelerator=accelerator, args=SimpleNamespace(n_gpu=n_gpu))
@@ -202,8 +203,41 @@ def test_another_attention_than_that_by_default_is_told(tmp_path: Path) -> None:
         type(model)._supports_sdpa = supports
 
 
+@pytest.mark.parametrize(
+    ("attention", "version", "expected"),
+    [
+        ("flash_attention_2", "4.44.2", False),
+        ("kernels-community/flash-attn3", "4.57.0", False),
+        ("sdpa", "4.52.4", True),
+        ("eager", "4.52.4", True),
+        ("sdpa", "4.53.0", "the model may have a KV cache, or make its mask itself"),
+        ("flex_attention", "4.44.2", "the model does not say which attention it has"),
+        ({"text_config": "sdpa"}, "4.44.2", "the model does not say which attention it has"),
+    ],
+)
+def test_sequences_in_one_row_attend_to_one_another_without_flash_attention(
+    attention: Any, version: str, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers, "__version__", version)
+    model = tiny.llama(str(tmp_path), seed=0)
+    model.config._attn_implementation = attention
+    assert value(trainer_with(model), "attends_across") == expected
+
+
+def test_a_tokenizer_that_adds_a_beginning_is_told() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tiny.tokenizer()
+    assert value(trainer_with(None, tokenizer), "adds_bos") is False
+    tokenizer.bos_token = "w1"
+    assert value(trainer_with(None, tokenizer), "adds_bos") is False
+    number = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="w1 $A", special_tokens=[("w1", number)])
+    assert value(trainer_with(None, tokenizer), "adds_bos") is True
+
+
 def test_the_forward_and_the_precision_are_told(tmp_path: Path) -> None:
-    class WithKwargs(torch.nn.Module):
+    class WithKwargs(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any, **kwargs: Any) -> Any:
             return x
 
