@@ -30,10 +30,17 @@ def test_the_evidence_agrees_with_the_wheels_and_with_its_cells(sources: None, p
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
 def test_exactly_releases_with_buggy_bodies_are_in_range(patch: loading.Patch) -> None:
     bodies = fingerprints.bodies()
+    cells = evidence.load(patch.id)["cells"]
     for release in layout.releases():
+        inside = {target.name for target in gates.targets_for(patch, release)}
         for target in patch.targets:
             buggy = bodies.verdict(patch.id, target.name, bodies.at(target.name, release)) == "buggy"
-            assert buggy == (target in gates.targets_for(patch, release)), (release, target.name)
+            if buggy and target.name not in inside:
+                # A body with the bug may do no harm where something else around it is another.
+                leaves = [cell["leaves"].get(target.module) for cell in cells if cell["release"] == release]
+                assert {leaf["red"]["verdict"] for leaf in leaves if leaf} <= {"absent"}, (release, target.name)
+            else:
+                assert buggy == (target.name in inside), (release, target.name)
 
 
 def pythons() -> list[str]:
