@@ -250,7 +250,9 @@ class Oracle:
         """Return the state and the reason of each patch of this release."""
         imported = {FUNCTION: self.utils, METHODS: self.leaf}
         imported |= {
-            patch_id: (LEAF in modules and self.leaf > 0) or (OTHER in modules and self.other)
+            # The leaf imports the callbacks itself.
+            patch_id: (self.leaf > 0 and bool(modules & {LEAF, "trl.trainer.callbacks"}))
+            or (OTHER in modules and self.other)
             for patch_id, modules in LEAVES.items()
         }
         states = {}
