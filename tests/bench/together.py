@@ -168,8 +168,11 @@ def wrappers_on(target: Target) -> tuple[list[Any], Any]:
     installed = vars(owner)[name]
     wrappers: list[Any] = []
     function = installed.__func__ if isinstance(installed, (staticmethod, classmethod)) else installed
-    while (wrapper := wrapper_of(function)) is not None:
-        wrappers.append(unwrapped(wrapper))
+    while is_ours(function):
+        wrapper = wrapper_of(function)
+        # A layer that only notes the arguments of a constructor has none.
+        if wrapper is not None:
+            wrappers.append(unwrapped(wrapper))
         function = function.__wrapped__
     return wrappers, function
 
@@ -180,7 +183,7 @@ def unwrapped(wrapper: Any) -> Any:
 
 
 def wrapper_of(function: Any) -> Any:
-    return inspect.getclosurevars(function).nonlocals["wrapper"] if is_ours(function) else None
+    return inspect.getclosurevars(function).nonlocals.get("wrapper") if is_ours(function) else None
 
 
 def assert_verdicts(patches: Sequence[Patch], verdict: str) -> None:
