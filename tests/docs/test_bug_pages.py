@@ -130,7 +130,8 @@ def test_a_bug_without_a_repair_has_a_page_and_a_row_below_the_patches(pages: Mo
         page = texts[f"bugs/{bug.id}.md"]
         assert f"`{bug.id}`: known, no repair here" in page
         assert "## What the patch does" not in page
-        assert f"TRL {bug.upstream.fixed_in} has it fixed" in page
+        fixed_in = bug.upstream.fixed_in
+        assert (f"TRL {fixed_in} has it fixed" if fixed_in else "No release of TRL has it fixed") in page
         assert page.count("\n- ") == len(bug.hits)
         assert f"]({bug.id}.md)" in without
         assert f"]({bug.id}.md)" not in patched
@@ -144,8 +145,8 @@ def test_the_page_of_releases_counts_what_a_trainer_may_hit_and_tells_repaired_f
     with_reward = [bug.id for bug in bugs if {"Reward", "*"} & pages.release_pages.trainers_hit(bug, "0.28.0")]
     assert "reward-trainer-two-label-model" in with_reward
     assert sum(counts["0.28.0"]["Reward"]) == len(with_reward)
-    assert counts["0.28.0"]["Reward"][1] == 1
-    assert counts["0.29.0"]["Reward"][1] == 0
+    # From 0.29.0 on only its count of tokens begins anew, and that waits for its repair.
+    assert (counts["0.28.0"]["Reward"][1], counts["0.29.0"]["Reward"][1]) == (2, 1)
     assert "GRPO" not in counts["0.13.0"]
     # In 0.14.0 GRPO has the bugs of any trainer, and grpo-temperature-not-applied.
     assert counts["0.14.0"]["GRPO"][1] == 1
