@@ -76,6 +76,9 @@ class Argument(Struct, frozen=True):
         return f"{name} is not a literal: {self.reason}{location}"
 
 
+UNSET = Argument(Kind.UNSET)
+"""An argument that is not given."""
+
 Lookup = Callable[[str], Argument]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import email
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
@@ -29,9 +29,10 @@ def installed(distribution: str) -> str | None:
     return version or info.version
 
 
-def installed_but(trl: str) -> VersionOf:
-    """Return a look-up of installed versions in which the version of TRL is ``trl``."""
-    return lambda distribution: trl if distribution == "trl" else installed(distribution)
+def installed_but(trl: str | None = None, told: Mapping[str, str] | None = None) -> VersionOf:
+    """Return a look-up of installed versions in which TRL is ``trl``, and others are those that are ``told``."""
+    instead = {**(told or {}), **({"trl": trl} if trl is not None else {})}
+    return lambda distribution: instead.get(distribution) or installed(distribution)
 
 
 @functools.cache

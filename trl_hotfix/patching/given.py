@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ..by_identity import ByIdentity
-from ..catalogue.conditions import Argument, Kind
+from ..catalogue.conditions import UNSET, Argument, Kind
 from . import given_datasets
 from .given_datasets import GivenDataset
 
@@ -28,7 +28,7 @@ def note(trainer: Any, constructor: Callable[..., Any], args: tuple[Any, ...], k
         return
     signature = inspect.signature(constructor)
     bound = signature.bind_partial(trainer, *args, **kwargs).arguments
-    given: dict[str, Argument] = {name: Argument(Kind.UNSET) for name in list(signature.parameters)[1:]}
+    given: dict[str, Argument] = dict.fromkeys(list(signature.parameters)[1:], UNSET)
     for name, value in list(bound.items())[1:]:
         is_rest = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
         for key, part in value.items() if is_rest else [(name, value)]:

@@ -6,12 +6,11 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..catalogue.conditions import Argument, Kind
+from ..catalogue.conditions import UNSET, Argument
 from ..matching.model_configs import known, unknown
 from . import beginnings
 
 _LAUNCH = "launch"
-_NONE = Argument(Kind.UNSET)
 
 
 def distributed(trainer: Any) -> Argument:
@@ -23,7 +22,7 @@ def distributed(trainer: Any) -> Argument:
         return known("ddp", _LAUNCH)
     if kind != "NO":
         return unknown(f"the launch is {kind}")
-    return unknown("torch.nn.DataParallel") if trainer.args.n_gpu > 1 else _NONE
+    return unknown("torch.nn.DataParallel") if trainer.args.n_gpu > 1 else UNSET
 
 
 def _processes(trainer: Any) -> Argument:
@@ -34,7 +33,7 @@ def _processes(trainer: Any) -> Argument:
 
 def _mixed_precision(trainer: Any) -> Argument:
     name = next((name for name in ("bf16", "fp16") if getattr(trainer.args, name) is True), None)
-    return known(name, "config") if name is not None else _NONE
+    return known(name, "config") if name is not None else UNSET
 
 
 def _triton(trainer: Any) -> Argument:

@@ -11,7 +11,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from ..by_identity import ByIdentity
+from ..catalogue.conditions import Argument
 from ..log import event, log
 from ..matching.hits import Answer, Finding, finding
 from ..model import Patch, Reason, Severity, State
@@ -24,31 +27,38 @@ from .run import Repair, Word
 from .trainer_arguments import TrainerArguments
 from .trainer_facts import TrainerFacts
 
-_RANK = list(Severity)
-
 _BUG_IS_HERE = {
     *(Reason.PROVEN, Reason.REPRODUCED, Reason.SELF_TEST, Reason.WRAPPER_ERROR, Reason.MADE_BEFORE, Reason.COMPILED),
     *(Reason.BY_REQUEST, Reason.EXCLUDED, Reason.NOT_SELECTED, Reason.DEFAULT_OFF),
 }
 """The reasons of a patch with which TRL's own code runs, or has run, where the wrapper is not."""
 
-_findings: ByIdentity[dict[str, Finding]] = ByIdentity()
+
+class _Asked(Struct):
+    """What a trainer was asked since its run began: the findings by patch, and the facts, each asked for once."""
+
+    findings: dict[str, Finding] = {}
+    facts: dict[str, Argument] = {}
+
+
+_asked: ByIdentity[_Asked] = ByIdentity()
 
 
 def judged(trainer: Any, patch: Patch, trl: str) -> Finding:
     """Return whether the run of this trainer hits the bug of ``patch``. It is evaluated once, until ``begins()``."""
-    known = _findings.get(trainer)
-    if known is None:
-        known = _findings[trainer] = {}
-    found = known.get(patch.id)
+    asked = _asked.get(trainer)
+    if asked is None:
+        asked = _asked[trainer] = _Asked()
+    found = asked.findings.get(patch.id)
     if found is None or found.patch is not patch:
-        found = known[patch.id] = _evaluated(trainer, patch, trl)
+        found = asked.findings[patch.id] = _evaluated(trainer, patch, trl, asked.facts)
     return found
 
 
-def _evaluated(trainer: Any, patch: Patch, trl: str) -> Finding:
+def _evaluated(trainer: Any, patch: Patch, trl: str, facts: dict[str, Argument]) -> Finding:
+    fact = TrainerFacts(trainer, facts).find
     try:
-        return finding(name_of(trainer), TrainerArguments(trainer).find, patch, trl, fact=TrainerFacts(trainer).find)
+        return finding(name_of(trainer), TrainerArguments(trainer).find, patch, trl, fact=fact)
     # The arguments are objects of the program, whose attributes and comparisons may raise anything.
     except Exception as error:  # noqa: BLE001
         unknown = (f"its conditions cannot be evaluated ({type(error).__name__})",)
@@ -60,7 +70,7 @@ def begins(trainer: Any, report: Report) -> tuple[RunHit, ...]:
     hits: tuple[RunHit, ...] = ()
     if trainer is not None:
         with training_goes_on("the bugs that this run hits are not in it"):
-            _findings[trainer] = {}
+            _asked[trainer] = _Asked()
             hits = of(trainer, report)
             runs.note(trainer, hits)
     return hits

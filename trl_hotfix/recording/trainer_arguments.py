@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from ..catalogue.conditions import Argument, Kind
+from ..catalogue.conditions import UNSET, Argument, Kind
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from ..patching import given
 from ..patching.given import LONGEST_LIST, described
 from . import beginnings
 
-UNSET = Argument(Kind.UNSET)
 _DEEPEST = 4
 UNSEEN = Argument(Kind.UNKNOWN, reason="the constructor was not observed")
 

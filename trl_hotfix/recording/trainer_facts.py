@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..catalogue.conditions import Argument, Kind
+from ..catalogue.conditions import UNSET, Argument
 from ..catalogue.facts import FACTS, OF_DATASETS
 from ..matching import model_configs
 from ..matching.model_configs import known, unknown
@@ -18,18 +18,22 @@ from .dataset_facts import dataset_fact
 from .models_within import config_of, tokenizer_of, without_wrappers
 
 _CONFIG, _GENERATION, _TOKENIZER = "model.config", "generation_config", "tokenizer"
-_NONE = Argument(Kind.UNSET)
 _MESSAGES = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
 
 
 class TrainerFacts:
-    """The facts of one trainer."""
+    """The facts of one trainer. ``known`` has those that it was asked for before, and gets the others."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, known: dict[str, Argument] | None = None) -> None:
+        self._trainer, self._known = trainer, {} if known is None else known
 
     def find(self, name: str) -> Argument:
         """Return a fact. It never raises: what a model or a tokenizer raises makes it unknown."""
+        if name not in self._known:
+            self._known[name] = self._ask(name)
+        return self._known[name]
+
+    def _ask(self, name: str) -> Argument:
         try:
             if name in OF_DATASETS:
                 return dataset_fact(self._trainer, name)
@@ -76,7 +80,7 @@ def _of_text_too(trainer: Any, name: str) -> Argument:
     value, of_text = getattr(config, name, None), getattr(text, name, None)
     if value != of_text:
         return unknown(f"{_CONFIG} and its text_config have another {name}")
-    return known(value, _CONFIG) if value is not None else _NONE
+    return known(value, _CONFIG) if value is not None else UNSET
 
 
 def _model_type(trainer: Any) -> Argument:

@@ -163,6 +163,11 @@ def makes_config(expression: ScopedExpression) -> bool:
 
 
 def _is_config(name: str) -> bool:
-    """Is this the name of a trainer's config? ``ModelConfig`` is that of a model on the command line."""
+    """Is this the name of a trainer's config? ``ModelConfig`` is that of a model on the command line.
+
+    The other libraries have configs of adapters, models and quantisation.
+    """
     last = name.rpartition(".")[2]
-    return last.endswith(("Config", "TrainingArguments")) and last != "ModelConfig"
+    if last.endswith("TrainingArguments"):
+        return True
+    return last.endswith("Config") and last != "ModelConfig" and not name.startswith(("peft.", "transformers."))

@@ -43,10 +43,7 @@ def judge(
     model and the launch.
     """
     versions_told = told or {}
-
-    def version_of(distribution: str) -> str | None:
-        return versions_told.get(distribution) or versions.installed(distribution)
-
+    version_of = versions.installed_but(told=versions_told)
     findings = [
         finding(
             call.name,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..catalogue.conditions import Argument, Kind
+from ..catalogue.conditions import UNSET, Argument, Kind
 from ..errors import ScriptError, plain
 from .inert_pickles import Inert, read_arguments
 
@@ -23,8 +23,6 @@ _DISTRIBUTIONS = {"pytorch": "torch"}
 _CONFIG = re.compile(r"(\w+?)Config$")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 _LARGEST = 1 << 24
-
-UNSET = Argument(Kind.UNSET)
 
 
 @dataclass(frozen=True, slots=True)

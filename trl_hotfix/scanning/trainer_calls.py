@@ -7,7 +7,7 @@ import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..catalogue.conditions import Argument, Kind, Lookup
+from ..catalogue.conditions import UNSET, Argument, Kind, Lookup
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from .bindings import ScriptBindings
 from .command_lines import CommandLine
@@ -17,7 +17,7 @@ from .harmless import is_pure_method_of_model
 from .names import classes, follow, trainer_names
 from .scopes import Place, Scope, ScopedExpression, source_text
 from .uses import changes_of
-from .values import UNSET, keyword_arguments, value_of
+from .values import keyword_arguments, value_of
 
 POSITIONAL_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("BCO", "DPO", "KTO"), ("model", "ref_model")),
@@ -54,7 +54,6 @@ def trainer_calls(tree: ast.Module, command_line: CommandLine | None = None) -> 
     ``command_line`` is what the script is started with, if that is told.
     """
     script = ScriptBindings(tree, command_line)
-    callbacks = _added_callbacks(script)
     for place in script.calls:
         call, scope = place.node, place.scope
         assert isinstance(call, ast.Call)
@@ -62,7 +61,7 @@ def trainer_calls(tree: ast.Module, command_line: CommandLine | None = None) -> 
         trainers = trainer_names(function)
         if trainers and not _is_super_init(call.func):
             name = trainers[0].rpartition(".")[2].removesuffix("Trainer")
-            arguments = _TrainerArguments(script, place, call, name, callbacks.get(call, []))
+            arguments = _TrainerArguments(script, place, call, name)
             called = next(classes(function))[0].rpartition(".")[2]
             yield TrainerCall(name, called, call.lineno, arguments.find)
 
@@ -71,37 +70,24 @@ def _is_super_init(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr == "__init__"
 
 
-def _added_callbacks(script: ScriptBindings) -> Mapping[ast.AST, list[ScopedExpression | Place]]:
-    """Return the callbacks of ``trainer.add_callback(callback)``, by the call that makes the trainer.
+def _added_callbacks(calls: list[Place], maker: ast.Call) -> Iterator[ScopedExpression | Place]:
+    """Yield the callbacks of ``trainer.add_callback(callback)``, where ``maker`` makes the trainer.
 
     A place stands for a call that may not add one: in a branch, or of a name that has held several trainers.
     """
-    callbacks: dict[ast.AST, list[ScopedExpression | Place]] = {}
-    for place in script.calls:
-        call, scope = place.node, place.scope
-        assert isinstance(call, ast.Call)
-        if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_callback" or not call.args:
-            continue
-        trainer = follow(ScopedExpression(call.func.value, scope, call.lineno))
-        if isinstance(trainer.node, ast.Name):
-            for maker in _values_of(trainer.node.id, scope):
-                callbacks.setdefault(maker, []).append(place)
-        else:
-            callback = ScopedExpression(call.args[0], scope, call.lineno)
-            certain = place.unconditional and trainer.scope is scope
-            callbacks.setdefault(trainer.node, []).append(callback if certain else place)
-    return callbacks
+    for place, call in _calls_of(calls, "add_callback"):
+        assert isinstance(call.func, ast.Attribute)
+        if call.args:
+            trainer = follow(ScopedExpression(call.func.value, place.scope, place.line))
+            certain = trainer.node is maker and place.unconditional and trainer.scope is place.scope
+            yield ScopedExpression(call.args[0], place.scope, place.line) if certain else place
 
 
-def _values_of(name: str, scope: Scope) -> list[ast.AST]:
-    """Return all that a name is assigned to in its scope."""
-    owner = scope.owner(name)
-    bindings = owner.bindings[name] if owner is not None else []
-    return [
-        follow(ScopedExpression(binding.value, owner, binding.line)).node
-        for binding in bindings
-        if binding.value is not None and owner is not None
-    ]
+def _calls_of(calls: list[Place], method: str) -> Iterator[tuple[Place, ast.Call]]:
+    for place in calls:
+        call = place.node
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == method:
+            yield place, call
 
 
 class _TrainerArguments:
@@ -110,19 +96,12 @@ class _TrainerArguments:
     ``_unknown`` stands for all arguments that the call does not name, if the text does not tell which ones are set.
     """
 
-    def __init__(
-        self,
-        script: ScriptBindings,
-        place: Place,
-        call: ast.Call,
-        trainer: str,
-        callbacks: list[ScopedExpression | Place],
-    ) -> None:
-        self._callbacks = callbacks
+    def __init__(self, script: ScriptBindings, place: Place, call: ast.Call, trainer: str) -> None:
         self._arguments, self._unknown = keyword_arguments(call, place.scope, call.lineno)
         config = self._read_positional(call, place.scope, trainer)
         self._config = ConfigArguments(config, call, place.scope, script.scopes)
         self._set_elsewhere = SetElsewhere(script, place, call)
+        self._callbacks = [*_added_callbacks(self._set_elsewhere.calls, call)]
 
     def _read_positional(self, call: ast.Call, scope: Scope, trainer: str) -> ScopedExpression | None:
         """Name the positional arguments, and return the config."""
@@ -187,12 +166,7 @@ class _TrainerArguments:
 
 def _resumed_from(calls: list[Place]) -> Argument:
     """Return ``resume_from_checkpoint`` of the calls of ``trainer.train()``. False is as good as not given."""
-    values = [
-        (place, _resume_argument(call, place))
-        for place in calls
-        for call in [place.node]
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train"
-    ]
+    values = [(place, _resume_argument(call, place)) for place, call in _calls_of(calls, "train")]
     if not values:
         return Argument(Kind.UNKNOWN, reason="train() is not called in this file")
     given = [(place, value) for place, value in values if value.kind is not Kind.UNSET]
@@ -214,7 +188,8 @@ def _resume_argument(call: ast.Call, place: Place) -> Argument:
     if expression is None:
         return unknown or UNSET
     value = value_of(expression)
-    is_false = value.kind is Kind.LITERAL and value.value in (None, False)
+    # 0 equals False, and is another argument.
+    is_false = value.kind is Kind.LITERAL and (value.value is None or value.value is False)
     return UNSET if is_false else value
 
 

@@ -12,8 +12,6 @@ from .names import METHODS_RETURNING_MODEL, classes, dotted_name, follow, parsed
 from .scopes import COMPREHENSIONS, Scope, ScopedExpression, source_text
 from .uses import changes_of, known_value
 
-UNSET = Argument(Kind.UNSET)
-
 _LIBRARIES = ("datasets.", "peft.", "torch.", "transformers.")
 _BUILTINS = frozenset(["bool", "dict", "float", "int", "len", "list", "range", "set", "str", "tuple"])
 _MAX_DEPTH = 40

@@ -7,11 +7,10 @@ from typing import Any
 
 import yaml
 
-from ..catalogue.conditions import Argument, Kind
+from ..catalogue.conditions import UNSET, Argument, Kind
 from ..errors import ScriptError, plain
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from .trainer_calls import TrainerCall
-from .values import UNSET
 
 DISTINCTIVE_KEYS: Mapping[str, tuple[str, ...]] = {
     "SFT": ("assistant_only_loss", "completion_only_loss", "dataset_text_field", "eval_packing", "packing"),

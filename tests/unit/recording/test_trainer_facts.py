@@ -304,3 +304,11 @@ def test_a_fact_settles_what_a_bug_depends_on(facts: Any, answer: Answer, becaus
     assert found.answer is answer
     assert found.unknown == (("if the model is made so",) if answer is Answer.CANNOT_TELL else ())
     assert because is None or found.because[0] == because
+
+
+def test_a_fact_is_asked_for_once(tmp_path: Path) -> None:
+    trainer, known = trainer_with(tiny.llama(str(tmp_path), seed=0)), {}
+    assert TrainerFacts(trainer, known).find("model_type").value == "llama"
+    trainer.model = None
+    assert TrainerFacts(trainer, known).find("model_type").value == "llama"
+    assert TrainerFacts(trainer).find("model_type").kind is Kind.UNKNOWN

@@ -83,12 +83,21 @@ def test_what_is_set_at_the_end_of_a_loop_holds_at_its_beginning() -> None:
     assert call.argument("beta").kind is Kind.UNKNOWN
 
 
+def test_the_config_of_an_adapter_is_no_config_of_a_trainer() -> None:
+    text = f"{generated_scripts.HEAD}trainer = DPOTrainer('m', LoraConfig(rank=4), args=args)\n"
+    (recorded,) = generated_scripts.run(text)
+    (call,) = trainer_calls(ast.parse(text))
+    assert recorded.snapshots[0]["ref_model"].rank == 4
+    assert call.argument("ref_model").made_by == ("peft.LoraConfig",)
+
+
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
         ("trainer.train()", Kind.UNSET),
         ("trainer.train(resume_from_checkpoint=None)", Kind.UNSET),
         ("trainer.train(False)", Kind.UNSET),
+        ("trainer.train(0)", Kind.LITERAL),
         ("trainer.train(resume_from_checkpoint=True)", Kind.LITERAL),
         ("trainer.train('checkpoint-2')", Kind.LITERAL),
         ("if flag:\n    trainer.train(True)", Kind.UNKNOWN),
