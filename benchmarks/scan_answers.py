@@ -6,7 +6,7 @@ The scripts are those of ``tests/unit/helpers/generated_scripts.py``, from a fix
 records what it is given. An answer is right, wrong, or unknown. astroid knows modules, names and classes, and not what
 a call of a dataclass makes of its arguments; so the config's call is read in the same way for both, and astroid infers
 the values. Its answer counts as unknown where it infers several values, or none. astroid is no dependency of ours:
-``pip install astroid==4.0.2``.
+``pip install astroid==4.3.4``.
 
 In each FOLDER, such as the examples of that release of TRL, the answers of ``scan --trl RELEASE`` are counted.
 """

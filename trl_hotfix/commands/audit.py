@@ -10,7 +10,6 @@ from typing import TypedDict
 import click
 from packaging.utils import canonicalize_name
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from .. import __version__
@@ -21,7 +20,7 @@ from ..matching.hits import finding
 from ..model import Bug as AnyBug
 from ..model import Severity
 from ..reporting.sentences import no_repair, repair_of
-from ..reporting.table import show
+from ..reporting.table import bug_block, show
 from ..scanning.old_runs import OldRun, read_run
 from ..scanning.pins import read_pins
 from .common import Exit, known_bugs, release, unsupported, with_packs
@@ -105,9 +104,7 @@ def _of_pins(path: Path, told: str | None, patches: Sequence[AnyBug]) -> Answer:
         raise ScriptError(f"{plain(str(path))} pins no version of trl (as trl==0.16.1 does); --trl tells it")
     bugs = []
     for patch in patches:
-        needs = [
-            need for need in gates.requirements(patch, lambda name: pins.get(canonicalize_name(name))) if not need.met
-        ]
+        needs = [need for need in gates.requirements(patch, version_of) if not need.met]
         if not gates.has_bug(trl, patch) or any(need.installed is not None for need in needs):
             continue
         unknown = [f"it needs {need.distribution} {need.specifiers}, which is not pinned" for need in needs]
@@ -189,11 +186,9 @@ def _blocks(answer: Answer) -> Iterator[RenderableType]:
     for bug in answer["bugs"]:
         sure = bug["answer"] != HitAnswer.CANNOT_TELL.value
         style = "bold red" if sure else "yellow"
-        yield Padding(Text.assemble((bug["answer"], style), "  ", (bug["id"], "bold")), (0, 0, 0, 2))
-        yield Padding(Text(f"{bug['symptom']} ({bug['severity']})"), (0, 0, 0, 6))
-        reasons = "; ".join([*bug["unknown"], *bug["because"]])
-        repaired = _in_words(answer["kind"], bug)
-        yield Padding(Text(f"{repaired}{f'; {reasons}' if reasons else ''}", style="dim"), (0, 0, 0, 6))
+        reasons = "; ".join([_in_words(answer["kind"], bug), *bug["unknown"], *bug["because"]])
+        symptom = f"{bug['symptom']} ({bug['severity']})"
+        yield from bug_block(Text(bug["answer"], style=style), bug["id"], symptom, reasons)
     yield Text(_last_line(answer))
 
 

@@ -106,9 +106,7 @@ def _elsewhere(trl: str | None, wheel: Path | None, told: Mapping[str, str], pac
     if files is None and version not in bodies().releases and not unsupported(version):
         raise click.UsageError(f"TRL {version} is none of the releases on record: give its files, --wheel FILE")
 
-    def version_of(distribution: str) -> str | None:
-        return version if distribution == "trl" else told.get(distribution) or versions.installed(distribution)
-
+    version_of = versions.installed_but(version, told)
     names = named(packs, os.environ)
     patches = loading.known(names)
     report = report_elsewhere(patches, Selection.of(None, None, os.environ, patches, None, names), version_of, files)

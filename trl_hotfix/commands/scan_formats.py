@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from .. import __version__
@@ -17,7 +16,7 @@ from ..errors import plain
 from ..model import Bug as AnyBug
 from ..model import Patch, Severity
 from ..reporting.sentences import no_repair
-from ..reporting.table import show
+from ..reporting.table import bug_block, show
 
 if TYPE_CHECKING:
     from .scan_answer import Answer, Bug, File, Trainer
@@ -56,13 +55,11 @@ def _blocks(file: str, trl: str, trainer: Trainer) -> Iterator[RenderableType]:
 
 
 def _block(bug: Bug, answer: Text, reasons: Sequence[str]) -> Iterator[RenderableType]:
-    """Yield the id on a line of its own, so that it is never cut, and what happens and why below it."""
     notes = {"if named": "; the patch is off unless named", "none": f"; {no_repair(bug['fixed_in'])}"}
     off = notes.get(bug["repair"], "")
-    yield Padding(Text.assemble(answer, "  ", (bug["id"], "bold")), (0, 0, 0, 2))
     positions = ", ".join(dict.fromkeys(bug["positions"]))
-    yield Padding(Text(f"{bug['symptom']} ({bug['severity']}{off})"), (0, 0, 0, 6))
-    yield Padding(Text(f"{positions}: {'; '.join(reasons) or 'whatever the arguments'}", style="dim"), (0, 0, 0, 6))
+    because = f"{positions}: {'; '.join(reasons) or 'whatever the arguments'}"
+    yield from bug_block(answer, bug["id"], f"{bug['symptom']} ({bug['severity']}{off})", because)
 
 
 def as_json(answer: Answer, patches: Sequence[AnyBug]) -> None:

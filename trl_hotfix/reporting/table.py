@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +24,13 @@ _COLOURS = {
     State.CONFLICTED: "bold red",
     State.DISPLACED: "bold red",
 }
+
+
+def bug_block(answer: Text, bug_id: str, symptom: str, reasons: str) -> Iterator[RenderableType]:
+    """Yield the id on a line of its own, so that it is never cut, and what happens and why below it."""
+    yield Padding(Text.assemble(answer, "  ", (bug_id, "bold")), (0, 0, 0, 2))
+    yield Padding(Text(symptom), (0, 0, 0, 6))
+    yield Padding(Text(reasons, style="dim"), (0, 0, 0, 6))
 
 
 def table(report: Report, *, not_repaired: bool = False) -> Table:
