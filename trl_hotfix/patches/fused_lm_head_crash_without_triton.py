@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,18 +33,32 @@ def score_in_torch(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, 
     """Give the model a forward that needs no Triton if Triton does not run."""
     import torch
 
-    result = wrapped(*args, **kwargs)
-    if getattr(module_of(wrapped), _NAME) is not None and _triton_runs(torch, os.environ):
+    result, module = wrapped(*args, **kwargs), module_of(wrapped)
+    if getattr(module, _NAME) is not None and _triton_runs(torch, os.environ):
         return result
     model = argument(wrapped, args, kwargs, "model")
-    fused = model.forward.__func__
+    act()
+    forward = model.forward.__func__
+    # A patch that went on before may have put its own forward around TRL's, which it then closes over.
+    around = [
+        cell
+        for cell in forward.__closure__ or ()
+        if isinstance(cell.cell_contents, FunctionType) and cell.cell_contents.__globals__ is vars(module)
+    ]
+    for cell in around:
+        cell.cell_contents = _in_torch(cell.cell_contents)
+    if not around:
+        model.forward = MethodType(_in_torch(forward), model)
+    return result
+
+
+def _in_torch(fused: FunctionType) -> FunctionType:
+    """Return a copy of TRL's forward that scores in torch."""
     names = {**fused.__globals__, _NAME: _TorchLogProbFunction}
     forward = FunctionType(fused.__code__, names, fused.__name__, fused.__defaults__, fused.__closure__)
     forward.__kwdefaults__ = fused.__kwdefaults__
     # generate() reads the signature of the model's own forward, which TRL keeps in __wrapped__.
-    act()
-    model.forward = MethodType(update_wrapper(forward, fused.__wrapped__), model)
-    return result
+    return update_wrapper(forward, fused.__wrapped__)  # type: ignore[attr-defined]
 
 
 def _triton_runs(torch: Any, environment: Mapping[str, str]) -> bool:
@@ -143,6 +158,7 @@ def tokens_are_scored_without_triton(module: ModuleType) -> Outcome:
             mistakes += [f"under autocast: {mistake}" for mistake in _Case(module, autocast=True).mistakes()]
         if getattr(module, _NAME) is None:
             mistakes += _mistakes_with_a_kernel(module)
+        mistakes += _mistakes_beneath_another_forward(module)
     mistakes += _mistakes_about_triton()
     if mistakes:
         raise AssertionError("; ".join(mistakes))
@@ -287,6 +303,23 @@ def _mistakes_with_a_kernel(module: ModuleType) -> Iterator[str]:
                 is_called = False
         if is_called is not runs:
             yield f"Triton runs: {runs}, and its kernel is called: {is_called}"
+
+
+def _mistakes_beneath_another_forward(module: ModuleType) -> Iterator[str]:
+    """Give what differs where a patch that went on before has put its own forward around TRL's."""
+    trls = inspect.unwrap(module.add_fused_lm_head)
+
+    @wraps(trls)
+    def add(model: Any, **options: Any) -> None:
+        trls(model, **options)
+        fused = model.forward.__func__
+        model.forward = MethodType(wraps(fused)(lambda *args, **kwargs: fused(*args, **kwargs)), model)
+
+    def add_in_torch(*args: Any, **kwargs: Any) -> Any:
+        return score_in_torch(add, None, args, kwargs)
+
+    with shadowed(module, "add_fused_lm_head", add_in_torch):
+        yield from (f"beneath another forward: {mistake}" for mistake in _Case(module).mistakes())
 
 
 @contextmanager
