@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act, judge
+from ..authoring import absent, act
 from ..model import Outcome
-from ..testing import absent_if_reexported, constructed, default_arguments, single_process
+from ..testing import (
+    absent_if_reexported,
+    base_and_lora,
+    constructed,
+    default_arguments,
+    judge_adapters,
+    single_process,
+)
 
 
 def let_the_inputs_need_a_gradient(
@@ -47,50 +55,7 @@ def every_adapter_has_a_gradient(module: ModuleType) -> Outcome:
         return absent("this release puts no adapter on the model")
     if hasattr(module, "prepare_peft_model"):
         return absent("this release looks after the inputs of an adapter where it wraps the model")
-    untouched = {
-        "without checkpoints": _new_model(module, None, checkpointing=False),
-        "not reentrant": _new_model(module, {"use_reentrant": False}),
-        "full fine-tuning": _new_model(module, {"use_reentrant": True}, adapter=False),
-    }
-    if touched := [name for name, model in untouched.items() if _hooks(model)]:
-        raise AssertionError(f"the embeddings have a hook: {touched}")
-    expected = _gradients(untouched["without checkpoints"], None)
-    outcomes = []
-    for options in ({"use_reentrant": True}, {}, None):
-        model = _new_model(module, options)
-        gradients = _gradients(model, options or {"use_reentrant": True})
-        reached = [name for name, gradient in gradients.items() if gradient.any()]
-        outcomes.append(judge(len(reached), right=4, wrong=2, adapters=len(gradients)))
-        if any(not gradients[name].allclose(expected[name]) for name in reached):
-            raise AssertionError(f"with {options} the gradients are {gradients}, and without checkpoints {expected}")
-        if len(_hooks(model)) > 1:
-            raise AssertionError(f"with {options} the embeddings have several hooks")
-    if len({outcome.verdict for outcome in outcomes}) != 1:
-        raise AssertionError(f"the trainers are not all alike: {outcomes}")
-    return outcomes[0]
-
-
-def _gradients(model: Any, checkpointing: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the gradients of the LoRA matrices, zeros for those that get none, of a model with fixed weights."""
-    import torch
-
-    if checkpointing is not None:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
-    model.train()
-    for number, weight in enumerate(model.parameters()):
-        # LoRA starts one matrix of each pair at 0, which would give the other matrix no gradient either.
-        weight.data = torch.sin(number + torch.arange(1.0, weight.numel() + 1)).reshape(weight.shape)
-    tokens = torch.tensor([[2, 3, 4, 5, 6]])
-    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
-    return {
-        name: torch.zeros_like(weight) if weight.grad is None else weight.grad
-        for name, weight in model.named_parameters()
-        if "lora_" in name
-    }
-
-
-def _hooks(model: Any) -> Any:
-    return model.get_input_embeddings()._forward_hooks
+    return judge_adapters(partial(_new_model, module))
 
 
 def _new_model(
@@ -98,13 +63,8 @@ def _new_model(
 ) -> Any:
     """Return the model of a trainer whose own constructor has run."""
     import torch
-    from peft import LoraConfig
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "max_position_embeddings": 8}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=None, eos_token_id=1))
-    lora = LoraConfig(r=1, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    model, lora = base_and_lora()
     settings = default_arguments(module.OnlineDPOConfig, missing_eos_penalty=None, use_vllm=False)
     settings.gradient_checkpointing, settings.gradient_checkpointing_kwargs = checkpointing, options
     names = inspect.signature(module.OnlineDPOTrainer.__init__).parameters

@@ -19,6 +19,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
+``adapters``    LoRA beneath a checkpoint (``base_and_lora``): which of its matrices have a gradient
+                (``lora_gradients``, ``judge_gradients``), after the constructor of a trainer (``judge_adapters``)
 ``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache,
                 ``recorded_warnings``
 ==============  =======================================================================================================
@@ -28,6 +30,7 @@ torch, transformers, datasets and TRL are imported inside functions only, becaus
 
 from __future__ import annotations
 
+from .adapters import base_and_lora, judge_adapters, judge_gradients, lora_gradients
 from .dpo import (
     Pair,
     PairMicroBatch,
@@ -70,13 +73,17 @@ __all__ = [
     "StopConstruction",
     "absent_if_never_flattened",
     "absent_if_reexported",
+    "base_and_lora",
     "begin_trainer",
     "completions_of",
     "constructed",
     "default_arguments",
     "dpo_stub",
     "forwarded",
+    "judge_adapters",
+    "judge_gradients",
     "judge_with_gradients",
+    "lora_gradients",
     "metrics_by_mode",
     "online_dpo_stub",
     "pair_batch",
