@@ -73,9 +73,7 @@ def unaffected() -> tiny.TrainingResult:
         "llama": _sft(tiny.llama),
         "granite": _sft(lambda folder, seed: tiny.granite(folder, seed=seed, scaling=1.0)),
     }
-    result = _together(
-        {name: _result(trainer, absent("TRL's head is that of the model")) for name, trainer in runs.items()}
-    )
+    result = tiny.result_of_runs(runs, absent("TRL's head is that of the model"))
     run = dpo_steps.dpo_steps(dpo_steps.reference_or_policy, tiny.llama, reference=1)
     result.gradients |= {f"dpo.{name}": gradient for name, gradient in run.result.gradients.items()}
     return result
@@ -93,7 +91,7 @@ def _judged_sft(make: Make) -> tiny.TrainingResult:
     with tempfile.TemporaryDirectory() as folder:
         model = make(folder, seed=0)
     trainer = _sft(make)
-    return _result(trainer, _judged(trainer, model))
+    return tiny.result_of_runs({"sft": trainer}, _judged(trainer, model))
 
 
 def _sft(make: Make) -> Any:
@@ -189,15 +187,6 @@ def _dpo_losses(policy: Any, reference: Any, batch: Mapping[str, Any]) -> dict[s
                 sides.append((log_probs * batch["completion_mask"][:, 1:]).sum(1).chunk(2))
         losses[name] = dpo_steps.sigmoid_loss(*sides)
     return losses
-
-
-def _result(trainer: Any, outcome: Outcome) -> tiny.TrainingResult:
-    losses = [micro_batch.loss for step in trainer.steps for micro_batch in step.micro_batches]
-    losses += [micro_batch.loss for micro_batch in trainer.evaluations]
-    gradients = {
-        f"{number}.{name}": value for number, step in enumerate(trainer.steps) for name, value in step.gradients.items()
-    }
-    return tiny.TrainingResult(outcome, sum(losses), gradients)
 
 
 def _together(results: Mapping[str, tiny.TrainingResult]) -> tiny.TrainingResult:

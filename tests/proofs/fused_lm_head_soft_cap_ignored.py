@@ -44,7 +44,7 @@ def train() -> tiny.TrainingResult:
     with tempfile.TemporaryDirectory() as folder:
         trainer = _sft(_recurrent_gemma(folder, seed=0))
         outcome = _judged(trainer, _recurrent_gemma(folder, seed=0))
-    result = _result(trainer, outcome)
+    result = tiny.result_of_runs({"sft": trainer}, outcome)
     if head is None:  # Up to 1.14 DPO has the logits of the model.
         run = dpo_steps.dpo_steps(_dpo_losses, _recurrent_gemma, reference=1)
         of_dpo = dpo_steps.judged_steps(run)
@@ -57,7 +57,7 @@ def train() -> tiny.TrainingResult:
 def unaffected() -> tiny.TrainingResult:
     """Train a model without a soft cap."""
     with tempfile.TemporaryDirectory() as folder:
-        return _result(_sft(tiny.llama(folder, seed=0)), absent("the model has no soft cap"))
+        return tiny.result_of_runs({"sft": _sft(tiny.llama(folder, seed=0))}, absent("the model has no soft cap"))
 
 
 def _recurrent_gemma(folder: str, *, seed: int) -> Any:
@@ -168,12 +168,3 @@ def _dpo_losses(policy: Any, reference: Any, batch: Mapping[str, Any]) -> dict[s
             log_probs = dpo_steps.preference_log_probs(policy, batch, differentiable=True)
             losses[name] = dpo_steps.sigmoid_loss(log_probs, dpo_steps.preference_log_probs(reference, batch))
     return losses
-
-
-def _result(trainer: Any, outcome: Outcome) -> tiny.TrainingResult:
-    losses = [micro_batch.loss for step in trainer.steps for micro_batch in step.micro_batches]
-    losses += [micro_batch.loss for micro_batch in trainer.evaluations]
-    gradients = {
-        f"{number}.{name}": value for number, step in enumerate(trainer.steps) for name, value in step.gradients.items()
-    }
-    return tiny.TrainingResult(outcome, sum(losses), gradients)

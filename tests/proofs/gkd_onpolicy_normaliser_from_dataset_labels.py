@@ -6,9 +6,7 @@ computed without TRL: that of each micro-batch is divided by its own tokens and 
 
 from __future__ import annotations
 
-import inspect
 import tempfile
-from types import SimpleNamespace
 from typing import Any
 
 from trl_hotfix import witness
@@ -16,6 +14,7 @@ from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Outcome, Verdict
 
 import tiny
+from tiny import distillation
 
 OVERLAYS = ()
 PARITY = False
@@ -28,7 +27,7 @@ STEPS, MICRO_BATCHES, BETA = 2, 2, 0.5
 
 
 def train() -> tiny.TrainingResult:
-    if not _divides_by_a_count():
+    if not distillation.divides_by_a_count("GKD"):
         return tiny.TrainingResult(absent("the loss is a mean over the micro-batch"))
     acted = witness.counts_of(ID, GENERATES).process.acted
     runs = {"student": _Run(lmbda=1.0), "teacher": _Run(lmbda=0.0, seq_kd=True)}
@@ -39,7 +38,7 @@ def train() -> tiny.TrainingResult:
     generated = len(runs) * STEPS * MICRO_BATCHES
     if acted != (generated if outcomes[0].verdict is Verdict.FIXED else 0):
         raise AssertionError(f"{acted} of {generated} generations are counted")
-    return _result(runs, outcomes[0])
+    return tiny.result_of_runs(runs, outcomes[0])
 
 
 def unaffected() -> tiny.TrainingResult:
@@ -47,23 +46,7 @@ def unaffected() -> tiny.TrainingResult:
     run = _Run(lmbda=0.0)
     run.judged()  # All conversations are equally long: the two counts are one.
     assert not run.acted, "the wrapper acts on what is not generated"
-    return _result({"dataset": run}, absent("nothing is generated"))
-
-
-def _divides_by_a_count() -> bool:
-    loss_of = getattr(tiny.classes("GKD")[0], "generalized_jsd_loss", None)
-    return loss_of is not None and "num_items_in_batch" in inspect.signature(loss_of).parameters
-
-
-def _result(runs: dict[str, _Run], outcome: Outcome) -> tiny.TrainingResult:
-    gradients = {
-        f"{name} {number} {key}": value
-        for name, run in runs.items()
-        for number, step in enumerate(run.steps)
-        for key, value in step.gradients.items()
-    }
-    losses = [micro_batch.loss for run in runs.values() for step in run.steps for micro_batch in step.micro_batches]
-    return tiny.TrainingResult(outcome, sum(losses), gradients)
+    return tiny.result_of_runs({"dataset": run}, absent("nothing is generated"))
 
 
 class _Run:
@@ -82,7 +65,7 @@ class _Run:
                 (tiny.llama(folder, seed=0) for _ in range(2)),
                 tiny.llama(folder, seed=1),
             )
-            student.generate = self.teacher.generate = _writer()
+            student.generate = self.teacher.generate = distillation.growing_completions()
             trainer = tiny.trainer(
                 tiny.stepwise(trainer_class),
                 model=student,
@@ -112,7 +95,7 @@ class _Run:
         """Judge all losses and gradients by the tokens of the micro-batch, or by those of the dataset."""
         outcomes = []
         for number, step in enumerate(self.steps):
-            tokens = [_tokens(micro_batch.inputs) for micro_batch in step.micro_batches]
+            tokens = [distillation.predicted_labels(micro_batch.inputs) for micro_batch in step.micro_batches]
             items = [float(micro_batch.keywords["num_items_in_batch"]) for micro_batch in step.micro_batches]
             self.student.load_state_dict(step.weights)
             divisors = {"right": [MICRO_BATCHES * count for count in tokens], "wrong": items}
@@ -133,47 +116,11 @@ class _Run:
                 raise AssertionError(f"step {number}: the gradients differ from {kind} by {difference}")
         if len(self.steps) != STEPS or len({outcome.verdict for outcome in outcomes}) != 1:
             raise AssertionError(f"{len(self.steps)} steps, of several kinds: {outcomes}")
-        if len(self.evaluations) != 2 or any(_tokens(evaluation.inputs) > 8 for evaluation in self.evaluations):
+        if len(self.evaluations) != 2 or any(
+            distillation.predicted_labels(evaluation.inputs) > 8 for evaluation in self.evaluations
+        ):
             raise AssertionError(f"the evaluation is not of the dataset: {self.evaluations}")
         return outcomes[0]
 
     def _divergence(self, batch: dict[str, Any]) -> Any:
-        """Return the generalized Jensen-Shannon divergence, summed over the labels of the batch."""
-        import torch
-
-        def probabilities(model: Any) -> Any:
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            return logits[:, :-1].softmax(-1)
-
-        with torch.no_grad():
-            of_teacher = probabilities(self.teacher)
-        of_student = probabilities(self.student)
-        mixture = BETA * of_teacher + (1 - BETA) * of_student
-        divergence = sum(
-            weight * (probs * (probs / mixture).log()).sum(-1)
-            for weight, probs in ((1 - BETA, of_student), (BETA, of_teacher))
-        )
-        return (divergence * (batch["labels"][:, 1:] != -100)).sum()
-
-
-def _tokens(batch: dict[str, Any]) -> int:
-    return int((batch["labels"][:, 1:] != -100).sum())
-
-
-def _writer() -> Any:
-    """Return a ``generate`` whose rows are unequally long, and longer in every call, with the end of sequence."""
-    import torch
-
-    calls: list[Any] = []
-
-    def generate(input_ids: Any, **kwargs: Any) -> Any:
-        calls.append(input_ids)
-        rows = [
-            [*(10 + (11 * row + 3 * place + len(calls)) % 50 for place in range(2 + len(calls) + row)), 1]
-            for row in range(len(input_ids))
-        ]
-        longest = max(map(len, rows))
-        padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-        return SimpleNamespace(sequences=torch.cat([input_ids, padded], dim=1))
-
-    return generate
+        return distillation.divergence(self.student, self.teacher, batch, beta=BETA)

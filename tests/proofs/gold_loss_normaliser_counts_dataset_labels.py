@@ -6,15 +6,14 @@ accumulated gradients are compared with the divergence over all tokens of the st
 
 from __future__ import annotations
 
-import inspect
 import tempfile
-from types import SimpleNamespace
 from typing import Any
 
 from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Outcome, Verdict
 
 import tiny
+from tiny import distillation
 
 OVERLAYS = ()
 PARITY = False
@@ -32,13 +31,13 @@ STEPS, BETA = 2, 0.5
 
 
 def train() -> tiny.TrainingResult:
-    if not _divides_by_a_count():
+    if not distillation.divides_by_a_count("GOLD"):
         return tiny.TrainingResult(absent("the loss is a mean over the micro-batch"))
     runs = {"generated": _Run(2, lmbda=1.0), "dataset": _Run(2, lmbda=0.0)}
     outcomes = [run.judged() for run in runs.values()]
     if {outcome.verdict for outcome in outcomes} != {outcomes[0].verdict}:
         raise AssertionError(f"not all completions are treated alike: {outcomes}")
-    return _result(runs, outcomes[0])
+    return tiny.result_of_runs(runs, outcomes[0])
 
 
 def unaffected() -> tiny.TrainingResult:
@@ -46,27 +45,7 @@ def unaffected() -> tiny.TrainingResult:
     run = _Run(1, lmbda=0.0)
     run.judged()
     assert not run.acted, "the wrapper acts where the count is right"
-    return _result({"dataset": run}, absent("the count is right"))
-
-
-def _divides_by_a_count() -> bool:
-    loss_of = getattr(tiny.classes("GOLD")[0], "generalized_jsd_loss", None)
-    return loss_of is not None and "num_items_in_batch" in inspect.signature(loss_of).parameters
-
-
-def _result(runs: dict[str, _Run], outcome: Outcome) -> tiny.TrainingResult:
-    gradients = {
-        f"{name} {number} {key}": value
-        for name, run in runs.items()
-        for number, step in enumerate(run.steps)
-        for key, value in step.gradients.items()
-    }
-    losses = [
-        micro_batch.loss
-        for run in runs.values()
-        for micro_batch in [micro_batch for step in run.steps for micro_batch in step.micro_batches] + run.evaluations
-    ]
-    return tiny.TrainingResult(outcome, sum(losses), gradients)
+    return tiny.result_of_runs({"dataset": run}, absent("the count is right"))
 
 
 class _Run:
@@ -81,7 +60,7 @@ class _Run:
                 (tiny.llama(folder, seed=0) for _ in range(2)),
                 tiny.llama(folder, seed=1),
             )
-            student.generate = _writer()
+            student.generate = distillation.growing_completions()
             trainer = tiny.trainer(
                 tiny.stepwise(trainer_class),
                 model=student,
@@ -111,7 +90,7 @@ class _Run:
         """Judge all losses and gradients by the tokens of the step, or by the number that Trainer has counted."""
         outcomes = []
         for number, step in enumerate(self.steps):
-            tokens = sum(_tokens(micro_batch.inputs) for micro_batch in step.micro_batches)
+            tokens = sum(distillation.predicted_labels(micro_batch.inputs) for micro_batch in step.micro_batches)
             self.student.load_state_dict(step.weights)
             for micro_batch in step.micro_batches:
                 counted = float(micro_batch.keywords["num_items_in_batch"])
@@ -138,32 +117,15 @@ class _Run:
         moved = {name: weights[name] - 0.5 * value for name, value in self.steps[-1].gradients.items()}
         self.student.load_state_dict({**weights, **moved})
         for evaluation in self.evaluations:
-            right = float(self._divergence(evaluation.inputs).detach()) / _tokens(evaluation.inputs)
+            right = float(self._divergence(evaluation.inputs).detach()) / distillation.predicted_labels(
+                evaluation.inputs
+            )
             judge(evaluation.loss, right=right, wrong=right)
         if len(self.evaluations) != 2:
             raise AssertionError(f"{len(self.evaluations)} batches are evaluated, and not 2")
 
     def _divergence(self, batch: dict[str, Any]) -> Any:
-        """Return the generalized Jensen-Shannon divergence, summed over the labels of the batch."""
-        import torch
-
-        def probabilities(model: Any) -> Any:
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            return logits[:, :-1].softmax(-1)
-
-        with torch.no_grad():
-            of_teacher = probabilities(self.teacher)
-        of_student = probabilities(self.student)
-        mixture = BETA * of_teacher + (1 - BETA) * of_student
-        divergence = sum(
-            weight * (probs * (probs / mixture).log()).sum(-1)
-            for weight, probs in ((1 - BETA, of_student), (BETA, of_teacher))
-        )
-        return (divergence * (batch["labels"][:, 1:] != -100)).sum()
-
-
-def _tokens(batch: dict[str, Any]) -> int:
-    return int((batch["labels"][:, 1:] != -100).sum())
+        return distillation.divergence(self.student, self.teacher, batch, beta=BETA)
 
 
 def _prompts_and_completions() -> Any:
@@ -184,22 +146,3 @@ def _prompts_and_completions() -> Any:
             }
         )
     return Dataset.from_list(rows)
-
-
-def _writer() -> Any:
-    """Return a ``generate`` whose rows are unequally long, and longer in every call, with the end of sequence."""
-    import torch
-
-    calls: list[Any] = []
-
-    def generate(input_ids: Any, **kwargs: Any) -> Any:
-        calls.append(input_ids)
-        rows = [
-            [*(10 + (11 * row + 3 * place + len(calls)) % 50 for place in range(2 + len(calls) + row)), 1]
-            for row in range(len(input_ids))
-        ]
-        longest = max(map(len, rows))
-        padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-        return SimpleNamespace(sequences=torch.cat([input_ids, padded], dim=1))
-
-    return generate

@@ -33,7 +33,7 @@ def train() -> tiny.TrainingResult:
     outcomes = [run.judged() for run in runs.values()]
     if {outcome.verdict for outcome in outcomes} != {outcomes[0].verdict}:
         raise AssertionError(f"the trainers do not agree: {outcomes}")
-    return _result(runs, outcomes[0])
+    return tiny.result_of_runs(runs, outcomes[0])
 
 
 def unaffected() -> tiny.TrainingResult:
@@ -46,7 +46,7 @@ def unaffected() -> tiny.TrainingResult:
     for run in runs.values():
         run.judged()
         assert not run.acted, "the wrapper acts on prompts that are not prefilled"
-    return _result(runs, absent("no prompt is prefilled"))
+    return tiny.result_of_runs(runs, absent("no prompt is prefilled"))
 
 
 def _prompts(prefills: list[str]) -> list[tuple[Any, str, str]]:
@@ -65,21 +65,6 @@ def _prompts(prefills: list[str]) -> list[tuple[Any, str, str]]:
 def _renders_by_itself(trainer_class: Any) -> bool:
     names = [name for name in ("_tokenize_prompts", "_generate_single_turn") if hasattr(trainer_class, name)]
     return bool(names) and len(inspect.signature(getattr(trainer_class, names[0])).parameters) == 2
-
-
-def _result(runs: dict[str, _Run], outcome: Outcome) -> tiny.TrainingResult:
-    gradients = {
-        f"{name} {number} {key}": value
-        for name, run in runs.items()
-        for number, step in enumerate(run.steps)
-        for key, value in step.gradients.items()
-    }
-    losses = [
-        micro_batch.loss
-        for run in runs.values()
-        for micro_batch in [micro_batch for step in run.steps for micro_batch in step.micro_batches] + run.evaluations
-    ]
-    return tiny.TrainingResult(outcome, sum(losses), gradients)
 
 
 class _Run:

@@ -2,8 +2,8 @@
 
 ``models``: causal language models of two layers, and adapters. ``data``: tokenizers and datasets. ``trainers``: configs
 and trainers by the names of this release. ``measuring``: records of what a trainer computes; ``steps``: of whole
-optimizer steps. ``grpo_runs``, ``dpo_runs``, ``sft_runs``, ``online_runs``: trainers and runs by method. ``launching``:
-one process, DeepSpeed. ``variants``: the state that the bench sets (``tiny.state``).
+optimizer steps. ``grpo_runs``, ``dpo_runs``, ``sft_runs``, ``online_runs``, ``distillation``: trainers and runs by
+method. ``launching``: one process, DeepSpeed. ``variants``: the state that the bench sets (``tiny.state``).
 
 Nothing heavy is imported before it is used: a caller may install patches first.
 """
@@ -36,7 +36,17 @@ from .models import (
 )
 from .online_runs import ONLINE_LENGTHS, online_completions, online_dpo, online_log_probs
 from .sft_runs import SftRun, several, sft_step
-from .steps import FormulaSteps, MicroBatch, Step, acts, expected_gradients, gradients_of, loss_of_model, stepwise
+from .steps import (
+    FormulaSteps,
+    MicroBatch,
+    Step,
+    acts,
+    expected_gradients,
+    gradients_of,
+    loss_of_model,
+    result_of_runs,
+    stepwise,
+)
 from .trainers import classes, config, parameters, trainer
 from .variants import state
 
@@ -82,6 +92,7 @@ __all__ = [
     "preferences",
     "quantised",
     "qwen2_moe",
+    "result_of_runs",
     "same_adapter",
     "set_adapters",
     "several",

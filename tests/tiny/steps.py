@@ -85,6 +85,19 @@ def expected_gradients(model: Any, weights: dict[str, Any], loss: Any) -> dict[s
     return gradients_of(model)
 
 
+def result_of_runs(runs: Mapping[str, Any], outcome: Any) -> TrainingResult:
+    """Return the losses of all steps and evaluations of these runs, added up, and the gradients of all steps."""
+    gradients = {
+        f"{name} {number} {key}": value
+        for name, run in runs.items()
+        for number, step in enumerate(run.steps)
+        for key, value in step.gradients.items()
+    }
+    micro_batches = [part for run in runs.values() for step in run.steps for part in step.micro_batches]
+    micro_batches += [part for run in runs.values() for part in run.evaluations]
+    return TrainingResult(outcome, sum(micro_batch.loss for micro_batch in micro_batches), gradients)
+
+
 def acts(patch_id: str, target: str, instance: Any) -> int | None:
     """Return in how many of its calls of ``target`` the patch acted, or None if the patch was not on."""
     count = witness.counts_of(patch_id, target).known(instance)
