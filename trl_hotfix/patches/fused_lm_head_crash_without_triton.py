@@ -58,7 +58,8 @@ def _in_torch(fused: FunctionType) -> FunctionType:
     forward = FunctionType(fused.__code__, names, fused.__name__, fused.__defaults__, fused.__closure__)
     forward.__kwdefaults__ = fused.__kwdefaults__
     # generate() reads the signature of the model's own forward, which TRL keeps in __wrapped__.
-    return update_wrapper(forward, fused.__wrapped__)  # type: ignore[attr-defined]
+    update_wrapper(forward, fused.__wrapped__)  # type: ignore[attr-defined]
+    return forward
 
 
 def _triton_runs(torch: Any, environment: Mapping[str, str]) -> bool:
