@@ -83,6 +83,23 @@ def distillation(**settings: Any) -> Any:
     )
 
 
+def gold(**settings: Any) -> Any:
+    """Return a trainer on tokens: GOLD takes no tokenizer of words, since its loss across tokenizers needs bytes."""
+    from datasets import Dataset
+
+    row = {"input_ids": [3, 4, 5, 6], "attention_mask": [1] * 4, "completion_mask": [0, 0, 1, 1]}
+    texts = {"original_prompt_text": "w1 w2", "original_completion_text": " w3 w4"}
+    trainer_class, config_class = tiny.classes("GOLD")
+    return tiny.trainer(
+        trainer_class,
+        model=tiny.llama("models", seed=0),
+        teacher_model=tiny.llama("models", seed=1),
+        args=tiny.config(config_class, **{"lmbda": 0.0, "max_completion_length": 4, "max_length": 16, **settings}),
+        train_dataset=Dataset.from_list([{**row, **texts}] * 8),
+        tokenizer=tiny.tokenizer(),
+    )
+
+
 def with_liger(make: Callable[..., Any], **settings: Any) -> Any:
     """Return a trainer whose loss is Liger's, which the stacks lack: a stand-in takes the place of its kernel."""
     trainer = make(**settings)
@@ -134,6 +151,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "RLOO": trainers.rloo,
     "RLOO, reusing": functools.partial(reusing, trainers.rloo),
     "Distillation": distillation,
+    "GOLD": gold,
     "TPO": tpo,
 }
 
@@ -149,11 +167,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.15.0": ("SFT", "GRPO", "proof grpo-vllm-base-weights", "proof grpo-peft-no-input-grads"),
     "0.16.1": ("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
     "0.19.1": ("DPO", "SFT", "GRPO, reusing", "GRPO, Liger", "OnlineDPO", "XPO", "proof dpo-padding-free-liger"),
-    "0.21.0": ("SFT", "GRPO", "proof qlora-peftmodel-frozen"),
+    "0.21.0": ("SFT", "GRPO", "OnlineDPO", "proof qlora-peftmodel-frozen"),
     "0.22.2": ("SFT", "Reward", "GRPO, reusing", "RLOO, reusing", *(f"proof {patch}" for patch in PEFT)),
-    "0.23.0": ("DPO", "SFT", "ORPO", "proof qlora-peftmodel-frozen", *ON_POLICY),
+    "0.23.0": ("DPO", "SFT", "KTO", "ORPO", "CPO", "BCO", "proof qlora-peftmodel-frozen", *ON_POLICY),
     "0.26.1": (
-        *("DPO", "SFT", "GKD", "ORPO", "GRPO, Liger", *ON_POLICY),
+        *("DPO", "SFT", "KTO", "GKD", "ORPO", "GRPO, Liger", *ON_POLICY),
         *("proof dpo-padding-free-liger", "proof vllm-sync-drifts-bf16-base"),
     ),
     "1.5.1": (
@@ -162,14 +180,14 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "1.8.0": ("KTO", "KTO, precomputed"),
     "1.13.0": (
-        *("DPO", "SFT", "KTO", "GKD", "Reward", "Distillation", *ON_POLICY),
+        *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
         "proof left-padded-logprobs-absolute-positions",
     ),
     "1.14.2": ("SFT", "GRPO", "GRPO, Liger"),
     "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),
     "1.16.0": (
-        *("DPO", "DPO, precomputed", "DPO, synchronized", "SFT", "KTO", "ORPO", "GKD", "Reward", "TPO", "Distillation"),
-        *("GRPO, reusing", "RLOO, reusing", "OnlineDPO", "proof bema-callback-frozen-parameters"),
+        *("DPO", "DPO, precomputed", "DPO, synchronized", "SFT", "KTO", "ORPO", "CPO", "GKD", "GOLD", "Reward", "TPO"),
+        *("Distillation", "GRPO, reusing", "RLOO, reusing", "OnlineDPO", "proof bema-callback-frozen-parameters"),
         *("proof gkd-onpolicy-normaliser-from-dataset-labels", "proof gold-loss-normaliser-counts-dataset-labels"),
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),

@@ -90,7 +90,9 @@ def _train(proof: Any, variant: str) -> tuple[Any, set[str], int]:
     tiny.state.trained.clear()
     tiny.state.variant = variant
     try:
-        result = proof.train()
+        # Some proofs take the gradients of a loss twice.
+        with torch._functorch.config.patch(donated_buffer=False):
+            result = proof.train()
         return result, set(tiny.state.trained), torch._dynamo.utils.counters["stats"]["unique_graphs"]
     finally:
         tiny.state.variant = ""
