@@ -160,7 +160,7 @@ def _distance(one: list[Weights], other: list[Weights]) -> float:
 
 
 def _copied(model: Any) -> Weights:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return {name.removeprefix("_orig_mod."): parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def _run(
