@@ -25,7 +25,6 @@ MUTANTS_ON = ("1.14.2",)
 """The newest release with a chunked loss: from 1.7.0 on, its last chunk is padded."""
 
 EQUIVALENT = {
-    "applied twice": "the outer one compares the forward of the inner one, which is already right, and keeps it",
     "_is_own: `is_own = all(abs(trls - own) < _TOLERANCE * own for trls, own in losses)` -> "
     "`is_own = all(abs(trls - own) <= _TOLERANCE * own for trls, own in losses)`": "no loss differs by just 0.02",
     "_losses: `torch.arange(_STATES * weight.shape[1], device=weight.device)` without `device`": "there is one device",
