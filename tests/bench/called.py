@@ -191,6 +191,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof gkd-onpolicy-normaliser-from-dataset-labels", "proof gold-loss-normaliser-counts-dataset-labels"),
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
+        "proof sft-silent-truncation-diagnosis",
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""

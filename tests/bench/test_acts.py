@@ -21,6 +21,7 @@ SECONDS_A_PATCH = 300
 ENDS_EARLY = "the self-test ends the call by an exception, and a call that raises is not counted as one that acted"
 NOT_TRAINED = "the proof trains another of the trainers that have this method"
 WARNS = "it warns, and changes nothing"
+NOTES = "it notes the dataset that is cut, and _prepare_dataset says what is lost"
 IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("dpo-aux-loss-dropped", "self-test"): {"DPOTrainer._compute_loss_liger": WARNS},
     ("dpo-aux-loss-dropped", "proof"): {"DPOTrainer._compute_loss_liger": WARNS},
@@ -60,6 +61,12 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("sft-padding-free-contamination", "proof"): {
         "SFTTrainer.__init__": "the collator is changed for worker processes, and for the prompts of 0.17 and 0.18"
     },
+    **{
+        ("sft-silent-truncation-diagnosis", run): dict.fromkeys(
+            ("get_dataset_column_names", "pack_dataset", "truncate_dataset"), NOTES
+        )
+        for run in ("self-test", "proof")
+    },
 }
 """Patch and run -> the methods that this run does not reach, or whose wrapper has nothing to do in it, and why."""
 
@@ -85,6 +92,9 @@ ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
     "ref-model-dtype-mismatch": {
         "GRPOTrainer.__init__": f"{A_VIEW}: the loaders, which ask the policy for its dtype when it is made",
     },
+    "sft-silent-truncation-diagnosis": dict.fromkeys(
+        ("SFTTrainer._prepare_dataset", "SFTTrainer.__init__"), "it says what is lost, and changes nothing anywhere"
+    ),
     "sft-loss-normaliser-counts-first-token": {
         "SFTTrainer.__init__": "the collator of the user that leaves first tokens out of the labels is not known"
     },

@@ -39,8 +39,6 @@ def keeps_with_liger(text: str, *columns: str) -> bool:
 
 
 SIGNS: dict[str, Callable[[Texts], bool]] = {
-    "peft-resume-restarts-adapter": lambda text: 'add_adapter("ref"' in text("grpo_trainer"),
-    "num-tokens-reset-on-resume": lambda text: "_total_train_tokens" in text("sft_trainer"),
     # The method that prepares the data takes the config, and asks no dataset_kwargs for special tokens.
     "sft-double-bos-pretemplated-text": lambda text: (
         re.search(r"def _prepare_dataset\([^)]*\bargs: ", text("sft_trainer")) is not None
