@@ -17,7 +17,7 @@ BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api applicatio
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
 CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands commands/doctor commands/explain helpers \
   import_hooks matching patches patching recording reporting scanning selection testing verification) \
-  tests/process tests/bench tests/mutants tests/docs tests/upstream benchmarks docs
+  tests/process tests/gpu tests/bench tests/mutants tests/docs tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   has-type method-assign misc union-attr var-annotated)
@@ -27,13 +27,18 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture docs osv schemas clean
+.PHONY: demo test gpu lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture docs osv schemas clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
 
 test: $(DOCS)/ready lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# On a machine with a GPU: the tests that need one, into evidence/gpu.json. `make gpu TESTS="-k zero"` is a part of them;
+# `make gpu TESTS=--rehearse` runs them on the CPU, with tiny sizes, and records nothing.
+gpu: $(VENV)/ready
+	$(BIN)/python -m pytest tests/gpu $(TESTS)
 
 # What depends on the libraries again, with the oldest that are allowed.
 libraries: $(VENV)/oldest $(VENV)/wrapt

@@ -30,6 +30,7 @@ from trl_hotfix.model import Bug, KnownBug, Patch, Severity, Target
 from trl_hotfix.reporting.sentences import links
 
 import cost_pages
+import gpu_record
 import release_pages
 from matrix import matrix
 
@@ -266,6 +267,7 @@ def _facts(patch: Bug) -> str:
     }
     if isinstance(patch, Patch):
         facts["costs"] = cost_pages.line(patch)
+        facts["GPU"] = gpu_record.in_words(patch.id, gpu_record.load())
         facts["default"] = "" if patch.default else f"off: it goes on where {_named_by(patch)}"
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value)
     return f"| | |\n|---|---|\n{rows}".rstrip()

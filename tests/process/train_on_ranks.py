@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-LENGTHS = ((2, 4, 8, 6, 3, 5, 7, 2), (2, 3, 2, 3, 4, 4, 2, 8))
+LENGTHS: tuple[tuple[int, ...], ...] = ((2, 4, 8, 6, 3, 5, 7, 2), (2, 3, 2, 3, 4, 4, 2, 8))
 """Tokens of the completions of the groups on each rank, with the end of sequence."""
 
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

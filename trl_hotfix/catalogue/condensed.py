@@ -34,5 +34,6 @@ def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Return the evidence of each patch in ``folder``."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    """Return the evidence of each patch in ``folder``. What was run on a GPU is of several patches, and no bodies."""
+    paths = [path for path in sorted(folder.glob("*.json")) if path.name != "gpu.json"]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
