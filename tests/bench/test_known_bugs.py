@@ -45,10 +45,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "sft-double-bos-pretemplated-text": lambda text: (
         re.search(r"def _prepare_dataset\([^)]*\bargs: ", text("sft_trainer")) is not None
     ),
-    "grpo-dapo-normaliser-counts-masked-tokens": lambda text: (
-        '"num_items_in_batch": num_items_in_batch' in text("grpo_trainer")
-        and "gather(loss_mask.sum())" not in text("grpo_trainer")
-    ),
     "grpo-none-reward-counts-as-zero": lambda text: (
         "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
     ),
