@@ -48,7 +48,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "grpo-none-reward-counts-as-zero": lambda text: (
         "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
     ),
-    "preference-grad-accum-scaling": lambda text: not says_how_it_is_scaled(text("cpo_trainer")),
     "orpo-grad-accum-scaling": lambda text: not says_how_it_is_scaled(text("orpo_trainer")),
     "sft-chunked-nll-logits-scaling": lambda text: "def _patch_chunked_ce_lm_head(" in text("sft_trainer"),
     "dpo-keep-end-zeroes-samples": lambda text: (

@@ -109,11 +109,12 @@ def _check_without_a_token(module: ModuleType) -> None:
 
 def _check_that_nothing_else_is_counted(module: ModuleType) -> None:
     """Check that the ranks exchange nothing more for a loss that is divided by no count, or where nothing is masked."""
-    liger = "use_liger_kernel" if "use_liger_kernel" in module.GRPOConfig.__dataclass_fields__ else "use_liger_loss"
+    fields = module.GRPOConfig.__dataclass_fields__
+    liger: dict[str, Any] = {"use_liger_kernel" if "use_liger_kernel" in fields else "use_liger_loss": True}
     cases = {
         "masked": _Case(module, "bnpo"),
         "not masked": _Case(module, "dapo", mask_truncated_completions=False),
-        "Liger": _Case(module, "dapo", **{liger: True}),
+        "Liger": _Case(module, "dapo", **liger),
         "neither": _Case(module, "bnpo", mask_truncated_completions=False),
     }
     counts = {}
@@ -194,7 +195,9 @@ class _Case:
         masks = [list(mask) for mask in self.from_the_model]
         code = inspect.unwrap(self.module.GRPOTrainer._tool_call_loop).__code__
         # From 1.1 on tools may answer with images.
-        images = ([[] for _ in masks],) if "tool_images" in (*code.co_varnames, *code.co_cellvars) else ()
+        images: tuple[Any, ...] = (
+            ([[] for _ in masks],) if "tool_images" in (*code.co_varnames, *code.co_cellvars) else ()
+        )
 
         def called(prompts: Any, prompt_ids: Any, ids: Any, completions: Any, log_probs: Any, *rest: Any) -> Any:
             return masks, completions, ids, log_probs, 1, 0, *images
