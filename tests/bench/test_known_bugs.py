@@ -23,10 +23,6 @@ Texts = Callable[[str], str]
 """Return the text of a module by its name, from ``trl/trainer``, or from ``trl/experimental`` where it has moved."""
 
 
-def says_how_it_is_scaled(text: str) -> bool:
-    return any(word in text for word in ("model_accepts_loss_kwargs = False", "loss_is_scaled_for_ga = "))
-
-
 def wrapped(text: str) -> str:
     """Return the function that packs with the strategy ``wrapped``."""
     return text.partition("def _pack_wrapped(")[2].partition("\ndef ")[0]
@@ -43,15 +39,9 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "sft-double-bos-pretemplated-text": lambda text: (
         re.search(r"def _prepare_dataset\([^)]*\bargs: ", text("sft_trainer")) is not None
     ),
-    "grpo-dapo-normaliser-counts-masked-tokens": lambda text: (
-        '"num_items_in_batch": num_items_in_batch' in text("grpo_trainer")
-        and "gather(loss_mask.sum())" not in text("grpo_trainer")
-    ),
     "grpo-none-reward-counts-as-zero": lambda text: (
         "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
     ),
-    "preference-grad-accum-scaling": lambda text: not says_how_it_is_scaled(text("cpo_trainer")),
-    "orpo-grad-accum-scaling": lambda text: not says_how_it_is_scaled(text("orpo_trainer")),
     "sft-chunked-nll-logits-scaling": lambda text: "def _patch_chunked_ce_lm_head(" in text("sft_trainer"),
     "dpo-keep-end-zeroes-samples": lambda text: (
         "input_ids = input_ids[:, -self.max_length :]" in text("dpo_trainer")

@@ -60,15 +60,15 @@ def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
     without = [bug.id for bug in loading.without_repair() if gates.has_bug("0.28.0", bug)]
     assert f"and has no repair for {len(without)}. " in output
     of_4_48 = answers(pins(tmp_path, "trl==0.13.0\ntransformers==4.48.1\n"))
-    assert of_4_48["preference-grad-accum-scaling"] == ("here", "none")
+    assert of_4_48["preference-grad-accum-scaling"] == ("here", "by default")
     assert "preference-grad-accum-scaling" not in answers(pins(tmp_path, "trl==0.13.0\ntransformers==4.48.0\n"))
 
 
 def test_an_old_run_is_told_of_a_bug_without_a_repair_whatever_its_record_says(tmp_path: Path) -> None:
     folder = output_folder(tmp_path / "out", gradient_accumulation_steps=4)
-    (folder / "README.md").write_text("- TRL: 0.13.0\n- Transformers: 4.50.3\n")
-    (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "0.13.0", "patches": []}))
-    assert answers(str(folder))["preference-grad-accum-scaling"] == ("cannot tell", "none")
+    (folder / "README.md").write_text("- TRL: 0.16.1\n- Transformers: 4.50.3\n")
+    (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "0.16.1", "patches": []}))
+    assert answers(str(folder))["dpo-keep-end-zeroes-samples"] == ("cannot tell", "none")
 
 
 def test_the_arguments_of_an_old_run_decide_which_bugs_hit_it(tmp_path: Path) -> None:

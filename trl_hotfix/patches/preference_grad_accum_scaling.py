@@ -1,0 +1,114 @@
+"""DPO, KTO, CPO and BCO leave the division by ``gradient_accumulation_steps`` to nobody.
+
+``Trainer.training_step`` of transformers 4.48.1 to 4.52 divides the loss by ``gradient_accumulation_steps`` only if
+``model_accepts_loss_kwargs`` is False, after ``compute_loss`` has returned. ``Trainer`` sets it to True for a model
+whose forward takes ``**kwargs``, as it is to divide by the number of tokens itself. These trainers call such a model
+for its logits, and take a mean of their own. TRL 0.14.0 sets it to False in the constructors (pull requests 2615, 2638,
+2645, 2648); the wrapper does when the loss is computed.
+
+Before transformers 4.49 (pull request 35808) the engine of DeepSpeed divides as well, and the run is right as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from ..authoring import absent, act, judge
+from ..model import Outcome
+from ..testing import dpo_stub
+
+
+def have_the_loss_divided(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Tell transformers, which asks after this call, that this loss is not divided by the number of micro-batches."""
+    accumulates = (
+        getattr(instance, "model_accepts_loss_kwargs", False) and instance.args.gradient_accumulation_steps > 1
+    )
+    if accumulates and not (instance.is_deepspeed_enabled and _deepspeed_divides()):
+        act()
+        instance.model_accepts_loss_kwargs = False
+    return wrapped(*args, **kwargs)
+
+
+def _deepspeed_divides() -> bool:
+    from transformers import Trainer
+
+    return "scale_wrt_gas" not in inspect.unwrap(Trainer.training_step).__code__.co_consts
+
+
+def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
+    """Let transformers run two steps of two micro-batches, and judge their gradients.
+
+    Without accumulation nothing is said to transformers, nor under a DeepSpeed that divides itself.
+    """
+    from transformers import Trainer
+
+    method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
+    trainer_class = getattr(module, f"{method}Trainer")
+    if trainer_class.__module__ != module.__name__ or "compute_loss" not in vars(trainer_class):
+        return absent("this module has no trainer that computes a loss of its own")
+    if "model_accepts_loss_kwargs" not in inspect.unwrap(Trainer.training_step).__code__.co_names:
+        return absent("this transformers divides whatever the model's forward takes")
+    outcomes = [_outcome(_trainer(module, method, steps=2), number) for number in (1, 2, 3)]
+    if len({outcome.verdict for outcome in outcomes}) != 1:
+        raise AssertionError(f"some micro-batches are divided, and others are not: {outcomes}")
+    says_so = "model_accepts_loss_kwargs" in _names_in_constructor(trainer_class)
+    for name, trainer in {
+        "no accumulation": _trainer(module, method, steps=1),
+        "DeepSpeed": _trainer(module, method, steps=2, deepspeed=True),
+    }.items():
+        trainer.training_step(trainer.model, {"number": 1.0}, None)
+        left_alone = name == "no accumulation" or _deepspeed_divides()
+        if left_alone and trainer.model_accepts_loss_kwargs is says_so:
+            raise AssertionError(f"{name}: the loss is divided all the same")
+    return outcomes[0]
+
+
+def _trainer(module: ModuleType, method: str, *, steps: int, deepspeed: bool = False) -> Any:
+    """Return a trainer of a model whose forward takes ``**kwargs``, as its constructor leaves it.
+
+    Its loss is the square of a weight times a number that is the batch.
+    """
+    import torch
+
+    weight = torch.nn.Parameter(torch.tensor(0.5))
+    says_so = "model_accepts_loss_kwargs" in _names_in_constructor(getattr(module, f"{method}Trainer"))
+    trainer = dpo_stub(
+        module,
+        method,
+        model=torch.nn.Linear(1, 1),
+        weight=weight,
+        optimizer=None,
+        compute_loss_func=None,
+        use_apex=False,
+        is_deepspeed_enabled=deepspeed,
+        model_accepts_loss_kwargs=not says_so,
+        compute_loss_context_manager=nullcontext,
+        _prepare_inputs=lambda inputs: inputs,
+        get_batch_loss_metrics=lambda model, inputs, **kwargs: (weight.square() * inputs["number"], {}),
+        store_metrics=lambda *args, **kwargs: None,
+        state=SimpleNamespace(global_step=0),
+        deepspeed=None,
+    )
+    vars(trainer.args).update(gradient_accumulation_steps=steps, n_gpu=0, device=torch.device("cpu"))
+    trainer.accelerator.distributed_type = "DEEPSPEED" if deepspeed else "NO"
+    trainer.accelerator.backward = lambda loss, **kwargs: loss.backward()
+    return trainer
+
+
+def _names_in_constructor(trainer_class: type) -> tuple[str, ...]:
+    names: tuple[str, ...] = inspect.unwrap(trainer_class.__init__).__code__.co_names  # type: ignore[misc]
+    return names
+
+
+def _outcome(trainer: Any, number: int) -> Outcome:
+    """Judge the gradient of one micro-batch. The derivative of its loss is ``number``."""
+    trainer.state.global_step = number // 2
+    trainer.weight.grad = None
+    trainer.training_step(trainer.model, {"number": float(number)}, None)
+    return judge(float(trainer.weight.grad), right=number / 2, wrong=float(number))
