@@ -284,7 +284,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         # A wrapper that has failed in a call since the beginning is one more problem.
         noted = [problem for problem in self._problems if problem != _UNCHECKED]
         problems = dict.fromkeys([*noted, *unrepaired(report, hits)])
-        return run.record(trainer, report, observed, run_hits.to_dicts(hits, report), problems)
+        asked = run_hits.to_dicts(hits, report) if trainer is not None else None
+        return run.record(trainer, report, observed, asked, problems)
 
     def _into_history(self, state: Any) -> None:
         # The record goes into the newest entry. A separate entry would break `log_history[0]["loss"]` in a script.

@@ -515,6 +515,8 @@ def test_the_record_of_the_beginning_is_built_once(
     trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(), later]).train()
     assert counts == [1]
     assert built[0]["patches"]
+    # The trainer was asked, and hits nothing.
+    assert built[0]["hits"] == []
 
 
 @pytest.mark.usefixtures("applied")
