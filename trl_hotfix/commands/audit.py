@@ -16,7 +16,7 @@ from .. import __version__
 from ..errors import ScriptError, plain
 from ..matching import gates, versions
 from ..matching.hits import Answer as HitAnswer
-from ..matching.hits import finding
+from ..matching.hits import Finding, finding
 from ..model import Bug as AnyBug
 from ..model import Severity
 from ..reporting.sentences import no_repair, repair_of
@@ -30,7 +30,8 @@ class Bug(TypedDict):
     """A known bug. ``answer`` is "here" for pins, which have the bug, and "hit" or "cannot tell" for a run.
 
     ``repaired``: "by default", "if named" or, for a run, the word of its record; "no" if the record lacks the patch;
-    "none" if there is no patch. ``fixed_in`` is the first release of TRL with the fix, if there is one.
+    "none" if there is no patch. ``fixed_in`` is the first release of TRL with the fix, if there is one. ``source`` of
+    the answer: "pins", the "files" of a run, or "record": what the run found out when training began.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Bug(TypedDict):
     symptom: str
     because: list[str]
     unknown: list[str]
+    source: str
 
 
 class Answer(TypedDict):
@@ -68,7 +70,8 @@ def command(path: Path, trl: str | None, as_data: bool, fail_on: str, packs: str
 
     FILE has pinned versions: requirements.txt, pip freeze, uv.lock, pylock.toml, poetry.lock, environment.yml. FOLDER
     is the output folder of a run, or one of its checkpoints: its model card tells the versions, and training_args.bin
-    the arguments, which is read as data, and not run. What a run was not given by its config cannot be told.
+    the arguments, which is read as data, and not run. What a run was not given by its config cannot be told. What its
+    record says, whose trainer was asked when training began, comes before what these files tell.
 
     \b
     Exit codes: 0 no bug; 1 the pins bring a bug, or the run was hit by one that its record does not repair; 2 the file
@@ -109,7 +112,7 @@ def _of_pins(path: Path, told: str | None, patches: Sequence[AnyBug]) -> Answer:
             continue
         unknown = [f"it needs {need.distribution} {need.specifiers}, which is not pinned" for need in needs]
         answer = HitAnswer.CANNOT_TELL.value if needs else "here"
-        bugs.append(_bug(patch, answer, repair_of(patch), patch.title, (), unknown))
+        bugs.append(_bug(patch, answer, repair_of(patch), "pins", patch.title, (), unknown))
     decisive = {"trl": trl, **{name: pins[name] for name in sorted(_required(patches)) if name in pins}}
     return _answer("pins", path, trl, decisive, None, False, bugs)
 
@@ -122,25 +125,64 @@ def _of_run(path: Path, told: str | None, patches: Sequence[AnyBug]) -> Answer:
     if run.trainer is None:
         raise ScriptError(f"{plain(str(path))} does not tell its trainer: it has no training_args.bin of TRL")
     bugs = [bug for patch in patches if (bug := _bug_of_run(run, run.trainer, patch, trl)) is not None]
+    bugs += _bugs_of_packs(run, patches)
     return _answer("run", path, trl, dict(run.versions), f"{run.trainer}Trainer", run.repaired is not None, bugs)
 
 
 def _bug_of_run(run: OldRun, trainer: str, patch: AnyBug, trl: str) -> Bug | None:
+    repaired = "unknown" if run.repaired is None else run.repaired.get(patch.id, "no")
+    if repair_of(patch) == "none":
+        repaired = "none"
+    recorded = run.hits.get(patch.id)
+    if recorded is not None:
+        if recorded.answer == HitAnswer.NOT_HIT.value:
+            return None
+        symptom = recorded.symptom or patch.title
+        return _bug(patch, recorded.answer, repaired, "record", symptom, recorded.because, recorded.unknown)
+    found = _inferred(run, trainer, patch, trl)
+    if found.answer is HitAnswer.NOT_HIT:
+        return None
+    return _bug(patch, found.answer.value, repaired, "files", found.symptom, found.because, found.unknown)
+
+
+def _inferred(run: OldRun, trainer: str, patch: AnyBug, trl: str) -> Finding:
+    """Return what the files tell that a run leaves without trl_hotfix."""
+
     def version_of(distribution: str) -> str | None:
         return run.versions.get(canonicalize_name(distribution))
 
     missing = [need for need in gates.requirements(patch, version_of) if need.installed is None]
-    found = finding(trainer, run.argument, patch, trl, other_release=bool(missing), version_of=version_of)
-    if found.answer is HitAnswer.NOT_HIT:
-        return None
-    repaired = "unknown" if run.repaired is None else run.repaired.get(patch.id, "no")
-    if repair_of(patch) == "none":
-        repaired = "none"
-    return _bug(patch, found.answer.value, repaired, found.symptom, found.because, found.unknown)
+    return finding(trainer, run.argument, patch, trl, other_release=bool(missing), version_of=version_of)
+
+
+def _bugs_of_packs(run: OldRun, patches: Sequence[AnyBug]) -> Iterator[Bug]:
+    """Yield the bugs of a record that the catalogue does not have: those of a pack, or of a newer trl_hotfix."""
+    known = {patch.id for patch in patches}
+    for hit in run.hits.values():
+        is_hit = hit.answer != HitAnswer.NOT_HIT.value and hit.id not in known
+        if is_hit and hit.severity is not None and hit.severity is not Severity.DIAGNOSIS:
+            yield {
+                "id": hit.id,
+                "title": hit.symptom,
+                "severity": hit.severity.value,
+                "answer": hit.answer,
+                "repaired": (run.repaired or {}).get(hit.id, "no"),
+                "fixed_in": None,
+                "symptom": hit.symptom,
+                "because": list(hit.because),
+                "unknown": list(hit.unknown),
+                "source": "record",
+            }
 
 
 def _bug(
-    patch: AnyBug, answer: str, repaired: str, symptom: str, because: Sequence[str], unknown: Sequence[str]
+    patch: AnyBug,
+    answer: str,
+    repaired: str,
+    source: str,
+    symptom: str,
+    because: Sequence[str],
+    unknown: Sequence[str],
 ) -> Bug:
     return {
         "id": patch.id,
@@ -152,6 +194,7 @@ def _bug(
         "symptom": symptom,
         "because": list(because),
         "unknown": list(unknown),
+        "source": source,
     }
 
 
@@ -186,7 +229,8 @@ def _blocks(answer: Answer) -> Iterator[RenderableType]:
     for bug in answer["bugs"]:
         sure = bug["answer"] != HitAnswer.CANNOT_TELL.value
         style = "bold red" if sure else "yellow"
-        reasons = "; ".join([_in_words(answer["kind"], bug), *bug["unknown"], *bug["because"]])
+        witnessed = ["found out by the run itself"] if bug["source"] == "record" else []
+        reasons = "; ".join([_in_words(answer["kind"], bug), *witnessed, *bug["unknown"], *bug["because"]])
         symptom = f"{bug['symptom']} ({bug['severity']})"
         yield from bug_block(Text(bug["answer"], style=style), bug["id"], symptom, reasons)
     yield Text(_last_line(answer))

@@ -23,6 +23,7 @@ from ..log import ensure_handler, event, log
 from ..model import Reason
 from ..patching import engine, reach
 from ..reporting.report import Report
+from ..reporting.runs import RunHit
 from ..settings import STRICT, switch
 from . import beginnings, observation, ranks, run, run_hits
 from .failures import training_goes_on
@@ -116,7 +117,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             if self._is_active(args, state):
                 # If the history has no record, this evaluation is not part of a training run.
                 if not _records(state):
-                    self._begin("evaluating", state)
+                    report, _ = self._log_beginning("evaluating", state)
+                    self._record_beginning("evaluating", report, state)
                     self._into_history(state)
                 self._into_trackers(state)
 
@@ -186,9 +188,12 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             with training_goes_on("that of a rank of an earlier run is still there"):
                 _remove_records_of_ranks(Path(args.output_dir))
-        report = self._begin("training", state)
-        self._problems = [*unrepaired(report, run_hits.of(trainer, report)), *ranks.compare(report.freeze())]
-        self._begun = self._record(trainer, report)
+        report, hits = self._log_beginning("training", state)
+        try:
+            self._problems = [*unrepaired(report, hits), *ranks.compare(report.freeze())]
+        finally:
+            # The record has the problems, and a run whose ranks cannot be compared has a record, too.
+            self._record_beginning("training", report, state)
         for problem in self._problems:
             log.warning("%s", problem)
         self._into_trackers(state)
@@ -212,13 +217,12 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             lines = "".join(f"\n  {problem}" for problem in problems)
             raise NotAppliedError(f"strict mode: training ends after its first step:{lines}")
 
-    def _begin(self, activity: str, state: Any) -> Report:
-        """Log the report, and prepare its record for the history and the trackers."""
+    def _log_beginning(self, activity: str, state: Any) -> tuple[Report, tuple[RunHit, ...]]:
+        """Log the report, and the bugs that the run hits, which are evaluated anew."""
         ensure_handler()
         trainer = self._trainer(state)
         report = _report(trainer)
         hits = run_hits.begins(trainer, report)
-        record = self._record(trainer, report)
         if state.is_world_process_zero:
             repairs, observed = run.repairs(trainer, report), observation.findings(trainer, report)
             words = "nothing is repaired" if report.observe else run.summary(repairs)
@@ -227,6 +231,12 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             log.info("%s with TRL %s, digest %s: %s", activity, report.trl, report.digest, words, extra=fields)
             run_hits.log_begin(hits, report, repairs)
             observation.log_begin(observed)
+        return report, hits
+
+    def _record_beginning(self, activity: str, report: Report, state: Any) -> None:
+        """Compare the record with that of the checkpoint, and prepare it for the history and the trackers."""
+        trainer = self._trainer(state)
+        record = self._record(trainer, report)
         earlier = _records(state)
         if earlier:
             compare_with_checkpoint(earlier[-1], record)
@@ -239,7 +249,6 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             (type(callback).__name__, functools.partial(write, callback)) for callback, write in writers if write
         ]
         self._trackers = []
-        return report
 
     def _log_the_end(self, state: Any) -> None:
         trainer = self._trainer(state)
@@ -275,7 +284,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         # A wrapper that has failed in a call since the beginning is one more problem.
         noted = [problem for problem in self._problems if problem != _UNCHECKED]
         problems = dict.fromkeys([*noted, *unrepaired(report, hits)])
-        return run.record(trainer, report, observed, run_hits.to_dicts(hits, report), problems)
+        asked = run_hits.to_dicts(hits, report) if trainer is not None else None
+        return run.record(trainer, report, observed, asked, problems)
 
     def _into_history(self, state: Any) -> None:
         # The record goes into the newest entry. A separate entry would break `log_history[0]["loss"]` in a script.

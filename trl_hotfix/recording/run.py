@@ -144,14 +144,15 @@ def record(
     trainer: Any,
     report: Report,
     observed: Iterable[Observed] = (),
-    hits: Iterable[Mapping[str, Any]] = (),
+    hits: Iterable[Mapping[str, Any]] | None = None,
     problems: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return the record of a run. As a file it can be given to ``TRL_HOTFIX_ONLY=@file``.
 
     ``patches`` are those that are on or go on at their import, each with its word and its counts. Apart from them are
     those that did not reach this trainer, those that were taken off before it ended, and those that were only observed.
-    ``hits`` are the bugs that the run's arguments hit, or of which that cannot be told; ``problems`` are the warnings.
+    ``hits`` are the bugs that the run's arguments hit, or of which that cannot be told, and None if nobody asked, which
+    is not the same as none; ``problems`` are the warnings.
     """
     all_repairs = repairs(trainer, report)
     entries = [repair.to_dict() for repair in all_repairs if repair.status.state is not State.REVERTED]
@@ -163,10 +164,11 @@ def record(
         "unreached": unreached,
         "reverted": off,
         "observed": [one.to_dict() for one in observed],
-        "hits": [dict(hit) for hit in hits],
+        "hits": [dict(hit) for hit in hits or ()],
         "problems": [printable(problem, LONGEST_PROBLEM) for problem in list(problems)[:MOST_PROBLEMS]],
     }
-    kept = {name: entries for name, entries in lists.items() if entries}
+    asked = {"hits"} if hits is not None else set()
+    kept = {name: entries for name, entries in lists.items() if entries or name in asked}
     return {"schema": SCHEMA, **report.freeze(), "patches": entries, **kept}
 
 

@@ -11,6 +11,7 @@ The file is read, and never run or imported. Where its text does not tell an arg
 - ``trainer_calls`` finds the calls of TRL's trainers, and has their arguments.
 - ``yaml_configs`` reads a config of TRL's command line as the call of one trainer.
 - ``model_files`` and ``facts`` read a model's folder and a config of accelerate, which tell what no script says.
+- ``old_runs``, ``recorded_hits`` and ``inert_pickles`` read what a run has left behind.
 - ``default_changes`` tells which defaults of a config change between two releases.
 - ``hits`` compares the arguments of a trainer with the conditions of each known bug.
 """

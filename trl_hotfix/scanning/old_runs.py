@@ -15,6 +15,7 @@ from typing import Any
 from ..catalogue.conditions import UNSET, Argument, Kind
 from ..errors import ScriptError, plain
 from .inert_pickles import Inert, read_arguments
+from .recorded_hits import RecordedHit, recorded_hits
 
 _VERSION = re.compile(
     r"^[-*]\s*(TRL|Transformers|Pytorch|Datasets|Tokenizers|PEFT)\s*:?\s+`?v?([\w.+!]+)`?\s*$", re.MULTILINE
@@ -27,7 +28,10 @@ _LARGEST = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class OldRun:
-    """What is known of a run. ``repaired`` has the patches in its record, by their words; None if it has no record."""
+    """What is known of a run. ``repaired`` has the patches in its record, by their words; None if it has no record.
+
+    ``hits`` has what the run itself found out about bugs when training began, by their ids, if its record tells.
+    """
 
     folder: Path
     versions: Mapping[str, str]
@@ -35,6 +39,7 @@ class OldRun:
     arguments: Inert | None
     has_adapter: bool
     repaired: Mapping[str, str] | None
+    hits: Mapping[str, RecordedHit]
 
     def argument(self, dotted: str) -> Argument:
         """Return an argument of its trainer, by the names that ``hits`` in ``patches.yaml`` use."""
@@ -91,6 +96,7 @@ def read_run(folder: Path) -> OldRun:
         arguments=arguments,
         has_adapter=_first(folders, "adapter_config.json") is not None,
         repaired=_words(recorded) if record is not None else None,
+        hits=recorded_hits(recorded, plain(str(record))),
     )
 
 

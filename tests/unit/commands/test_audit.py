@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.old_runs import output_folder
 
+from trl_hotfix import __version__
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import audit
 from trl_hotfix.commands.common import Exit
@@ -84,6 +85,40 @@ def test_the_arguments_of_an_old_run_decide_which_bugs_hit_it(tmp_path: Path) ->
     assert bugs[EXTRA_EOS][1] == "repaired"
     assert bugs["dpo-precomputed-ref-logps-dropped"][1] == "no"
     assert "its record has the patch: repaired" in run(str(folder)).output
+
+
+def test_what_the_run_found_out_itself_comes_before_what_its_files_tell(tmp_path: Path) -> None:
+    folder = output_folder(tmp_path / "out", precompute_ref_log_probs=True, padding_free=True)
+    (folder / "README.md").write_text("- TRL: 0.12.2\n- Transformers: 4.46.3\n")
+    reference, dropped = "dpo-eval-reference-from-trained-policy", "dpo-precomputed-ref-logps-dropped"
+    inferred = answers(str(folder))
+    assert inferred[EXTRA_EOS][0] == inferred[reference][0] == "cannot tell"
+    assert dropped in inferred
+    hit = {"id": EXTRA_EOS, "severity": "wrong-gradient", "answer": "hit", "symptom": "an end too many"}
+    of_pack = {**hit, "id": "of-a-pack", "because": ["beta=0.1"]}
+    diagnosis = {**hit, "id": "a-diagnosis", "severity": "diagnosis"}
+    unsure = {**hit, "id": reference, "answer": "cannot tell", "unknown": ["if it evaluates"]}
+    patches = [
+        {"id": EXTRA_EOS, "revision": 1, "word": "called"},
+        {"id": dropped, "revision": 1, "word": "standing by"},
+    ]
+    record = {
+        "trl": "0.12.2",
+        "trl_hotfix": __version__,
+        "patches": patches,
+        "hits": [hit, of_pack, diagnosis, unsure],
+    }
+    (folder / "trl_hotfix.json").write_text(json.dumps(record))
+    witnessed = answers(str(folder))
+    assert witnessed[EXTRA_EOS] == ("hit", "called")
+    assert witnessed["of-a-pack"] == ("hit", "no")
+    assert witnessed[reference] == ("cannot tell", "no")
+    assert not {dropped, "a-diagnosis"} & witnessed.keys()
+    others = {EXTRA_EOS, reference, dropped, "of-a-pack"}
+    assert {name for name in witnessed if name not in others} == {name for name in inferred if name not in others}
+    sources = {bug["id"]: bug["source"] for bug in json.loads(run(str(folder), "--json").output)["bugs"]}
+    assert {name for name, source in sources.items() if source == "record"} == others - {dropped}
+    assert "found out by the run itself; beta=0.1" in " ".join(run(str(folder)).output.split())
 
 
 @pytest.mark.parametrize(

@@ -501,3 +501,32 @@ def test_what_is_warned_of_is_on_record(trl_like: Any, tmp_path: Path) -> None:
     trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()]).train()
     (problem,) = json.loads((tmp_path / "out" / FILE).read_text())["problems"]
     assert problem.startswith("made-up: unreached (not-called)")
+
+
+@pytest.mark.usefixtures("applied")
+def test_the_record_of_the_beginning_is_built_once(
+    trl_like: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Any] = []
+    record = run.record
+    monkeypatch.setattr(run, "record", lambda *given: built.append(record(*given)) or built[-1])
+    counts: list[int] = []
+    later = Events("on_train_begin", lambda state: counts.append(len(built)))
+    trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(), later]).train()
+    assert counts == [1]
+    assert built[0]["patches"]
+    # The trainer was asked, and hits nothing.
+    assert built[0]["hits"] == []
+
+
+@pytest.mark.usefixtures("applied")
+def test_a_run_whose_ranks_cannot_be_compared_is_on_record(
+    trl_like: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(frozen: Any) -> list[str]:
+        raise OSError("the store is gone")
+
+    monkeypatch.setattr(ranks, "compare", fail)
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()])
+    trainer.train()
+    assert [entry(record) for record in history(vars(trainer.state))] == [("repaired", 2, 2)]

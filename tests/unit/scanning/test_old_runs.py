@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.old_runs import output_folder
 
+from trl_hotfix import __version__
 from trl_hotfix.catalogue.conditions import Argument, Kind
 from trl_hotfix.errors import ScriptError
 from trl_hotfix.scanning.inert_pickles import read_arguments
@@ -91,3 +92,37 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: bytes) -> No
 def test_an_empty_folder_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="expected the output folder of a run, or a checkpoint"):
         read_run(tmp_path)
+
+
+HIT = {"id": "a", "answer": "hit", "severity": "crash", "symptom": "it\x1b[31m crashes", "because": ["beta=0 \x07"]}
+
+
+def recorded(folder: Path, **record: Any) -> dict[str, str]:
+    """Return the answers of a record by their bugs."""
+    output_folder(folder)
+    (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "0.16.1", "trl_hotfix": __version__, **record}))
+    return {name: hit.answer for name, hit in read_run(folder).hits.items()}
+
+
+def test_what_a_record_says_of_hits_is_read(tmp_path: Path) -> None:
+    observed = {"id": "b", "answer": "not hit", "severity": "crash", "called": {"x": 1}}
+    assert recorded(tmp_path, hits=[HIT], observed=[observed]) == {"a": "hit", "b": "not hit"}
+    (hit, _) = read_run(tmp_path).hits.values()
+    assert all(text.isprintable() for text in (hit.symptom, *hit.because))
+
+
+def test_a_bug_that_was_looked_at_and_is_not_listed_was_none(tmp_path: Path) -> None:
+    words = ("repaired", "called", "standing by", "selected", None)
+    patches = [{"id": str(word), "revision": 1, "word": word} for word in words]
+    looked_at = dict.fromkeys(("repaired", "called", "standing by"), "not hit")
+    assert recorded(tmp_path, hits=[], patches=patches) == looked_at
+    assert recorded(tmp_path, hits=[{**HIT, "id": "called"}], patches=patches) == {**looked_at, "called": "hit"}
+    # Nobody asked, or it was asked with the conditions of another version.
+    assert recorded(tmp_path, patches=patches) == {}
+    assert recorded(tmp_path, hits=[HIT], patches=patches, trl_hotfix="0.0.1") == {"a": "hit"}
+
+
+@pytest.mark.parametrize("hits", [3, [3], [{"id": "a"}], [{**HIT, "answer": "maybe"}], [{**HIT, "because": 1}], "hit"])
+def test_hits_of_no_known_form_are_one_clear_error(tmp_path: Path, hits: Any) -> None:
+    with pytest.raises(ScriptError, match=r"trl_hotfix\.json is no record of a run: in its hits: "):
+        recorded(tmp_path, hits=hits)
