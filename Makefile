@@ -7,6 +7,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 DOCS := .venv-docs
+REPOSITORY := .venv-repository
 # The wrapt that many have, and the oldest of everything that pyproject.toml allows and that has a wheel for this Python.
 WRAPT := 1.17.3
 # What depends on the version of wrapt, and of the other libraries. The stacks of the bench have versions of their own.
@@ -17,7 +18,7 @@ BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api applicatio
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
 CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands commands/doctor commands/explain helpers \
   import_hooks matching patches patching recording reporting scanning selection testing verification) \
-  tests/process tests/gpu tests/bench tests/mutants tests/docs tests/upstream benchmarks docs
+  tests/process tests/gpu tests/bench tests/mutants tests/docs tests/repository tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   has-type method-assign misc union-attr var-annotated)
@@ -27,18 +28,23 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test gpu lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture docs osv schemas clean
+.PHONY: demo test gpu lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture docs osv schemas lint-repository lint-yaml \
+  lint-distribution unit clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/process/demo.py
 
-test: $(DOCS)/ready lint types
+test: $(DOCS)/ready lint types lint-repository
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # On a machine with a GPU: the tests that need one, into evidence/gpu.json. `make gpu TESTS="-k zero"` is a part of them;
 # `make gpu TESTS=--rehearse` runs them on the CPU, with tiny sizes, and records nothing.
 gpu: $(VENV)/ready
 	$(BIN)/python -m pytest tests/gpu $(TESTS)
+
+# The tests that need no release of the bench, in another environment too: `make unit BIN=/other/venv/bin`.
+unit:
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit
 
 # What depends on the libraries again, with the oldest that are allowed.
 libraries: $(VENV)/oldest $(VENV)/wrapt
@@ -103,6 +109,30 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 
+# What is published of this repository: workflows, forms, words, metadata. It needs neither torch nor TRL.
+# CI on the forge runs actionlint too, whose package fetches the program from GitHub.
+lint-repository: $(REPOSITORY)/ready lint-yaml
+	$(REPOSITORY)/bin/zizmor --offline --persona=pedantic --no-progress .
+	$(REPOSITORY)/bin/codespell
+	$(REPOSITORY)/bin/validate-pyproject pyproject.toml
+
+# The files of a release, as an index and its users take them.
+lint-distribution: $(REPOSITORY)/ready
+	rm -rf build/dist
+	$(REPOSITORY)/bin/python -m build --outdir build/dist . > /dev/null
+	$(REPOSITORY)/bin/twine check --strict build/dist/*
+	$(REPOSITORY)/bin/check-wheel-contents build/dist/*.whl
+	$(REPOSITORY)/bin/pyroma --min 8 build/dist/*.tar.gz  # of 10: no address of a person is published
+
+lint-yaml: $(REPOSITORY)/ready
+	$(REPOSITORY)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(REPOSITORY)/bin/check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
+	$(REPOSITORY)/bin/check-jsonschema --builtin-schema vendor.github-actions action.yml
+	$(REPOSITORY)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(REPOSITORY)/bin/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(REPOSITORY)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(REPOSITORY)/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+
 types: $(VENV)/ready
 	$(BIN)/mypy
 	for folder in $(CHECKED); do \
@@ -132,5 +162,10 @@ $(DOCS)/ready: pyproject.toml
 	$(DOCS)/bin/pip install --quiet -e '.[docs]'
 	touch $@
 
+$(REPOSITORY)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(REPOSITORY)
+	$(REPOSITORY)/bin/pip install --quiet -e '.[repository]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(DOCS) .bench dist build site
+	rm -rf $(VENV) $(DOCS) $(REPOSITORY) .bench dist build site

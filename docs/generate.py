@@ -1,7 +1,8 @@
 """Make the generated part of the site.
 
-These are a page for each bug, the README as the first page, CONTRIBUTING, the tables of the schemas, the evidence, and
-the order of the pages. MkDocs calls it (``hooks`` in mkdocs.yml). It writes nothing into ``docs/``.
+These are a page for each bug, the README as the first page, the other pages at the top of the checkout, the tables of
+the schemas, the evidence, and the order of the pages. MkDocs calls it (``hooks`` in mkdocs.yml). It writes nothing
+into ``docs/``.
 
 ``python docs/generate.py`` writes ``docs/schemas/``, which is committed.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -42,8 +44,10 @@ ORDER = (
     "reference.md",
     "json.md",
     "security.md",
+    "security-policy.md",
     "packs.md",
     "contributing.md",
+    "code-of-conduct.md",
     "add-a-patch.md",
     "new-release.md",
     "architecture.md",
@@ -51,6 +55,14 @@ ORDER = (
     "changelog.md",
 )
 """The order of the pages. Other pages come after them, and a name without a page is left out."""
+
+FROM_THE_TOP = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security-policy.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+}
+"""The pages that lie at the top of the checkout, where a forge looks for them, and their names on the site."""
 
 PICTURE = "![The bugs of each TRL release that are repaired, by trainer](docs/matrix.svg)"
 """The picture in the README. On the site it links to the page with the numbers."""
@@ -62,8 +74,9 @@ COMMANDS_MARK = "<!-- commands -->"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
-    readme, contributing = ((CHECKOUT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md"))
-    pages = bug_pages.pages() | {"index.md": index(readme), "contributing.md": within_the_site(contributing)}
+    pages = bug_pages.pages() | {"index.md": index((CHECKOUT / "README.md").read_text(encoding="utf-8"))}
+    for name, path in FROM_THE_TOP.items():
+        pages[path] = within_the_site((CHECKOUT / name).read_text(encoding="utf-8"))
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, "evidence/matrix.html", content=picture.html(matrix(), rows())))
@@ -81,6 +94,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if "/" not in page.file.src_uri:
+        markdown = within_the_site(markdown)
     if page.file.src_uri != "json.md":
         return markdown
     if COMMANDS_MARK not in markdown:
@@ -97,8 +112,11 @@ def index(readme: str) -> str:
 
 
 def within_the_site(text: str) -> str:
-    """Return a page from the top of the checkout with the links that it has in ``docs/``."""
-    return text.replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
+    """Return a page with the links that it has on the site. What lies above ``docs/`` is a page, or no link."""
+    text = text.replace("](docs/", "](")
+    for name, path in FROM_THE_TOP.items():
+        text = text.replace(f"]({name}", f"]({path}").replace(f"](../{name}", f"]({path}")
+    return re.sub(r"\[([^\]]+)\]\((\.\./)?\.github/[^)]+\)", r"`\1`", text)
 
 
 def schemas() -> dict[str, dict[str, Any]]:

@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "matrix: takes long, or needs many releases; is run with --shard K/N only")
+    config.addinivalue_line("markers", "needs_trl: needs an installed TRL, transformers or torch; others run without")
     shard_of(config)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .recording.callback import HotfixCallback as HotfixCallback
     from .reporting.report import Report as Report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "apply": "patching.api",

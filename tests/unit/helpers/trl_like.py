@@ -7,8 +7,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from trl_hotfix.model import Outcome, Verdict
 
 NAME = "trl.trainer.made_up_trainer"
@@ -69,22 +67,29 @@ class TrlLike:
 
     def trainer(self, folder: Path, cls: Any = None, callbacks: Any = (), **settings: Any) -> Any:
         """Return a trainer of two steps, of ``MadeUpTrainer`` or of ``cls``."""
+        import torch
         from transformers import TrainingArguments
 
         args = {"max_steps": 2, "per_device_train_batch_size": 1, "logging_steps": 1, "save_strategy": "no", **settings}
         arguments = TrainingArguments(str(folder), report_to="none", use_cpu=True, disable_tqdm=True, **args)
         data = [{"x": torch.ones(1)} for _ in range(4)]
         trainer_class = cls or self.module.MadeUpTrainer
-        return trainer_class(Line(), arguments, train_dataset=data, eval_dataset=data[:1], callbacks=list(callbacks))
+        return trainer_class(line(), arguments, train_dataset=data, eval_dataset=data[:1], callbacks=list(callbacks))
 
 
-class Line(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
+def line() -> Any:
+    """Return a model of one weight. Torch is imported here, as the tests of the scan run where there is none."""
+    import torch
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.weight * x).mean()
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.weight * x).mean()
+
+    return Line()
 
 
 def double(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

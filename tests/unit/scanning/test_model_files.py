@@ -282,6 +282,7 @@ def saved_tokenizer(folder: Path, **tokens: str | None) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **tokens).save_pretrained(folder)
 
 
+@pytest.mark.needs_trl
 @pytest.mark.parametrize(("pad", "expected"), [("<pad>", False), ("</s>", True), (None, True)])
 def test_a_tokenizer_that_transformers_has_saved_is_read(tmp_path: Path, pad: str | None, expected: bool) -> None:
     saved_tokenizer(tmp_path, eos_token="</s>", **({"pad_token": pad} if pad is not None else {}))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from trl_hotfix.catalogue import loading
 from trl_hotfix.scanning.hits import judge
 from trl_hotfix.scanning.scripts import read
 
 
+@pytest.mark.needs_trl
 def test_every_python_file_is_scanned_without_an_error() -> None:
     files = _python_files()
     assert len(files) > 50

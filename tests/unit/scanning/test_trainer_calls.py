@@ -26,6 +26,7 @@ def test_a_derived_constructor_may_set_an_argument(scan: Any) -> None:
     assert "Mine.__init__ may set it" in trainer.unknown["dpo-precomputed-ref-logps-dropped"]
 
 
+@pytest.mark.needs_trl
 def test_each_trainer_of_a_file_has_its_own_config_and_model(scan: Any) -> None:
     text = """\
         from peft import get_peft_model, LoraConfig
