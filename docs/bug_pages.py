@@ -22,8 +22,10 @@ from packaging.version import Version
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
 
+import old_runs
+import trainer_groups
+
 from trl_hotfix.catalogue import evidence, loading, modules
-from trl_hotfix.commands.explain.known import ways_into
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Bug, KnownBug, Patch, Severity, Target
@@ -71,19 +73,16 @@ def pages() -> dict[str, str]:
 
 
 def nav() -> list[Any]:
-    """Return the pages as a tree, by severity."""
-    by_severity: dict[str, list[dict[str, str]]] = {severity.value: [] for severity in Severity}
-    for patch in sorted(loading.load(), key=lambda patch: patch.id):
-        by_severity[patch.severity.value].append({patch.id: f"bugs/{patch.id}.md"})
-    without_repair = [{bug.id: f"bugs/{bug.id}.md"} for bug in sorted(loading.without_repair(), key=lambda bug: bug.id)]
-    by_name = [{severity: entries} for severity, entries in by_severity.items() if entries]
+    """Return the pages as a tree, by trainer. Those that newer releases have come first."""
+    by_group = [
+        {group: [{bug.id: f"bugs/{bug.id}.md"} for bug in bugs]} for group, bugs in trainer_groups.by_group().items()
+    ]
     return [
         "bugs/index.md",
         {"By trainer and release": "bugs/releases.md"},
         {"How well they are checked": "bugs/checks.md"},
         {"What they cost": "bugs/costs.md"},
-        *by_name,
-        {"Known, no repair": without_repair},
+        *by_group,
     ]
 
 
@@ -140,7 +139,7 @@ def _index_without_repair() -> Iterator[str]:
 
 
 def _trainers_hit(bug: Bug) -> str:
-    return ", ".join(dict.fromkeys(name for hit in bug.hits for name in hit.trainers))
+    return "any trainer" if "*" in trainer_groups.trainers_of(bug) else ", ".join(trainer_groups.trainers_of(bug))
 
 
 def _page_without_repair(bug: KnownBug) -> str:
@@ -150,10 +149,9 @@ def _page_without_repair(bug: KnownBug) -> str:
         _facts(bug),
         "## What you see",
         prose(bug.why),
-        "## Who is hit",
-        "\n".join(f"- {prose(line)}" for line in ways_into(bug)),
         "## What you can do",
         _remedy(bug),
+        *old_runs.section(bug, prose),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -236,14 +234,37 @@ def _page(patch: Patch) -> str:
         *(["## What is not repaired", prose(patch.not_repaired)] if patch.not_repaired else []),
         *_options(patch),
         *_switches(patch),
-        "## In detail",
-        *from_docstring(docstring(patch)),
+        *old_runs.section(patch, prose),
+        *_in_the_code(patch),
         "## What it wraps",
         _targets(patch),
         "## What was seen",
         *_record(patch),
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _in_the_code(patch: Patch) -> Iterator[str]:
+    """Yield the docstring of the patch's module without its first paragraph, which says what you see once more."""
+    said = {*_sentences(prose(patch.why)), *_sentences(prose(patch.how))}
+    first, *rest = (_without_sentences(block, said) for block in from_docstring(docstring(patch)))
+    # What goes on with a pronoun needs the paragraph before it.
+    if rest and re.match(r"(It|Its|They|Their|These|This|That|Those|Both)\b", rest[0]):
+        rest.insert(0, first)
+    if rest:
+        yield "## In TRL's code"
+        yield from filter(None, rest)
+
+
+def _without_sentences(block: str, said: set[str]) -> str:
+    """Return a paragraph without the sentences that are said elsewhere. Lists and formulas stay as they are."""
+    if block.startswith(("```", "- ")) or not said & {*_sentences(block)}:
+        return block
+    return " ".join(sentence for sentence in _sentences(block) if sentence not in said)
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text)
 
 
 def _facts(patch: Bug) -> str:
@@ -268,6 +289,7 @@ def _facts(patch: Bug) -> str:
     if isinstance(patch, Patch):
         facts["costs"] = cost_pages.line(patch)
         facts["GPU"] = gpu_record.in_words(patch.id, gpu_record.load())
+        facts["mutants"] = _mutants_in_short(patch)
         facts["default"] = "" if patch.default else f"off: it goes on where {_named_by(patch)}"
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items() if value)
     return f"| | |\n|---|---|\n{rows}".rstrip()
@@ -355,6 +377,17 @@ def _record(patch: Patch) -> Iterator[str]:
                 f"| {pair['release']} | {pair['fixed_release']} | {number(pair['loss_difference'])} | {worst} |"
             )
         yield "\n".join(rows)
+
+
+def _mutants_in_short(patch: Patch) -> str:
+    counts = matrix()["mutants"].get(patch.id)
+    if counts is None:
+        return "not counted ([how they are](checks.md))"
+    return (
+        f"broken in {counts['total']} ways: the self-test notices "
+        f"{_share(counts['by_self_test'], counts['total'])}, all "
+        f"checks together {_share(counts['killed'], counts['total'])} ([how it is counted](checks.md))"
+    )
 
 
 def _mutants(counts: Mapping[str, Any]) -> Iterator[str]:

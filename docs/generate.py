@@ -22,6 +22,8 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
 
+import chooser
+
 from trl_hotfix.commands.main import NAMES
 
 import bug_pages
@@ -36,25 +38,13 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent
 CHECKOUT = DOCS.parent
 SCHEMAS = DOCS / "schemas"
-ORDER = (
-    "scan.md",
-    "audit.md",
-    "faq.md",
-    "promises.md",
-    "reference.md",
-    "json.md",
-    "security.md",
-    "security-policy.md",
-    "packs.md",
-    "contributing.md",
-    "code-of-conduct.md",
-    "add-a-patch.md",
-    "new-release.md",
-    "architecture.md",
-    "glossary.md",
-    "changelog.md",
-)
-"""The order of the pages. Other pages come after them, and a name without a page is left out."""
+SECTIONS = {
+    "Find out": ("scan.md", "audit.md", "upgrade.md", "faq.md"),
+    "Run it": ("platform.md", "security.md", "security-policy.md", "promises.md", "packs.md", "ranks-and-gpu.md"),
+    "Reference": ("reference.md", "json.md", "glossary.md", "changelog.md"),
+    "Contribute": ("contributing.md", "code-of-conduct.md", "add-a-patch.md", "new-release.md", "architecture.md"),
+}
+"""The order of the pages after the quickstart and the bugs. A page that is not named comes last in the last section."""
 
 FROM_THE_TOP = {
     "CONTRIBUTING.md": "contributing.md",
@@ -74,21 +64,26 @@ COMMANDS_MARK = "<!-- commands -->"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
-    pages = bug_pages.pages() | {"index.md": index((CHECKOUT / "README.md").read_text(encoding="utf-8"))}
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    pages = bug_pages.pages() | {"index.md": index(readme, config.use_directory_urls)}
     for name, path in FROM_THE_TOP.items():
         pages[path] = within_the_site((CHECKOUT / name).read_text(encoding="utf-8"))
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, "evidence/matrix.html", content=picture.html(matrix(), rows())))
-    present = [page.src_uri for page in files.documentation_pages() if "/" not in page.src_uri]
-    unordered = sorted({*present} - {"index.md", *ORDER})
+    present = {page.src_uri for page in files.documentation_pages() if "/" not in page.src_uri}
+    named = {"index.md", "quickstart.md", *(name for names in SECTIONS.values() for name in names)}
+    unordered = sorted(present - named)
     reports = sorted(page.src_uri for page in files.documentation_pages() if page.src_uri.startswith("upstream/"))
+    sections: dict[str, list[Any]] = {
+        title: [name for name in names if name in present] for title, names in SECTIONS.items()
+    }
+    sections["Contribute"] += [*unordered, {"Reports for TRL": reports}]
     config.nav = [
         "index.md",
+        "quickstart.md",
         {"The bugs": bug_pages.nav()},
-        *(name for name in ORDER if name in present),
-        *unordered,
-        {"Reports for TRL": reports},
+        *({title: pages} for title, pages in sections.items()),
     ]
     return files
 
@@ -103,12 +98,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown.replace(COMMANDS_MARK, "\n\n".join(section(name, schema) for name, schema in schemas().items()))
 
 
-def index(readme: str) -> str:
-    """Return the README as the first page, with the links of the site."""
-    if PICTURE not in readme:
-        raise ValueError(f"the README has no line {PICTURE}")
+def index(readme: str, directory_urls: bool = False) -> str:
+    """Return the README as the first page, with the links of the site and the chooser."""
+    for line in (PICTURE, chooser.MARK):
+        if line not in readme:
+            raise ValueError(f"the README has no line {line}")
     text = readme.replace(PICTURE, f"[{PICTURE}](evidence/matrix.html)")
-    return "---\nhide: [navigation, toc]\n---\n\n" + within_the_site(text)
+    text = within_the_site(text).replace(chooser.MARK, chooser.html("/" if directory_urls else ".html"))
+    return "---\nhide: [navigation, toc]\n---\n\n" + text
 
 
 def within_the_site(text: str) -> str:

@@ -29,7 +29,6 @@ def trainers_hit(bug: Bug, release: str) -> set[str]:
 
 
 @functools.cache
-@functools.cache
 def counts() -> dict[str, dict[str, tuple[int, int]]]:
     """Return by release and trainer how many bugs have a repair here, and how many have none.
 
@@ -80,4 +79,5 @@ def _cell(count: tuple[int, int] | None) -> str:
     if count is None:
         return ""
     repaired, without = count
-    return f"{repaired} + {without}" if without else f"{repaired}"
+    # Without a line break between the two numbers.
+    return f"{repaired}\u00a0+\u00a0{without}" if without else f"{repaired}"

@@ -162,6 +162,64 @@ def test_the_page_of_releases_counts_what_a_trainer_may_hit_and_tells_repaired_f
         assert without == {name for name, count in counts[release].items() if count[1]}
 
 
+def test_the_sidebar_has_each_bug_once_under_its_trainers_and_what_newer_releases_have_first(pages: ModuleType) -> None:
+    groups = {name: bugs for entry in pages.nav()[4:] for name, bugs in entry.items()}
+    listed = [bug_id for bugs in groups.values() for bug in bugs for bug_id in bug]
+    known = {bug.id: bug for bug in (*loading.load(), *loading.without_repair())}
+    assert sorted(listed) == sorted(known)
+    assert "dpo-aux-loss-dropped" in {bug_id for bug in groups["DPO"] for bug_id in bug}
+    releases = list(pages.matrix()["releases"])
+    for group, bugs in groups.items():
+        last = [
+            max(index for index, release in enumerate(releases) if pages.in_range(release, known[bug_id].trl))
+            for bug in bugs
+            for bug_id in bug
+        ]
+        assert last == sorted(last, reverse=True), group
+
+
+def test_a_page_says_no_sentence_twice(pages: ModuleType) -> None:
+    texts = pages.pages()
+    for patch in loading.load():
+        sections = dict(part.split("\n\n", 1) for part in texts[f"bugs/{patch.id}.md"].split("\n## ")[1:])
+        seen, detail = (set(_sentences(sections.get(name, ""))) for name in ("What you see", "In TRL's code"))
+        assert not seen & detail, patch.id
+        (first, *rest) = pages.from_docstring(pages.docstring(patch))
+        # The summary of the module says what the title and the first section say.
+        kept = sections.get("In TRL's code", "").startswith(first)
+        assert not kept or re.match(r"(It|Its|They|Their|These|This|That|Those|Both)\b", rest[0]), patch.id
+
+
+def _sentences(text: str) -> list[str]:
+    return [sentence for sentence in re.split(r"(?<=[.])\s+", " ".join(text.split())) if sentence.count(" ") > 3]
+
+
+def test_a_page_says_what_the_bug_means_for_an_old_run(pages: ModuleType) -> None:
+    texts = pages.pages()
+    for bug in (*loading.load(), *loading.without_repair()):
+        section = texts[f"bugs/{bug.id}.md"].partition("\n## Your old run\n")[2].partition("\n## ")[0]
+        assert bool(section) == (bug.severity.value != "diagnosis"), bug.id
+        if section:
+            assert section.count("\n- ") == len(bug.hits)
+            assert "trl-hotfix audit output_dir/" in section
+    assert "its weights are right" in texts["bugs/grpo-kl-metric-token-level.md"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        (["unset", "dapo", "cispo"], 'is not given or `"dapo"` or `"cispo"`'),
+        ("!=@gradient_accumulation_steps", "is another than `gradient_accumulation_steps`"),
+        (">1", "is above `1`"),
+        ("not by *peft*", "is not made by a call with `peft` in its name"),
+        (True, "is `True`"),
+        ("set", "is given"),
+    ],
+)
+def test_a_condition_is_said_in_words(pages: ModuleType, condition: object, words: str) -> None:
+    assert pages.old_runs.condition_in_words(condition) == words
+
+
 def test_a_docstring_keeps_its_formulas_and_lists(pages: ModuleType) -> None:
     text = "One ``a * b``\nline.\n\n    loss = x * y\n      + z_1\n\n- first\n  of two\n- ``second``"
     assert list(pages.from_docstring(text)) == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from trl_hotfix.catalogue import evidence, loading
+from trl_hotfix.matching import fingerprints
 from trl_hotfix.reporting.sentences import links
 
 CHECKOUT = Path(__file__).parents[2]
@@ -40,7 +42,7 @@ def _status() -> dict[Path, int]:
 def test_each_bug_has_a_page_with_all_that_is_declared_of_it(site: Path) -> None:
     index = (site / "bugs" / "index.html").read_text(encoding="utf-8")
     for patch in loading.load():
-        text = (site / "bugs" / patch.id / "index.html").read_text(encoding="utf-8")
+        text = (site / "bugs" / f"{patch.id}.html").read_text(encoding="utf-8")
         declared = [
             patch.severity.value,
             patch.trl,
@@ -52,13 +54,13 @@ def test_each_bug_has_a_page_with_all_that_is_declared_of_it(site: Path) -> None
         declared += links(patch.upstream)
         for value in declared:
             assert value in text or value.replace(">", "&gt;").replace("<", "&lt;") in text, (patch.id, value)
-        assert f'href="{patch.id}/"' in index
+        assert f'href="{patch.id}.html"' in index
 
 
 def test_the_numbers_of_a_proof_are_those_on_record(site: Path) -> None:
     patch = next(patch for patch in loading.load() if patch.id == "dpo-aux-loss-dropped")
     proven = [proof for proof in evidence.proofs_of(patch) if proof["verdict"] == "proven"]
-    text = (site / "bugs" / patch.id / "index.html").read_text(encoding="utf-8")
+    text = (site / "bugs" / f"{patch.id}.html").read_text(encoding="utf-8")
     newest = text.partition(f"With the real trainer, TRL {proven[-1]['release']}")[2]
     # Of the same release on another stack the losses may differ in the last digits.
     shown = [
@@ -108,3 +110,31 @@ def test_the_picture_of_the_first_page_leads_to_the_matrix(site: Path) -> None:
     assert (site / "matrix.svg").read_bytes() == (CHECKOUT / "docs" / "matrix.svg").read_bytes()
     index = (site / "index.html").read_text(encoding="utf-8")
     assert re.search(r'<a href="evidence/matrix.html"><img [^>]*src="matrix.svg"', index)
+
+
+def test_the_site_is_searched_from_disk(site: Path) -> None:
+    """A page from disk may fetch nothing: the index is a script, and the worker of the search runs in a frame."""
+    index = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    words = json.loads(index.removeprefix("var __index = "))
+    assert any(entry["location"].startswith("bugs/grpo-dapo-normaliser.html") for entry in words["docs"])
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert 'src="iframe-worker.js"' in home
+    assert (site / "iframe-worker.js").is_file()
+
+
+def test_the_chooser_of_the_first_page_has_each_trainer_and_release_and_leads_to_pages_that_there_are(
+    site: Path,
+) -> None:
+    home = (site / "index.html").read_text(encoding="utf-8")
+    found = re.search(r'<script id="chooser-data" type="application/json">(.*?)</script>', home, re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    releases = list(fingerprints.bodies().releases)
+    assert data["releases"] == releases[::-1]
+    assert all((site / bug["page"]).is_file() for bug in data["bugs"])
+    pages = {bug["page"]: index for index, bug in enumerate(data["bugs"])}
+    dapo = pages["bugs/grpo-dapo-normaliser.html"]
+    assert dapo in data["hit"]["1.9.0"]["GRPO"]
+    assert dapo not in data["hit"]["1.9.1"]["GRPO"]
+    assert not any(dapo in bugs for row in data["hit"].values() for trainer, bugs in row.items() if trainer != "GRPO")
+    assert 'src="chooser.js"' in home
