@@ -35,10 +35,6 @@ def keeps_with_liger(text: str, *columns: str) -> bool:
 
 
 SIGNS: dict[str, Callable[[Texts], bool]] = {
-    # The method that prepares the data takes the config, and asks no dataset_kwargs for special tokens.
-    "sft-double-bos-pretemplated-text": lambda text: (
-        re.search(r"def _prepare_dataset\([^)]*\bargs: ", text("sft_trainer")) is not None
-    ),
     "grpo-none-reward-counts-as-zero": lambda text: (
         "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
     ),

@@ -21,8 +21,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import get_ident
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -54,7 +54,8 @@ class _Preparation:
     whole: Any = None
 
 
-_preparation: ContextVar[_Preparation | None] = ContextVar("_preparation", default=None)
+_preparations: dict[int, _Preparation] = {}
+"""The call that each thread is in. Functions that read a ``ContextVar`` cannot be pickled."""
 
 
 def say_what_is_lost(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,12 +64,11 @@ def say_what_is_lost(wrapped: Callable[..., Any], instance: Any, args: tuple[Any
         argument(wrapped, args, kwargs, parameter)
         for parameter in ("args", "dataset_name", "packing", "processing_class")
     )
-    preparation = _Preparation()
-    token = _preparation.set(preparation)
+    preparation = _preparations[get_ident()] = _Preparation()
     try:
         result = wrapped(*args, **kwargs)
     finally:
-        _preparation.reset(token)
+        del _preparations[get_ident()]
     if packing or not _collator_cuts(module_of(wrapped)):
         keeps_the_end = not packing and getattr(settings, "truncation_mode", None) == "keep_end"
         _say(instance, settings, name, preparation.whole, settings.max_length, keeps_the_end, tokenizer)
@@ -97,14 +97,14 @@ def note_what_is_tokenised(
 ) -> Any:
     """Note the first dataset that has tokens. Without packing it is cut next."""
     names = wrapped(*args, **kwargs)
-    preparation = _preparation.get()
+    preparation = _preparations.get(get_ident())
     if preparation is not None and preparation.whole is None and "input_ids" in names:
         _note(argument(wrapped, args, kwargs, "dataset"))
     return names
 
 
 def _note(whole: Any) -> None:
-    preparation = _preparation.get()
+    preparation = _preparations.get(get_ident())
     if preparation is not None:
         preparation.whole = whole
 
@@ -304,7 +304,7 @@ def _call_the_functions_outside(module: ModuleType) -> None:
     for name, arguments in {"get_dataset_column_names": (), "truncate_dataset": (4,), "pack_dataset": (4,)}.items():
         if hasattr(module, name):
             getattr(module, name)(_rows(_TRAIN), *arguments)
-    if _preparation.get() is not None:
+    if get_ident() in _preparations:
         raise AssertionError("a dataset is kept although none is prepared")
 
 
