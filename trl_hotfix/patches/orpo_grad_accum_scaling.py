@@ -86,6 +86,7 @@ def _trainer(module: ModuleType, method: str, *, steps: int, deepspeed: bool = F
         optimizer=None,
         compute_loss_func=None,
         use_apex=False,
+        current_gradient_accumulation_steps=steps,
         is_deepspeed_enabled=deepspeed,
         model_accepts_loss_kwargs=not says_so,
         compute_loss_context_manager=nullcontext,

@@ -284,7 +284,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         # A wrapper that has failed in a call since the beginning is one more problem.
         noted = [problem for problem in self._problems if problem != _UNCHECKED]
         problems = dict.fromkeys([*noted, *unrepaired(report, hits)])
-        asked = run_hits.to_dicts(hits, report) if trainer is not None else None
+        asked = run_hits.to_dicts(hits, report) if run_hits.was_asked(trainer, report) else None
         return run.record(trainer, report, observed, asked, problems)
 
     def _into_history(self, state: Any) -> None:

@@ -88,6 +88,11 @@ def of(trainer: Any, report: Report) -> tuple[RunHit, ...]:
     return tuple(sorted(hits, key=lambda hit: (answers.index(hit.answer), severities.index(hit.severity), hit.id)))
 
 
+def was_asked(trainer: Any, report: Report) -> bool:
+    """Return whether the trainer is known, and there is a bug to ask it about."""
+    return trainer is not None and any(map(_is_here, report))
+
+
 def _is_here(status: PatchStatus) -> bool:
     """Return whether this TRL has the bug, as far as is known, and its code is imported."""
     if status.state is State.SKIPPED:

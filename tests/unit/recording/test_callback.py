@@ -515,8 +515,11 @@ def test_the_record_of_the_beginning_is_built_once(
     trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(), later]).train()
     assert counts == [1]
     assert built[0]["patches"]
-    # The trainer was asked, and hits nothing.
-    assert built[0]["hits"] == []
+    # The trainer was asked: of patches without conditions nothing can be told.
+    assert {(hit["id"], hit["answer"]) for hit in built[0]["hits"]} == {
+        ("made-up", "cannot tell"),
+        ("of-others", "cannot tell"),
+    }
 
 
 @pytest.mark.usefixtures("applied")
