@@ -369,12 +369,12 @@ def test_a_bug_without_a_repair_is_told_as_such_in_every_form(tmp_path: Path) ->
         (
             "from trl import SFTConfig as C, SFTTrainer as T\nT('gpt2', args=C(loss_type='nll'))\n",
             "1.14.2",
-            "sft-chunked-nll-logits-scaling",
+            "fused-lm-head-not-the-models-own",
             None,
         ),
     ],
 )
-def test_the_arguments_decide_who_is_hit_by_a_bug_without_a_repair(
+def test_the_arguments_decide_who_is_hit_by_a_bug(
     tmp_path: Path, script: str, trl: str, bug: str, answer: str | None
 ) -> None:
     file = tmp_path / "train.py"
