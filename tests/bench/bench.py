@@ -192,13 +192,20 @@ def _write(
     compared: Sequence[Answer],
     folder: Path,
 ) -> None:
+    contradictions = []
     for patch in patches:
         new_cells, new_proofs, new_parity = (
             [answer for answer in answers if answer["patch"] == patch.id]
             for answers in (cell_answers, proof_answers, compared)
         )
         if new_cells or new_proofs:
-            evidence.write(patch, new_cells, new_proofs, new_parity, folder)
+            try:
+                evidence.write(patch, new_cells, new_proofs, new_parity, folder)
+            except ValueError as error:
+                # What was seen of the other patches took long, and is kept.
+                contradictions.append(str(error))
+    if contradictions:
+        raise click.ClickException("\n".join(contradictions))
 
 
 @commands.command()

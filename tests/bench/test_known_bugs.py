@@ -71,9 +71,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         )
     ),
     "dpo-last-token-dropped": lambda text: ": first_empty_col - 1]" in text("dpo_trainer"),
-    "dpo-f-divergence-enum-ignored": lambda text: (
-        "self.f_divergence_type == FDivergenceType.JS_DIVERGENCE.value" in text("dpo_trainer")
-    ),
     "reward-trainer-two-label-model": lambda text: (
         "create_model_from_path(model, AutoModelForSequenceClassification" in text("reward_trainer")
         and '["num_labels"] = 1' not in text("reward_trainer")
