@@ -1,7 +1,8 @@
 """Train two steps of two micro-batches with DPOTrainer and another divergence than the reverse KL, and evaluate.
 
 Losses and accumulated gradients are compared with the formulas of Wang et al. 2024 (arXiv:2309.16240), and with that of
-the reverse KL.
+the reverse KL. They are not compared with 0.29.0: on the versions of transformers that old releases run on, whether the
+gradients of DPO are divided by the micro-batches differs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tiny import dpo_steps
 ID = "dpo-f-divergence-ignored"
 TARGET = "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss"
 OVERLAYS = ()
-PARITY = True
+PARITY = False
 
 ALPHA = 0.25
 

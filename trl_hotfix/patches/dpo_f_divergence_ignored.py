@@ -78,7 +78,8 @@ def _asks_for_texts(module: ModuleType) -> bool:
 
 def _divergences(module: ModuleType) -> dict[str, Any]:
     """Return what the config has on each divergence if a member of ``FDivergenceType`` is given to it."""
-    makes_texts = "value" in module.DPOConfig.__post_init__.__code__.co_names
+    post_init = vars(module.DPOConfig).get("__post_init__")
+    makes_texts = post_init is not None and "value" in post_init.__code__.co_names
     return {kind.value: kind.value if makes_texts else kind for kind in module.FDivergenceType}
 
 

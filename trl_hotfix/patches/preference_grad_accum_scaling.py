@@ -52,8 +52,9 @@ def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
     trainer_class = getattr(module, f"{method}Trainer")
     if trainer_class.__module__ != module.__name__ or "compute_loss" not in vars(trainer_class):
         return absent("this module has no trainer that computes a loss of its own")
-    if "model_accepts_loss_kwargs" in inspect.unwrap(trainer_class.__init__).__code__.co_names:
-        return absent("the constructor says that the loss is divided by nothing")
+    says_so = "model_accepts_loss_kwargs" in inspect.unwrap(trainer_class.__init__).__code__.co_names
+    if says_so or not hasattr(trainer_class, "get_batch_loss_metrics"):
+        return absent("the constructor says that the loss is divided by nothing, or it is computed otherwise")
     if "model_accepts_loss_kwargs" not in inspect.unwrap(Trainer.training_step).__code__.co_names:
         return absent("this transformers divides whatever the model's forward takes")
     outcomes = [_outcome(_trainer(module, method, steps=2), number) for number in (1, 2, 3)]
