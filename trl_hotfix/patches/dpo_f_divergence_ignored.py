@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, act, judge, module_of
@@ -51,23 +51,23 @@ _BETA, _ALPHA = 0.5, 0.25
 
 
 def loss_is_that_of_the_divergence(module: ModuleType) -> Outcome:
-    """Judge the loss of the Jensen-Shannon divergence, and then losses and gradients of all three, by the papers.
+    """Judge the losses of the Jensen-Shannon divergence, and then losses and gradients of all three, by the papers.
 
     Wang et al. 2024 (arXiv:2309.16240) have the derivatives of the divergences.
     """
     if not hasattr(module.DPOTrainer, "dpo_loss"):
         return absent("this release has no dpo_loss")
     divergences = _divergences(module)
-    losses, _ = _loss(module, divergences["js_divergence"])
-    right, wrong = (sum(_expected(name)[0]) for name in ("js_divergence", "reverse_kl"))
-    outcome = judge(sum(losses), right=right, wrong=wrong)
+    found = _micro_batches(module, divergences["js_divergence"])
+    right, wrong = (_expected(name) for name in ("js_divergence", "reverse_kl"))
+    outcome = judge(sum(found[0][0]), right=sum(right[0]), wrong=sum(wrong[0]))
     is_fixed = outcome.verdict is Verdict.FIXED
     for name, divergence in divergences.items():
-        _compare(name, _loss(module, divergence), _expected(name if is_fixed else "reverse_kl"))
+        _compare(name, _micro_batches(module, divergence), _expected(name if is_fixed else "reverse_kl"))
     if is_fixed and _asks_for_texts(module):
         # A text is what dpo_loss asks for.
         for name in divergences:
-            _compare(f"the text {name}", _loss(module, name), _expected(name))
+            _compare(f"the text {name}", _micro_batches(module, name), _expected(name))
     _check_that_an_error_leaves_it(module, divergences["alpha_divergence"])
     return outcome
 
@@ -83,12 +83,18 @@ def _divergences(module: ModuleType) -> dict[str, Any]:
     return {kind.value: kind.value if makes_texts else kind for kind in module.FDivergenceType}
 
 
-def _loss(module: ModuleType, divergence: Any) -> tuple[list[float], list[float]]:
-    """Return the loss of each of two pairs, and its derivative by the log-probs of chosen and rejected completions."""
+_Found = tuple[list[float], list[float]]
+"""The loss of each of two pairs, and its derivatives by the log-probs of chosen and rejected completions."""
+
+
+def _micro_batches(module: ModuleType, divergence: Any) -> list[_Found]:
+    """Return what is found of two micro-batches of each of two steps, and of one of the evaluation."""
     import torch
 
     trainer = dpo_stub(
         module,
+        model=torch.nn.Linear(1, 1),
+        state=SimpleNamespace(global_step=0),
         f_divergence_type=divergence,
         f_divergence_params={"alpha_divergence_coef": _ALPHA},
         beta=_BETA,
@@ -97,11 +103,16 @@ def _loss(module: ModuleType, divergence: Any) -> tuple[list[float], list[float]
         reference_free=False,
     )
     trainer.accelerator.device = torch.device("cpu")
-    policy, reference = _log_probs()
-    losses: torch.Tensor = trainer.dpo_loss(*policy, *reference)[0]
+    found = []
+    for step, is_training in ((0, True), (0, True), (1, True), (1, True), (1, False)):
+        trainer.model.train(is_training)
+        trainer.state.global_step = step
+        policy, reference = _log_probs()
+        losses: torch.Tensor = trainer.dpo_loss(*policy, *reference)[0]
+        found.append((losses.tolist(), _derivatives(losses, policy)))
     if trainer.f_divergence_type is not divergence:
         raise AssertionError(f"the trainer had {divergence!r}, and has {trainer.f_divergence_type!r}")
-    return losses.tolist(), _derivatives(losses, policy)
+    return found
 
 
 def _derivatives(losses: Any, log_probs: list[Any]) -> list[float]:
@@ -118,8 +129,8 @@ def _log_probs() -> tuple[list[Any], list[Any]]:
     return policy, [torch.tensor(values) for values in ([-3.0, -1.0], [-2.0, -4.5])]
 
 
-def _expected(divergence: str) -> tuple[list[float], list[float]]:
-    """Return the same by the formula, from u, the ratio of policy and reference."""
+def _expected(divergence: str) -> _Found:
+    """Return what the formula gives, from u, the ratio of policy and reference."""
     import torch
 
     policy, reference = _log_probs()
@@ -134,10 +145,11 @@ def _expected(divergence: str) -> tuple[list[float], list[float]]:
     return losses.tolist(), _derivatives(losses, policy)
 
 
-def _compare(name: str, found: tuple[list[float], list[float]], expected: tuple[list[float], list[float]]) -> None:
-    for what, values, rights in zip(("losses", "gradients"), found, expected, strict=True):
-        if any(abs(value - right) > 1e-5 for value, right in zip(values, rights, strict=True)):
-            raise AssertionError(f"{name}: the {what} are {values}, expected {rights}")
+def _compare(name: str, found: list[_Found], expected: _Found) -> None:
+    for number, micro_batch in enumerate(found):
+        for what, values, rights in zip(("losses", "gradients"), micro_batch, expected, strict=True):
+            if any(abs(value - right) > 1e-5 for value, right in zip(values, rights, strict=True)):
+                raise AssertionError(f"{name}, micro-batch {number}: the {what} are {values}, expected {rights}")
 
 
 def _check_that_an_error_leaves_it(module: ModuleType, divergence: Any) -> None:

@@ -12,13 +12,15 @@ Before transformers 4.49 (pull request 35808) the engine of DeepSpeed divides as
 from __future__ import annotations
 
 import inspect
+import itertools
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act, judge
-from ..model import Outcome
+from ..authoring import absent, act, judge, shadowed
+from ..model import Outcome, Verdict
 from ..testing import dpo_stub
 
 
@@ -44,7 +46,7 @@ def _deepspeed_divides() -> bool:
 def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
     """Let transformers run two steps of two micro-batches, and judge their gradients.
 
-    Without accumulation nothing is said to transformers, nor under a DeepSpeed that divides itself.
+    Without accumulation transformers is told nothing, nor under a DeepSpeed that divides itself.
     """
     from transformers import Trainer
 
@@ -60,14 +62,20 @@ def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
     outcomes = [_outcome(_trainer(module, method, steps=2), number) for number in (1, 2, 3)]
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"some micro-batches are divided, and others are not: {outcomes}")
-    for name, trainer in {
-        "no accumulation": _trainer(module, method, steps=1),
-        "DeepSpeed": _trainer(module, method, steps=2, deepspeed=True),
-    }.items():
-        Trainer.training_step(trainer, trainer.model, {"number": 1.0}, None)
-        left_alone = name == "no accumulation" or _deepspeed_divides()
-        if left_alone and not trainer.model_accepts_loss_kwargs:
-            raise AssertionError(f"{name}: the loss is divided all the same")
+    is_fixed = outcomes[0].verdict is Verdict.FIXED
+    for steps, deepspeed, deepspeed_divides in itertools.product((1, 2), (False, True), (False, True)):
+        trainer = _trainer(module, method, steps=steps, deepspeed=deepspeed)
+        with shadowed(sys.modules[__name__], "_deepspeed_divides", lambda divides=deepspeed_divides: divides):
+            Trainer.training_step(trainer, trainer.model, {"number": 1.0}, None)
+        is_told = not trainer.model_accepts_loss_kwargs
+        if is_told is not (is_fixed and steps > 1 and not (deepspeed and deepspeed_divides)):
+            case = f"{steps} micro-batches, DeepSpeed {deepspeed}, which divides {deepspeed_divides}"
+            raise AssertionError(f"{case}: transformers is told to divide: {is_told}")
+    # The stand-ins of other self-tests ask nobody.
+    del trainer.model_accepts_loss_kwargs
+    trainer.compute_loss(trainer.model, {"number": 1.0})
+    if hasattr(trainer, "model_accepts_loss_kwargs"):
+        raise AssertionError("a trainer without model_accepts_loss_kwargs has it")
     return outcomes[0]
 
 
