@@ -6,6 +6,7 @@ their sum. The losses of DPO are compared with the formula of the paper (arXiv:2
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,10 @@ METHODS = ("DPO", "KTO", "CPO", "BCO")
 
 
 def train() -> tiny.TrainingResult:
+    from transformers import Trainer
+
+    if "model_accepts_loss_kwargs" not in inspect.unwrap(Trainer.training_step).__code__.co_names:
+        return tiny.TrainingResult(absent("this transformers does not ask whether to divide; 4.46 and 4.47 never do"))
     runs = {method: _Run(method) for method in METHODS}
     dpo_steps.assert_right(dpo_steps.dpo_steps(dpo_steps.reference_or_policy, reference=1))
     outcomes = [run.outcome for run in runs.values()]

@@ -48,6 +48,8 @@ def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
 
     Without accumulation transformers is told nothing, nor under a DeepSpeed that divides itself.
     """
+    import transformers
+    from packaging.version import Version
     from transformers import Trainer
 
     method = module.__name__.rpartition(".")[2].removesuffix("_trainer").upper()
@@ -58,7 +60,7 @@ def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
     if says_so or not hasattr(trainer_class, "get_batch_loss_metrics"):
         return absent("the constructor says that the loss is divided by nothing, or it is computed otherwise")
     if "model_accepts_loss_kwargs" not in inspect.unwrap(Trainer.training_step).__code__.co_names:
-        return absent("this transformers divides whatever the model's forward takes")
+        return absent("this transformers does not ask model_accepts_loss_kwargs")
     outcomes = [_outcome(_trainer(module, method, steps=2), number) for number in (1, 2, 3)]
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"some micro-batches are divided, and others are not: {outcomes}")
@@ -71,6 +73,8 @@ def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
         if is_told is not (is_fixed and steps > 1 and not (deepspeed and deepspeed_divides)):
             case = f"{steps} micro-batches, DeepSpeed {deepspeed}, which divides {deepspeed_divides}"
             raise AssertionError(f"{case}: transformers is told to divide: {is_told}")
+    if _deepspeed_divides() is not (Version(transformers.__version__) < Version("4.49")):
+        raise AssertionError(f"whether DeepSpeed divides is wrong for transformers {transformers.__version__}")
     # The stand-ins of other self-tests ask nobody.
     del trainer.model_accepts_loss_kwargs
     trainer.compute_loss(trainer.model, {"number": 1.0})
