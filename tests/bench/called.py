@@ -163,6 +163,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.9.6": ("DPO", "DPO, precomputed", "DPO, synchronized", "SFT", "KTO", "ORPO", "CPO"),
     "0.11.4": ("DPO", "DPO, precomputed", "SFT", "KTO", "ORPO", "CPO", "BCO", "GKD"),
     "0.12.2": ("DPO", "DPO, precomputed", "SFT", "ORPO", "OnlineDPO", "XPO", "NashMD", "GKD"),
+    "0.13.0": ("DPO", "KTO", "CPO", "BCO", "ORPO"),
     "0.14.0": ("GRPO, one length",),
     "0.15.0": ("SFT", "GRPO", "proof grpo-vllm-base-weights", "proof grpo-peft-no-input-grads"),
     "0.16.1": ("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
@@ -170,7 +171,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.21.0": ("SFT", "GRPO", "OnlineDPO", "proof qlora-peftmodel-frozen"),
     "0.22.2": ("SFT", "Reward", "GRPO, reusing", "RLOO, reusing", *(f"proof {patch}" for patch in PEFT)),
     "0.23.0": ("DPO", "SFT", "KTO", "ORPO", "CPO", "BCO", "proof qlora-peftmodel-frozen", *ON_POLICY),
-    "0.26.1": (
+    "0.26.1": ("DPO", "GRPO, reusing", "RLOO, reusing", "proof vllm-sync-drifts-bf16-base"),
+    "0.28.0": (
         *("DPO", "SFT", "KTO", "GKD", "ORPO", "GRPO, Liger", *ON_POLICY),
         *("proof dpo-padding-free-liger", "proof vllm-sync-drifts-bf16-base"),
     ),
@@ -214,11 +216,12 @@ ELSEWHERE = {
         "1.5.1",
     ),
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._forward": "1.13.0",
+    "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss": "0.19.1",
 }
 """The release in which a target is shown to be what is declared, if it is not the newest one of its range.
 
 Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward and does not call it;
-1.14.0 removed it.
+1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which calls no dpo_loss.
 """
 
 

@@ -20,8 +20,11 @@ import layout
 from running import process
 
 SECONDS_A_CASE = 100
-STACKS = {"0.14.0": "tf4.51", "0.15.0": "tf4.51"}
-"""Releases that are not run on their main stack: grpo-model-generation-config-leak requires a newer transformers."""
+STACKS = dict.fromkeys(("0.13.0", "0.14.0", "0.15.0"), "tf4.51")
+"""Releases that are not run on their main stack.
+
+A newer transformers is required by preference-grad-accum-scaling and grpo-model-generation-config-leak.
+"""
 
 PLACES = [layout.Place(release, STACKS.get(release, layout.main_place(release).stack)) for release in called.CASES]
 ENTRIES = [(patch, target) for patch in loading.load() for target in patch.targets]
