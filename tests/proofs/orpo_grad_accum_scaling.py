@@ -19,7 +19,6 @@ import tiny
 ID = "orpo-grad-accum-scaling"
 OVERLAYS = ()
 PARITY = True
-VARIANTS = {"compiled": "the proof takes two gradients of one graph, and what is compiled has given its buffers away"}
 EQUIVALENT = {"applied twice": "the second wrapper finds that transformers divides"}
 
 METHODS = ("ORPO",)

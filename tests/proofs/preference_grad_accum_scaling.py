@@ -22,7 +22,6 @@ OVERLAYS = ("scikit-learn",)
 """BCO does not start without it."""
 
 PARITY = True
-VARIANTS = {"compiled": "the proof takes two gradients of one graph, and what is compiled has given its buffers away"}
 EQUIVALENT = {"applied twice": "the second wrapper finds that transformers divides"}
 
 METHODS = ("DPO", "KTO", "CPO", "BCO")
