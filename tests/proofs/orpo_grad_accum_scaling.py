@@ -78,8 +78,10 @@ class _Run:
                 result = super().compute_loss(model, inputs, *args, **kwargs)
                 loss = result[0] if isinstance(result, tuple) else result
                 losses.append(float(loss.detach()))
-                gradients = torch.autograd.grad(loss, list(trainable.values()), retain_graph=True)
-                steps[-1].of_losses.append(dict(zip(trainable, gradients, strict=True)))
+                # From 0.29 on the evaluation calls this method, too.
+                if loss.requires_grad:
+                    gradients = torch.autograd.grad(loss, list(trainable.values()), retain_graph=True)
+                    steps[-1].of_losses.append(dict(zip(trainable, gradients, strict=True)))
                 return result
 
         class Gradients(TrainerCallback):  # type: ignore[misc]
