@@ -68,7 +68,7 @@ def say_what_is_lost(wrapped: Callable[..., Any], instance: Any, args: tuple[Any
     try:
         result = wrapped(*args, **kwargs)
     finally:
-        del _preparations[get_ident()]
+        _preparations.pop(get_ident(), None)
     if packing or not _collator_cuts(module_of(wrapped)):
         keeps_the_end = not packing and getattr(settings, "truncation_mode", None) == "keep_end"
         _say(instance, settings, name, preparation.whole, settings.max_length, keeps_the_end, tokenizer)
