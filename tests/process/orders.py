@@ -32,9 +32,10 @@ LEAF, UTILS, INNER = "trl.trainer.dpo_trainer", "trl.trainer.utils", "trl.traine
 """The patched module (leaf); a module with a function that the leaf holds by value; one that only the leaf imports."""
 
 METHODS = {
-    "order-methods": ("dpo_loss", "get_batch_logps", "training_step"),
+    "order-methods": ("compute_reference_log_probs", "get_batch_logps", "training_step"),
     "moe-aux-loss-lost-under-deepspeed": ("get_batch_loss_metrics",),
     "dpo-eval-reference-from-trained-policy": ("get_train_dataloader",),
+    "dpo-f-divergence-ignored": ("dpo_loss",),
 }
 SELECTIONS: dict[str, dict[str, Any]] = {
     "all": {},
@@ -81,7 +82,7 @@ class Process:
 
     def subclass(self) -> None:
         trainer = sys.modules[LEAF].DPOTrainer
-        self._keep("subclass", type("Mine", (trainer,), {"dpo_loss": _calls_super}))
+        self._keep("subclass", type("Mine", (trainer,), {"compute_reference_log_probs": _calls_super}))
 
     def instance(self) -> None:
         trainer = sys.modules[LEAF].DPOTrainer
@@ -230,7 +231,7 @@ class Process:
 
 
 def _calls_super(self: Any, *args: Any) -> Any:
-    return super(type(self), self).dpo_loss(*args)
+    return super(type(self), self).compute_reference_log_probs(*args)
 
 
 def _on(subject: Any) -> Any:

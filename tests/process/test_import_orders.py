@@ -81,7 +81,7 @@ MADE_UP = """
   why: made up
   how: made up
   targets:
-    - {module: trl.trainer.dpo_trainer, attribute: DPOTrainer.dpo_loss, wrapper: answer}
+    - {module: trl.trainer.dpo_trainer, attribute: DPOTrainer.compute_reference_log_probs, wrapper: answer}
     - {module: trl.trainer.dpo_trainer, attribute: DPOTrainer.get_batch_logps, wrapper: answer}
     - {module: trl.trainer.dpo_trainer, attribute: DPOTrainer.training_step, wrapper: answer}
   self_test: it_answers
@@ -104,8 +104,8 @@ def answer(wrapped, instance, args, kwargs):
 def it_answers(leaf):
     trainer = object.__new__(leaf.DPOTrainer)
     try:
-        said = {{trainer.dpo_loss("?"), trainer.get_batch_logps("?"), trainer.training_step("?")}}
-    except TypeError:
+        said = {{trainer.compute_reference_log_probs("?"), trainer.get_batch_logps("?"), trainer.training_step("?")}}
+    except (TypeError, AttributeError):
         return Outcome(Verdict.REPRODUCED)
     return Outcome(Verdict.FIXED if said == {{"new"}} else Verdict.ABSENT)
 """

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from conftest import Environment
 
 ID = "acme/marks-loss"
+OTHER = "dpo-f-divergence-ignored"
+"""The patch of our own with the same target, so that the function is TRL's own without the pack."""
+
 PROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -117,12 +120,12 @@ def test_an_installed_pack_is_used_only_where_it_is_named(with_pack: Environment
         "import sys; from trl import DPOTrainer; import trl_hotfix; print(vars(DPOTrainer)['dpo_loss'].__module__,"
         "'acme_fixes' in sys.modules)"
     )
-    assert with_pack.code(code, TRL_HOTFIX="1").stdout == "trl.trainer.dpo_trainer False\n"
-    named = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_PACKS="acme")
+    assert with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER).stdout == "trl.trainer.dpo_trainer False\n"
+    named = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER, TRL_HOTFIX_PACKS="acme")
     assert named.stdout == "trl_hotfix.patching.pickled True\n", named.stderr
     assert f"trl_hotfix: INFO: applied {ID}: " in named.stderr
 
-    misspelled = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_PACKS="amce")
+    misspelled = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER, TRL_HOTFIX_PACKS="amce")
     assert misspelled.stdout == "trl.trainer.dpo_trainer False\n"
     assert misspelled.stderr.count("trl_hotfix: WARNING") == 1
     assert "no pack 'amce' is installed (there is: acme); did you mean 'acme'?" in misspelled.stderr
@@ -138,7 +141,7 @@ def test_an_installed_pack_is_used_only_where_it_is_named(with_pack: Environment
     # The variable reaches a worker; a name in the script alone does not, and the worker logs that.
     script = tmp_path / "script.py"
     script.write_text(WORKERS)
-    process = with_pack.run(str(script), TRL_HOTFIX="1", TRL_HOTFIX_PACKS="acme")
+    process = with_pack.run(str(script), TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER, TRL_HOTFIX_PACKS="acme")
     parent, worker = json.loads(process.stdout)
     assert parent == worker == [parent[0], True, True], process.stderr
     process = with_pack.run(str(script), "acme")
