@@ -29,7 +29,7 @@ def package(tmp_path: Path) -> Path:
         shutil.copy(CHECKOUT / name, copy)
     # What the build of a wheel makes of the evidence.
     evidence = condensed.read(CHECKOUT / "evidence")
-    for name, content in condensed.condensed(evidence).items():
+    for name, content in condensed.files(evidence).items():
         (copy / "data" / name).write_text(json.dumps(content))
     return copy
 

@@ -71,16 +71,22 @@ def new_environment(folder: Path) -> Environment:
 
 
 @pytest.fixture(scope="session")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build the sdist from the checkout, and the wheel from the sdist."""
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--installer", "uv", "--outdir", str(folder), str(CHECKOUT)],
-        check=True,
-        capture_output=True,
-    )
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
-    return {"wheel": wheel, "sdist": sdist}
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Path]]:
+    """Return a function that builds the sdist of a checkout, and from it the wheel; with ``--wheel`` that alone."""
+
+    def built(checkout: Path, *options: str, **variables: str) -> dict[str, Path]:
+        folder = tmp_path_factory.mktemp("dist")
+        command = [sys.executable, "-m", "build", "--installer", "uv", "--outdir", str(folder), *options, str(checkout)]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, **variables})
+        kinds = {".whl": "wheel", ".gz": "sdist"}
+        return {kinds[path.suffix]: path for path in folder.iterdir() if path.suffix in kinds}
+
+    return built
+
+
+@pytest.fixture(scope="session")
+def distributions(build: Callable[..., dict[str, Path]]) -> dict[str, Path]:
+    return build(CHECKOUT)
 
 
 @pytest.fixture(scope="session")
@@ -102,6 +108,14 @@ def installed(distributions: dict[str, Path], tmp_path_factory: pytest.TempPathF
     """Return the shared environment with the wheel. A test that changes it takes ``own`` instead."""
     environment = new_environment(tmp_path_factory.mktemp("installed") / "venv")
     environment.install(str(distributions["wheel"]))
+    return environment
+
+
+@pytest.fixture(scope="session")
+def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return the shared environment with the checkout. No test changes it."""
+    environment = new_environment(tmp_path_factory.mktemp("editable") / "venv")
+    environment.install("-e", str(CHECKOUT))
     return environment
 
 

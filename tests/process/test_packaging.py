@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,10 @@ from trl_hotfix.catalogue import condensed, loading
 if TYPE_CHECKING:
     from conftest import Environment
 
+Build = Callable[..., dict[str, Path]]
+
+CHECKOUT = Path(__file__).parents[2]
+EVIDENCE = ("fingerprints.json", "proven.json", "trainings.json")
 FIRES = "import sys; print('trl_hotfix.autostart' in sys.modules)"
 
 
@@ -26,24 +33,81 @@ def test_the_wheel_has_the_hook_at_its_root(distributions: dict[str, Path]) -> N
         record = wheel.read(next(name for name in names if name.endswith("/RECORD"))).decode()
     outside = {name for name in names if not name.startswith(("trl_hotfix/", "trl_hotfix-"))}
     assert outside == {"trl_hotfix_autoapply.pth"}
-    data = {
-        "patches.yaml",
-        "known.yaml",
-        "data/defaults.json",
-        "data/fingerprints.json",
-        "data/proven.json",
-        "py.typed",
-    }
-    data |= {f"evidence/{patch.id}.json" for patch in loading.load()}
-    assert {f"trl_hotfix/{name}" for name in data} <= set(names)
-    assert not any(name.endswith("build_hook.py") for name in names)
     assert "trl_hotfix_autoapply.pth,sha256=" in record
 
 
-def test_the_wheel_has_what_the_evidence_says(distributions: dict[str, Path], checkout: Path) -> None:
-    files = condensed.condensed(condensed.read(checkout / "evidence"))
+def test_the_wheel_has_the_modules_and_data_of_the_package_and_nothing_else(
+    distributions: dict[str, Path], checkout: Path
+) -> None:
+    files = {path.relative_to(checkout).as_posix(): path.read_bytes() for path in checkout.glob("trl_hotfix/**/*.py")}
+    del files["trl_hotfix/data/build_hook.py"]
+    files |= {f"trl_hotfix/{name}": (checkout / name).read_bytes() for name in ("patches.yaml", "known.yaml")}
+    files |= {name: (checkout / name).read_bytes() for name in ("trl_hotfix/py.typed", "trl_hotfix/data/defaults.json")}
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
-        assert {name: json.loads(wheel.read(f"trl_hotfix/data/{name}")) for name in files} == files
+        packed = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("trl_hotfix/")}
+    made = {f"trl_hotfix/data/{name}" for name in (*EVIDENCE, "proofs.tar.bz2")}
+    assert {name: content for name, content in packed.items() if name not in made} == files
+    assert made < set(packed)
+
+
+def test_the_wheel_has_what_the_evidence_says(distributions: dict[str, Path], checkout: Path) -> None:
+    files = condensed.files(condensed.read(checkout / "evidence"))
+    with zipfile.ZipFile(distributions["wheel"]) as wheel:
+        assert {name: json.loads(wheel.read(f"trl_hotfix/data/{name}")) for name in EVIDENCE} == files
+
+
+def test_the_wheel_has_the_proofs_and_what_they_need(distributions: dict[str, Path], checkout: Path) -> None:
+    tests = checkout / "tests"
+    paths = [tests / "bench" / "prove.py", *tests.glob("tiny/*.py")]
+    paths += [tests / "proofs" / f"{patch.id.replace('-', '_')}.py" for patch in loading.load()]
+    with zipfile.ZipFile(distributions["wheel"]) as wheel:
+        content = io.BytesIO(wheel.read("trl_hotfix/data/proofs.tar.bz2"))
+    with tarfile.open(fileobj=content) as archive:
+        packed = {member.name: archive.extractfile(member).read() for member in archive}
+    assert packed == {path.relative_to(tests).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_the_wheel_is_small(distributions: dict[str, Path]) -> None:
+    """A patch takes 6 KB: half of it is its module, and the rest its proof, its entry and its evidence."""
+    assert distributions["wheel"].stat().st_size < 370_000 + 6_500 * len(loading.load())
+
+
+def test_two_builds_are_the_same_files(build: Build, distributions: dict[str, Path], tmp_path: Path) -> None:
+    """The second is made from another folder, with other times, modes and surroundings."""
+    copy = tmp_path / "another folder" / "checkout"
+    left_out = (".*", "build", "dist", "site", "__pycache__")
+    shutil.copytree(CHECKOUT, copy, ignore=shutil.ignore_patterns(*left_out), copy_function=shutil.copyfile)
+    shutil.copy(CHECKOUT / ".gitignore", copy)
+    for path in copy.rglob("*.py"):
+        path.chmod(0o600)
+    again = build(copy, TZ="Asia/Tokyo", LC_ALL="C", PYTHONHASHSEED="1")
+    assert sorted(again) == ["sdist", "wheel"]
+    for kind, path in distributions.items():
+        assert again[kind].read_bytes() == path.read_bytes(), kind
+
+
+def test_nothing_else_in_a_working_tree_gets_into_the_wheel(
+    build: Build, distributions: dict[str, Path], checkout: Path
+) -> None:
+    for name in (
+        "trl_hotfix/notes.md",
+        "trl_hotfix/.DS_Store",
+        "trl_hotfix/patches/__pycache__/engine.cpython-311.pyc",
+        "trl_hotfix/patches/sft_vlm_tools_dropped.py.orig",
+        "trl_hotfix/data/trainings.json",
+        "trl_hotfix/evidence/sft-vlm-tools-dropped.json",
+        "tests/bench/scratch.py",
+        "tests/proofs/scratch.py",
+        "tests/proofs/.ipynb_checkpoints/scratch.py",
+        "tests/tiny/notes.md",
+        "tests/tiny/__pycache__/scratch.cpython-311.pyc",
+        "dist/trl_hotfix-0.1.0.tar.gz",
+        "scratch.py",
+    ):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("{}")
+    wheel = build(checkout, "--wheel")["wheel"]
+    assert wheel.read_bytes() == distributions["wheel"].read_bytes()
 
 
 def test_the_sdist_builds_the_wheel_and_has_the_tests(distributions: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Condense ``evidence/<id>.json`` to the two files that the package reads: the bodies of all targets, what is proven.
+"""Condense ``evidence/<id>.json`` to what the package reads: the bodies of all targets, what is proven, the trainings.
 
 A checkout has no such files, they are condensed in memory: a new patch is a new file of evidence and changes no other.
 For a wheel ``data/build_hook.py`` writes them. It loads this module alone, without the libraries of the package.
@@ -7,11 +7,14 @@ For a wheel ``data/build_hook.py`` writes them. It loads this module alone, with
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
+
+_PROOF = ("release", "stack", "verdict", "runs")
+_PARITY = ("release", "stack", "fixed_release", "loss_difference", "gradient_difference")
 
 
 def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -31,6 +34,23 @@ def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     merged["is"][patch_id] = known["is"]
     order = sorted(releases, key=Version)
     return {"fingerprints.json": {"releases": order, "targets": dict(sorted(targets.items()))}, "proven.json": proven}
+
+
+def trainings(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return ``trainings.json``: by patch what ``explain`` tells of its proofs and of the comparisons with a fix."""
+    return {
+        record["patch"]: {
+            "revision": record["revision"],
+            "proofs": [{key: proof[key] for key in _PROOF} for proof in record["proofs"]],
+            "parity": [{key: parity[key] for key in _PARITY} for parity in record["parity"]],
+        }
+        for record in records
+    }
+
+
+def files(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the content of each file that an installed package has in ``data/`` and a checkout has not."""
+    return {**condensed(records), "trainings.json": trainings(records)}
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

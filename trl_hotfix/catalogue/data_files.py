@@ -37,8 +37,8 @@ def data_file(name: str) -> Path:
 
 
 def evidence_folder() -> Path:
-    """Return the folder of ``<id>.json``, at the top of the checkout or in the installed package."""
-    return (checkout() or PACKAGE) / "evidence"
+    """Return the folder of ``<id>.json`` of a checkout."""
+    return PACKAGE.parent / "evidence"
 
 
 def read_data(name: str, kind: Any) -> Any:

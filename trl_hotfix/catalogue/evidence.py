@@ -1,6 +1,7 @@
 """The results of the proof bench, and a summary of them in words.
 
-What is proven of all patches is read for ``--list``. The trainings of a patch are read from its own evidence file.
+What is proven of all patches is read for ``--list``. The trainings of a patch are read from its own evidence file in a
+checkout, and from ``data/trainings.json`` in an installed package.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from packaging.version import Version
 
 from ..model import Patch
 from . import packs
-from .data_files import decoded, evidence_folder, read_data
+from .data_files import checkout, data_file, decoded, evidence_folder, read_data
 
 _Version = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
 
@@ -64,9 +65,17 @@ def trainings(patch_id: str) -> _Trainings:
 
     Both are empty for a patch without evidence, such as one of a pack.
     """
-    path = evidence_folder() / f"{patch_id}.json"
     empty: _Trainings = {"revision": 0, "proofs": [], "parity": []}
+    if checkout() is None:
+        return _all_trainings().get(patch_id, empty)
+    path = evidence_folder() / f"{patch_id}.json"
     return decoded(path, _Trainings) if path.is_file() else empty
+
+
+@functools.cache
+def _all_trainings() -> Mapping[str, _Trainings]:
+    by_patch: Mapping[str, _Trainings] = decoded(data_file("trainings.json"), dict[str, _Trainings])
+    return by_patch
 
 
 def proven_on(patch: Patch) -> tuple[str, ...]:

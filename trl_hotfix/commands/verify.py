@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,9 @@ from rich.text import Text
 from .. import __version__
 from ..catalogue import loading
 from ..catalogue.data_files import PACKAGE as FOLDER
-from ..catalogue.data_files import checkout
+from ..catalogue.data_files import checkout, data_file
 from ..catalogue.packs import VARIABLE, named, pack_of
-from ..errors import UnknownPatchError
+from ..errors import DamagedError, UnknownPatchError
 from ..matching import gates, versions
 from ..model import State
 from ..reporting.table import show
@@ -86,8 +87,9 @@ def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) 
         return Exit.NO_TRL
     chosen = ids or tuple(patch.id for patch in patches if gates.applicability(patch).state is State.PENDING)
     with tempfile.TemporaryDirectory() as folder:
+        scripts = _proofs(Path(folder, "proofs")) if full else None
         cells = _verified(chosen, names, Path(folder)) if chosen else []
-        proofs = _trained(chosen, Path(folder)) if full else []
+        proofs = _trained(chosen, scripts, Path(folder)) if scripts is not None else []
     answer: Answer = {"trl_hotfix": __version__, "trl": trl, "cells": cells, "proofs": proofs}
     if as_data:
         click.echo(json.dumps(answer, indent=2))
@@ -148,18 +150,17 @@ def _lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
 
 
-def _trained(ids: Sequence[str], folder: Path) -> list[ProofAnswer]:
+def _trained(ids: Sequence[str], proofs: Path, folder: Path) -> list[ProofAnswer]:
     answers: list[ProofAnswer] = []
     with _progress("trainings", len(ids)) as advance:
         for number, patch_id in enumerate(ids):
             advance(number, patch_id)
-            answers.append({"patch": patch_id, **_proof(patch_id, folder)})  # type: ignore[typeddict-item]
+            answers.append({"patch": patch_id, **_proof(patch_id, proofs, folder)})  # type: ignore[typeddict-item]
     return answers
 
 
-def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
+def _proof(patch_id: str, proofs: Path, folder: Path) -> dict[str, Any]:
     """Run the proof of one patch in a fresh process. Its tiny models are made from configs, without the hub."""
-    proofs = _proofs()
     file = proofs / "proofs" / f"{patch_id.replace('-', '_')}.py"
     if pack_of(patch_id) or not file.is_file():
         return {"verdict": "not-run", "why": "no proof comes with it", "runs": {}}
@@ -183,10 +184,22 @@ def _proof(patch_id: str, folder: Path) -> dict[str, Any]:
     return answer
 
 
-def _proofs() -> Path:
-    """Return the folder of the proofs, in a checkout or in the installed package."""
-    folder = checkout()
-    return folder / "tests" if folder is not None else FOLDER / "proofs"
+def _proofs(folder: Path) -> Path:
+    """Return the folder of the proofs: that of a checkout, or ``folder``, to which those of a wheel are unpacked."""
+    if (source := checkout()) is not None:
+        return source / "tests"
+    archive = data_file("proofs.tar.bz2")
+    try:
+        with tarfile.open(archive, "r:bz2") as packed:
+            for member in packed:
+                content = packed.extractfile(member)
+                assert content is not None
+                path = folder / member.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.read())
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise DamagedError(archive, error) from error
+    return folder
 
 
 def _needs(proof: Path) -> Sequence[str]:

@@ -36,7 +36,7 @@ EVIDENCE = {"revision": PATCH.revision, "proofs": [PROOF], "parity": [PARITY]}
 FILES = {
     "data/fingerprints.json": BODIES,
     "data/proven.json": PROVEN,
-    f"evidence/{PATCH.id}.json": EVIDENCE,
+    "data/trainings.json": {PATCH.id: EVIDENCE},
 }
 RECORD = {
     "patch": PATCH.id,
@@ -58,6 +58,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
             context.setattr(data_files, "PACKAGE", folder)
             context.setattr(evidence, "proven", evidence.proven.__wrapped__)
             context.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
+            context.setattr(evidence, "_all_trainings", evidence._all_trainings.__wrapped__)
             verdict = fingerprints.bodies.__wrapped__().verdict(PATCH.id, TARGET, "c1:0")
             evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
             return verdict, evidence.in_words(PATCH)
@@ -84,6 +85,16 @@ def test_a_damaged_file_is_named_with_a_remedy(wrong: bytes, name: str, read: An
 def test_the_evidence_is_condensed_to_the_files_of_the_package() -> None:
     files = condensed.condensed([RECORD])
     assert files == {"fingerprints.json": BODIES, "proven.json": PROVEN}
+
+
+def test_the_trainings_are_condensed_to_what_is_told_of_them() -> None:
+    proof, parity = {**PROOF, "key": "0", "trl": "1", "ran": "0.11.4"}, {**PARITY, "gradients": 98}
+    record = {**RECORD, "proofs": [proof], "parity": [parity], "cells": [{"verdict": "proven"}]}
+    assert condensed.files([record]) == {
+        "fingerprints.json": BODIES,
+        "proven.json": PROVEN,
+        "trainings.json": {PATCH.id: EVIDENCE},
+    }
 
 
 def test_patches_on_one_target_share_its_bodies() -> None:

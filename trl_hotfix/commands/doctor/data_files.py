@@ -30,7 +30,10 @@ def counted_files(packs: str | None, problems: Problems) -> tuple[dict[str, Data
         "known": (known_bugs_file(), lambda: len(loading.without_repair())),
         "fingerprints": (_condensed_from("fingerprints.json"), _releases),
         "proven": (_condensed_from("proven.json"), _pairs),
-        "evidence": (evidence_folder(), lambda: sum(len(evidence.trainings(patch.id)["proofs"]) for patch in patches)),
+        "evidence": (
+            _condensed_from("trainings.json"),
+            lambda: sum(len(evidence.trainings(patch.id)["proofs"]) for patch in patches),
+        ),
     }
     files = {}
     for name, (path, count) in counters.items():
