@@ -53,6 +53,7 @@ class Argument(Struct, frozen=True):
     ``made_by`` has the dotted names of the classes or functions that make an object; ``complete`` is False if there may
     be more. ``reason`` tells why the argument is unknown. ``is_default``: it is that of a real trainer, and may
     as well not have been given. ``may_be_default``: it is that of an old run, and whether it was given is not known.
+    ``alternatives``: the argument is unknown, and it is one of these.
     """
 
     kind: Kind
@@ -63,6 +64,7 @@ class Argument(Struct, frozen=True):
     reason: str = ""
     is_default: bool = False
     may_be_default: bool = False
+    alternatives: tuple[Argument, ...] = ()
 
     def describe(self, name: str) -> str:
         """Describe the argument in words."""
@@ -112,6 +114,9 @@ def evaluate(condition: Any, argument: Argument, lookup: Lookup) -> bool | None:
 
     ``lookup`` returns another argument of the same trainer.
     """
+    if argument.kind is Kind.UNKNOWN and argument.alternatives:
+        possible = {evaluate(condition, alternative, lookup) for alternative in argument.alternatives}
+        return possible.pop() if len(possible) == 1 else None
     if isinstance(condition, list):
         answers = [evaluate(alternative, argument, lookup) for alternative in condition]
         return True if True in answers else None if None in answers else False

@@ -56,6 +56,7 @@ _METHODS_OF_TRAINERS = frozenset(
         "add_callback",
         "create_model_card",
         "evaluate",
+        "generate_completions",
         "init_hf_repo",
         "is_local_process_zero",
         "is_world_process_zero",

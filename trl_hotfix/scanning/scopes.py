@@ -21,7 +21,8 @@ class Binding:
 
     ``reason`` is why the value is unknown, if the binding has none of these, and ``part_of`` the expression whose value
     it is a part of. If it is not ``unconditional``, its line may not be reached, or more than once. ``argument_at`` is
-    the place of the call if the value is the argument that a function is given.
+    the place of the call if the value is the argument that a function is given. ``one_of``: the value is that of one of
+    these bindings, and the text does not tell of which.
     """
 
     line: int
@@ -32,6 +33,7 @@ class Binding:
     definition: ast.AST | None = None
     part_of: ast.expr | None = None
     argument_at: Place | None = None
+    one_of: tuple[Binding, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +59,10 @@ class Scope:
     def bind(self, name: str, binding: Binding) -> None:
         """Add a binding. That of an outer name depends on whether the function of this scope is called."""
         if name in self.global_names:
-            self.module.bindings.setdefault(name, []).append(replace(binding, unconditional=False))
+            # What is assigned has the names of the function, and is looked up in the module.
+            reason = f"{name} is assigned in a function"
+            binding = replace(binding, unconditional=False, value=None, reason=reason)
+            self.module.bindings.setdefault(name, []).append(binding)
         elif name in self.nonlocal_names:
             reason = f"{name} is assigned in an inner function"
             for scope in [*self._outer()][:-1]:
@@ -140,6 +145,12 @@ class BoundName(NamedTuple):
             return ScopedExpression(binding.value, binding.argument_at.scope, binding.argument_at.line)
         return ScopedExpression(binding.value, self.scope, binding.line)
 
+    def values(self) -> list[ScopedExpression] | None:
+        """Return the expressions of which one is assigned, or None if the text does not have them all."""
+        values = [BoundName(binding, self.scope).value() for binding in self.binding.one_of]
+        known = [value for value in values if value is not None]
+        return known if known and len(known) == len(values) else None
+
     def whole(self) -> ScopedExpression | None:
         """Return the expression whose value the assigned value is a part of, if there is one."""
         part_of = self.binding.part_of
@@ -181,7 +192,8 @@ def _choose(name: str, scope: Scope, line: int | None) -> Binding:
     if before and all(binding.unconditional for binding in before) and not comes_again:
         return before[-1]
     lines = ", ".join(str(binding.line) for binding in bindings[:5])
-    return Binding(bindings[-1].line, False, reason=f"{name} is assigned more than once (lines {lines})")
+    reason = f"{name} is assigned more than once (lines {lines})"
+    return Binding(bindings[-1].line, False, reason=reason, one_of=tuple(bindings))
 
 
 def source_text(node: ast.AST | None) -> str:

@@ -6,6 +6,9 @@ import ast
 import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ..catalogue.conditions import UNSET, Argument, Kind, Lookup
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
@@ -70,17 +73,22 @@ def _is_super_init(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr == "__init__"
 
 
-def _added_callbacks(calls: list[Place], maker: ast.Call) -> Iterator[ScopedExpression | Place]:
-    """Yield the callbacks of ``trainer.add_callback(callback)``, where ``maker`` makes the trainer.
+class _AddedCallback(NamedTuple):
+    """The callback of ``trainer.add_callback(callback)``. It may not be added in a branch, or to another trainer."""
 
-    A place stands for a call that may not add one: in a branch, or of a name that has held several trainers.
-    """
+    call: Place
+    callback: ScopedExpression
+    is_certain: bool
+
+
+def _added_callbacks(calls: list[Place], maker: ast.Call) -> Iterator[_AddedCallback]:
+    """Yield the callbacks that are added, where ``maker`` makes the trainer."""
     for place, call in _calls_of(calls, "add_callback"):
         assert isinstance(call.func, ast.Attribute)
         if call.args:
             trainer = follow(ScopedExpression(call.func.value, place.scope, place.line))
             certain = trainer.node is maker and place.unconditional and trainer.scope is place.scope
-            yield ScopedExpression(call.args[0], place.scope, place.line) if certain else place
+            yield _AddedCallback(place, ScopedExpression(call.args[0], place.scope, place.line), certain)
 
 
 def _calls_of(calls: list[Place], method: str) -> Iterator[tuple[Place, ast.Call]]:
@@ -154,14 +162,27 @@ class _TrainerArguments:
         return LocatedArgument(unknown or UNSET, None)
 
     def _with_added_callbacks(self, argument: Argument) -> Argument:
-        uncertain = next((callback for callback in self._callbacks if isinstance(callback, Place)), None)
-        if uncertain is not None:
-            return Argument(Kind.UNKNOWN, line=uncertain.line, reason=f"{source_text(uncertain.node)} may add one")
-        added = [callback for callback in self._callbacks if isinstance(callback, ScopedExpression)]
-        values = [argument, *map(value_of, added)]
-        made_by = tuple(name for value in values for name in value.made_by)
-        complete = all(value.complete and value.kind is not Kind.UNKNOWN for value in values)
-        return Argument(Kind.OBJECT, line=added[0].line, made_by=made_by, complete=complete)
+        certain = [value_of(added.callback) for added in self._callbacks if added.is_certain]
+        if certain:
+            argument = _together([argument, *certain])
+        uncertain = [added for added in self._callbacks if not added.is_certain]
+        if not uncertain:
+            return argument
+        place = uncertain[0].call
+        unknown = Argument(Kind.UNKNOWN, line=place.line, reason=f"{source_text(place.node)} may add one")
+        values = [value_of(added.callback) for added in uncertain]
+        if Kind.UNKNOWN in {value.kind for value in (argument, *values)}:
+            return unknown
+        # Without any, with each of them alone, and with all: what holds of all of these holds of what is between.
+        possible = [argument, *(_together([argument, value]) for value in values), _together([argument, *values])]
+        return replace(unknown, alternatives=tuple(possible))
+
+
+def _together(values: list[Argument]) -> Argument:
+    """Return the list of several objects, the first of which may be none or a list."""
+    made_by = tuple(name for value in values for name in value.made_by)
+    complete = all(value.complete and value.kind is not Kind.UNKNOWN for value in values)
+    return Argument(Kind.OBJECT, line=values[-1].line, made_by=made_by, complete=complete)
 
 
 def _resumed_from(calls: list[Place]) -> Argument:
@@ -197,7 +218,8 @@ def _find_part(located: LocatedArgument, name: str) -> Argument:
     """Return the argument ``name`` of the call that makes an object, or the value of that key in a dict."""
     argument, expression, changed = located
     if argument.kind is Kind.UNKNOWN:
-        return argument
+        # What the object may be does not tell its parts.
+        return replace(argument, alternatives=())
     if expression is None or argument.kind is not Kind.OBJECT:
         return UNSET
     if changed is not None:

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from ..catalogue.conditions import Argument, Kind
 from .names import METHODS_RETURNING_MODEL, classes, dotted_name, follow, parsed_classes
 from .scopes import COMPREHENSIONS, Scope, ScopedExpression, source_text
@@ -16,6 +18,7 @@ _LIBRARIES = ("datasets.", "peft.", "torch.", "transformers.")
 _BUILTINS = frozenset(["bool", "dict", "float", "int", "len", "list", "range", "set", "str", "tuple"])
 _MAX_DEPTH = 40
 _MAX_ELEMENTS = 40
+_MAX_ALTERNATIVES = 4
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -45,6 +48,9 @@ def value_of(expression: ScopedExpression, depth: int = 0) -> Argument:
         return Argument(Kind.OBJECT, line=line, complete=False)
     if isinstance(node, ast.Name):
         return _named(node, expression, depth)
+    if isinstance(node, ast.IfExp):
+        values = [expression.with_node(node.body), expression.with_node(node.orelse)]
+        return _one_of(values, Argument(Kind.UNKNOWN, line=line, reason=source_text(node)), depth)
     if isinstance(node, ast.Call):
         return _called(node, expression, depth)
     command_line = expression.scope.module.command_line
@@ -109,7 +115,19 @@ def _named(node: ast.Name, expression: ScopedExpression, depth: int) -> Argument
         return Argument(Kind.OBJECT, line=node.lineno, made_by=(node.id,))
     if binding.dotted:
         return Argument(Kind.UNKNOWN, line=node.lineno, reason=f"{node.id} is imported ({binding.dotted})")
-    return Argument(Kind.UNKNOWN, line=binding.line, reason=binding.reason)
+    unknown = Argument(Kind.UNKNOWN, line=binding.line, reason=binding.reason)
+    values = bound.values()
+    return _one_of(values, unknown, depth) if values is not None else unknown
+
+
+def _one_of(values: list[ScopedExpression], unknown: Argument, depth: int) -> Argument:
+    """Return ``unknown`` with what it may be, if each of the values is known, and none can be changed in place."""
+    if len(values) > _MAX_ALTERNATIVES or any(isinstance(follow(value).node, (ast.List, ast.Set)) for value in values):
+        return unknown
+    arguments = [value_of(value, depth + 1) for value in values]
+    if any(argument.kind is Kind.UNKNOWN or isinstance(argument.value, list) for argument in arguments):
+        return unknown
+    return replace(unknown, alternatives=tuple(arguments))
 
 
 def _called(node: ast.Call, expression: ScopedExpression, depth: int) -> Argument:
@@ -197,10 +215,13 @@ def _unpacked(expression: ScopedExpression) -> tuple[dict[str, ScopedExpression]
     for key in dict.fromkeys(change.part for change in changes.changes if change.part is not None):
         set_by = [change for change in changes.of(key) if change.inner_part is None]
         argument = known_value(set_by, expression.scope, expression.line) if set_by else arguments.get(key)
-        if argument is None:
-            uncertain = uncertain or changes.of(key)[-1]
-        else:
+        if argument is not None:
             arguments[key] = argument
+        elif set_by and isinstance(set_by[-1].place.node, ast.Subscript):
+            # What `options["key"]` is at the end is not known, and no other key is touched.
+            arguments[key] = expression.with_node(set_by[-1].place.node)
+        else:
+            uncertain = uncertain or changes.of(key)[-1]
     if uncertain is not None:
         # What may be set again is not known, though it is named.
         return {}, Argument(Kind.UNKNOWN, line=uncertain.line, reason=uncertain.reason)

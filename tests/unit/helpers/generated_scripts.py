@@ -445,7 +445,7 @@ def _part(snapshot: dict[str, Any], name: str) -> Any:
 
 def _is_true(argument: Argument, value: Any) -> bool:
     if argument.kind is Kind.UNKNOWN:
-        return True
+        return not argument.alternatives or any(_is_true(alternative, value) for alternative in argument.alternatives)
     if argument.kind is Kind.UNSET:
         return value is None
     if argument.kind is Kind.LITERAL:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
+
+from trl_hotfix.catalogue.conditions import Argument, Kind, evaluate
+from trl_hotfix.scanning.trainer_calls import trainer_calls
 
 BEMA = "bema-callback-frozen-parameters"
 DTYPE = "ref-model-dtype-mismatch"
@@ -89,3 +93,46 @@ def test_arguments_of_the_call_that_makes_the_model(scan: Any) -> None:
     assert DTYPE not in trainer.hit_ids | trainer.unknown.keys()
     (trainer,) = scan(text.format("revision='main'"), "1.0.0")
     assert "the model is not in float32" in trainer.unknown[DTYPE]
+
+
+def argument_of(body: str, name: str) -> Argument:
+    head = "import trl\nfrom trl import BEMACallback, DPOConfig, DPOTrainer, LogCompletionsCallback\n"
+    (call,) = trainer_calls(ast.parse(head + body))
+    return call.argument(name)
+
+
+@pytest.mark.parametrize(
+    ("callback", "by_bema"), [("LogCompletionsCallback(trainer)", False), ("BEMACallback()", None)]
+)
+def test_a_callback_that_may_be_added_is_one_of_known_ones(callback: str, by_bema: bool | None) -> None:
+    added = f"if flag:\n    extra = {callback}\n    trainer.add_callback(extra)\ntrainer.train()\n"
+    argument = argument_of(f"trainer = DPOTrainer('m')\n{added}", "callbacks")
+    assert argument.kind is Kind.UNKNOWN
+    assert evaluate("by BEMACallback", argument, lambda name: argument) is by_bema
+    # Whether there is one at all is not known, nor whether all that are there are others.
+    assert evaluate("set", argument, lambda name: argument) is None
+    assert evaluate("not by BEMACallback", argument, lambda name: argument) is (None if by_bema is False else False)
+
+
+@pytest.mark.parametrize(
+    "body", ["model = A(1) if flag else B(2)", "if flag:\n    model = A(1)\nelse:\n    model = B(2)"]
+)
+def test_an_object_of_two_branches_is_one_of_both(body: str) -> None:
+    argument = argument_of(f"class A: pass\nclass B: pass\n{body}\nDPOTrainer(model, args=DPOConfig())\n", "model")
+    assert argument.kind is Kind.UNKNOWN
+    assert evaluate("not by *peft*", argument, lambda name: argument) is True
+    assert evaluate("by *a*", argument, lambda name: argument) is None
+
+
+def test_a_key_that_may_be_set_leaves_the_others_known() -> None:
+    options = "options = {'beta': 0.1}\nif flag:\n    options['loss_type'] = 'ipo'\n"
+    body = f"{options}DPOTrainer('m', args=DPOConfig(**options))\n"
+    assert argument_of(body, "beta").value == 0.1
+    assert argument_of(body, "loss_type").kind is Kind.UNKNOWN
+    assert argument_of(body, "padding_free").kind is Kind.UNSET
+
+
+def test_what_a_function_assigns_to_a_global_name_has_the_names_of_the_function() -> None:
+    function = "def work():\n    global config\n    beta = 0.2\n    config = DPOConfig(beta=beta)\n"
+    body = f"beta = 0.1\n{function}work()\nDPOTrainer('m', args=config)\n"
+    assert argument_of(body, "beta").kind is Kind.UNKNOWN
