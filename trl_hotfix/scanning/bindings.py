@@ -36,7 +36,7 @@ class ScriptBindings:
         self.set_on_modules: dict[str, int] = {}
         self.dynamic: ast.Call | None = None
         names: list[Place] = []
-        module = Scope(None, command_line=command_line)
+        module = Scope(None, command_line=command_line, inner=self.scopes)
         # A stack, as deeply nested source would exceed Python's limit of recursion.
         stack = [Place(tree, None, module, True)]
         while stack:

@@ -13,6 +13,7 @@ from .uses import Changes, changes_of, known_value
 from .values import keyword_arguments, value_of
 
 _LIBRARIES = ("transformers.", "trl.")
+_BESIDE = ("DatasetMixtureConfig", "ModelConfig")
 
 
 class LocatedArgument(NamedTuple):
@@ -163,11 +164,11 @@ def makes_config(expression: ScopedExpression) -> bool:
 
 
 def _is_config(name: str) -> bool:
-    """Is this the name of a trainer's config? ``ModelConfig`` is that of a model on the command line.
+    """Is this the name of a trainer's config? Those of a model and of datasets are on the command line beside it.
 
     The other libraries have configs of adapters, models and quantisation.
     """
     last = name.rpartition(".")[2]
     if last.endswith("TrainingArguments"):
         return True
-    return last.endswith("Config") and last != "ModelConfig" and not name.startswith(("peft.", "transformers."))
+    return last.endswith("Config") and last not in _BESIDE and not name.startswith(("peft.", "transformers."))

@@ -103,22 +103,23 @@ def classes(expression: ScopedExpression) -> Iterator[tuple[str, ast.ClassDef | 
 
 _PARSERS = ("transformers.HfArgumentParser", "trl.HfArgumentParser", "trl.TrlParser")
 _PARSING = ("parse_args_and_config", "parse_args_into_dataclasses")
+_OPTIONS_OF_PARSING = {"return_remaining_strings", "fail_with_unknown_args"}
+_METHODS_OF_PARSERS = {*_PARSING, "add_argument", "print_help"}
 
 
 def parsed_classes(expression: ScopedExpression) -> list[ScopedExpression] | None:
-    """Return the classes that the command line is parsed into, if the expression is one of the parsed objects."""
-    call = _parsing_call(follow(expression))
-    if call is None:
+    """Return the classes that the command line is parsed into, if the expression is one of the parsed objects.
+
+    None too if the parser may have got other defaults, or other words than those of the command line.
+    """
+    parser = _parsing_call(follow(expression))
+    makers = _makers(parser) if parser is not None else []
+    listed = [types for maker in makers if (types := _listed(maker)) is not None]
+    if not listed or len(listed) < len(makers) or len({types.node for types in listed}) > 1:
         return None
-    maker = follow(call)
-    if not isinstance(maker.node, ast.Call) or dotted_name(maker.with_node(maker.node.func)) not in _PARSERS:
-        return None
-    given = [*maker.node.args, *(keyword.value for keyword in maker.node.keywords if keyword.arg == "dataclass_types")]
-    listed = follow(maker.with_node(given[0])) if given else None
-    if listed is None:
-        return None
-    elements = listed.node.elts if isinstance(listed.node, (ast.List, ast.Tuple)) else [listed.node]
-    return [listed.with_node(element) for element in elements]
+    (types, *_) = listed
+    elements = types.node.elts if isinstance(types.node, (ast.List, ast.Tuple)) else [types.node]
+    return [types.with_node(element) for element in elements]
 
 
 def _parsing_call(expression: ScopedExpression) -> ScopedExpression | None:
@@ -130,9 +131,80 @@ def _parsing_call(expression: ScopedExpression) -> ScopedExpression | None:
         return _parsing_call(whole) if whole is not None else None
     if isinstance(node, ast.Subscript):
         node = node.value
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PARSING:
-        return expression.with_node(node.func.value)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in _PARSING:
+        return None
+    of_command_line = not node.args and {keyword.arg for keyword in node.keywords} <= _OPTIONS_OF_PARSING
+    return expression.with_node(node.func.value) if of_command_line else None
+
+
+def _makers(parser: ScopedExpression) -> list[ScopedExpression]:
+    """Return the calls of which one makes a parser, directly or in a function of the script; none if it may change."""
+    maker = _unchanged(parser)
+    returned = _returned(maker) if maker is not None else None
+    if returned is None:
+        return [maker] if maker is not None else []
+    if not isinstance(returned.node, ast.Name):
+        return [returned]
+    bound = returned.find(returned.node)
+    values = bound.values() if bound is not None else None
+    if values is not None and _is_only_parsed(returned, returned.node):
+        return values
+    return [maker] if (maker := _unchanged(returned)) is not None else []
+
+
+def _unchanged(parser: ScopedExpression) -> ScopedExpression | None:
+    """Follow the names of a parser, as long as nothing but parsing is done with it."""
+    for _ in range(_MAX_STEPS):
+        node = parser.node
+        if not isinstance(node, ast.Name):
+            return parser
+        bound = parser.find(node)
+        value = bound.value() if bound is not None else None
+        if value is None or not _is_only_parsed(parser, node):
+            return None
+        parser = value
     return None
+
+
+def _is_only_parsed(expression: ScopedExpression, name: ast.Name) -> bool:
+    owner = expression.scope.owner(name.id)
+    return owner is not None and all(
+        (isinstance(use.node, ast.Name) and isinstance(use.node.ctx, ast.Store))
+        or isinstance(parent, ast.Return)
+        or (isinstance(parent, ast.Attribute) and parent.attr in _METHODS_OF_PARSERS)
+        for use in owner.uses.get(name.id, ())
+        for parent in [use.parent.node if use.parent is not None else None]
+    )
+
+
+def _returned(call: ScopedExpression) -> ScopedExpression | None:
+    """Return what a call of a function of the script returns, if that ends with the only ``return``."""
+    node = call.node
+    bound = call.find(node.func) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+    definition = bound.binding.definition if bound is not None else None
+    if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
+        return None
+    ends = [inner for inner in ast.walk(definition) if isinstance(inner, (ast.Return, ast.Yield, ast.YieldFrom))]
+    last = definition.body[-1]
+    if ends != [last] or not isinstance(last, ast.Return) or last.value is None:
+        return None
+    return ScopedExpression(last.value, call.scope.module.inner[definition], last.lineno)
+
+
+def _listed(maker: ScopedExpression) -> ScopedExpression | None:
+    """Return the classes that a parser is made with, by ``TrlParser((A, B))`` or ``x.add_parser(dataclass_types=...)``.
+
+    A parser of subcommands hands the latter to a parser of its own kind.
+    """
+    node = maker.node
+    if not isinstance(node, ast.Call):
+        return None
+    is_parser = dotted_name(maker.with_node(node.func)) in _PARSERS
+    if not is_parser and not (isinstance(node.func, ast.Attribute) and node.func.attr == "add_parser"):
+        return None
+    positional = node.args if is_parser else []
+    given = [*positional, *(keyword.value for keyword in node.keywords if keyword.arg == "dataclass_types")]
+    return follow(maker.with_node(given[0])) if given else None
 
 
 def trainer_names(expression: ScopedExpression) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ class Scope:
     ``uses`` has every place where a name of this scope stands, also in inner scopes. ``global_names`` and
     ``nonlocal_names`` are those that the scope declares so. ``star_imports`` has the lines of ``from x import *``, by
     the module. ``loops`` has the lines of each loop. ``command_line`` is what a module is started with, if it is told.
+    ``inner`` has the scopes of all functions and classes of a module.
     """
 
     parent: Scope | None
@@ -55,6 +56,7 @@ class Scope:
     star_imports: dict[str, int] = field(default_factory=dict)
     loops: list[range] = field(default_factory=list)
     command_line: CommandLine | None = None
+    inner: Mapping[ast.AST, Scope] = field(default_factory=dict)
 
     def bind(self, name: str, binding: Binding) -> None:
         """Add a binding. That of an outer name depends on whether the function of this scope is called."""

@@ -34,7 +34,9 @@ def read(path: Path, trainer: str | None = None, command_line: CommandLine | Non
         return [replace(call, cells=cells) for call in calls]
     if path.suffix.lower() in (".json", ".toml"):
         raise ScriptError(f"{file} is neither Python (.py), a notebook (.ipynb) nor YAML (.yaml)")
-    return list(trainer_calls(_parse(source, file), command_line))
+    # The parser of transformers puts the words of such a file before those of the command line.
+    told = None if path.with_suffix(".args").exists() else command_line
+    return list(trainer_calls(_parse(source, file), told))
 
 
 def _parse(source: bytes, file: str) -> ast.Module:

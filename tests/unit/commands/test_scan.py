@@ -199,6 +199,62 @@ def test_the_command_line_of_the_script_can_be_told(tmp_path: Path, words: list[
     assert (DROPPED in {bug["id"] for bug in trainer["cannot_tell"]}) is unsure
 
 
+MADE_BY_FUNCTION = """\
+def make_parser(subparsers=None, prog=None):
+    dataclass_types = (ScriptArguments, DPOConfig, ModelConfig)
+    if subparsers is not None:
+        parser = subparsers.add_parser("dpo", help="DPO", dataclass_types=dataclass_types)
+    else:
+        parser = TrlParser(dataclass_types, prog=prog)
+    return parser
+
+if __name__ == "__main__":
+    parser = make_parser()
+"""
+PARSING = "parser.parse_args_and_config()"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_told"),
+    [
+        ("", "", True),
+        ("parse_args_and_config()", "parse_args_and_config(fail_with_unknown_args=False)", True),
+        (PARSING, f"{PARSING}; parser.print_help()", True),
+        ("subparsers.add_parser", "subparsers.add", False),
+        ("prog=prog)", "prog=prog); change(parser)", False),
+        ("TrlParser(dataclass_types", "TrlParser((ScriptArguments, ModelConfig)", False),
+        ("    return parser", "        return parser\n    return other", False),
+        ("def make_parser", "@changed\ndef make_parser", False),
+        # What the parser has been told itself, and the words that it is given instead of the command line's.
+        ("parser = make_parser()", "parser = make_parser(); parser.set_defaults(precompute_ref_log_probs=True)", False),
+        ("parse_args_and_config()", "parse_args_and_config(['--precompute_ref_log_probs'])", False),
+        ("parse_args_and_config()", "parse_args_and_config(args=words)", False),
+    ],
+)
+def test_a_parser_is_followed_as_far_as_nothing_else_is_done_with_it(
+    tmp_path: Path, old: str, new: str, is_told: bool
+) -> None:
+    file = tmp_path / "x.py"
+    head, _, parsing = COMMAND_LINE.partition('if __name__ == "__main__":\n')
+    text = head + MADE_BY_FUNCTION + parsing.partition("\n")[2]
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    words = ["--", "--precompute_ref_log_probs", "--model_name_or_path", "gpt2"]
+    answer = json.loads(run(str(file), "--trl", "0.12.2", "--json", *words).output)
+    (trainer,) = answer["files"][0]["trainers"]
+    assert (DROPPED in {bug["id"] for bug in trainer["hits"]}) is is_told
+    assert (DROPPED in {bug["id"] for bug in trainer["cannot_tell"]}) is not is_told
+
+
+def test_words_that_the_parser_finds_in_a_file_are_not_told(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(COMMAND_LINE)
+    (tmp_path / "x.args").write_text("--no_precompute_ref_log_probs")
+    words = ["--", "--precompute_ref_log_probs", "--model_name_or_path", "gpt2"]
+    answer = json.loads(run(str(file), "--trl", "0.12.2", "--json", *words).output)
+    assert DROPPED in {bug["id"] for bug in answer["files"][0]["trainers"][0]["cannot_tell"]}
+
+
 def test_versions_of_other_libraries_can_be_told(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("from trl import SFTConfig, SFTTrainer\nSFTTrainer('gpt2', args=SFTConfig())\n")
