@@ -1,8 +1,9 @@
 """The facts of a model, its tokenizer, its launch and its dataset that decide what no argument says: ``facts`` of hits.
 
 ``depends`` says it for a reader, and ``facts`` for a program: conditions, in the language of ``when``, that hold
-together if, and only if, what ``depends`` says is so. ``scan`` knows those that a model's folder and a config of
-accelerate tell (``scanning/facts.py``). A trainer that begins to train tells all (``recording/trainer_facts.py``).
+together if, and only if, what ``depends`` says is so. ``scan`` knows those that a model's folder, a config of
+accelerate and the rows of a dataset tell (``scanning/facts.py``). A trainer that begins to train tells all
+(``recording/trainer_facts.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ OF_FILES: Mapping[str, str] = {
     "quantized": "the model, or the base of its adapter, is loaded in 4 or 8 bits of bitsandbytes: true or false",
     "labels": "the number of labels of the model's config: a number",
     "pad_is_eos": "the tokenizer's padding token is its end-of-sequence token, or it has none: true or false",
+    "adds_bos": "the tokenizer puts a beginning-of-sequence token before a text: true or false",
     "other_ends": "the model lists an end-of-sequence token that is not the tokenizer's: true or false",
     "sampling_settings": "the generation config has a temperature, top_p, top_k, ... of its own: true or false",
     "plain_lora": "the adapter is a LoRA of linear layers, and of nothing else: true or false",
@@ -36,7 +38,6 @@ OF_TRAINERS: Mapping[str, str] = {
     "frozen_parameters": "a parameter of the model is frozen: true or false",
     "forward_kwargs": "the forward of the model takes **kwargs: true or false",
     "template_end": "what the chat template puts behind the last message: nothing, eos, or eos and blanks",
-    "adds_bos": "the tokenizer puts a beginning-of-sequence token before a text: true or false",
     "triton": "Triton is there, and a GPU for it: true or false",
     "epochs_before": "the number of whole epochs before this training, as it was resumed: a number",
     "synchronized": "the reference model was synchronized before this training, as it was resumed: true or false",

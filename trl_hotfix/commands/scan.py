@@ -51,6 +51,12 @@ class _ScanCommand(click.Command):
     help="The folder of the model that the trainers train: its config, tokenizer and generation config.",
 )
 @click.option(
+    "--dataset",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The dataset that the trainers are given to train on, with all of its rows, as JSON Lines.",
+)
+@click.option(
     "--accelerate",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -75,6 +81,7 @@ def command(
     versions_told: tuple[str, ...],
     trainer_name: str | None,
     model: Path | None,
+    dataset: Path | None,
     accelerate: Path | None,
     everything: bool,
     format_name: str,
@@ -87,7 +94,7 @@ def command(
     A folder stands for the scripts and notebooks in it. Files are read, and never run or imported. A bug cannot be told
     where it needs something of the model, the data or the machine that no script says, or a value that the text does
     not tell for certain. If the script parses its command line, tell it: scan train.py -- --beta 0.1 --config c.yaml.
-    --model and --accelerate tell what no script says.
+    --model, --dataset and --accelerate tell what no script says.
     Beside the release of --trl, other distributions are taken to be those that are installed here, or those of --with.
 
     \b
@@ -105,7 +112,7 @@ def command(
     yaml_trainer = trainer(trainer_name, bugs) if trainer_name is not None else None
     told = told_versions(versions_told)
     try:
-        facts = told_facts(model, accelerate)
+        facts = told_facts(model, accelerate, dataset)
         scan = _Scan(shown, judged, judged != installed, told, context.meta.get("command line"), facts)
         files, scanned = scan.files(paths, yaml_trainer)
     except ScriptError as error:
@@ -114,6 +121,7 @@ def command(
         "trl_hotfix": __version__,
         "trl": judged,
         "model": str(model) if model is not None else None,
+        "dataset": str(dataset) if dataset is not None else None,
         "accelerate": str(accelerate) if accelerate is not None else None,
         "scanned": scanned,
         "files": files,
@@ -175,8 +183,9 @@ class _Scan:
         return {"file": str(path), "error": None, "trainers": [_trainer(scanned) for scanned in trainers]}
 
     def _text(self, path: Path) -> str:
-        """Return the text of a script and of its command line, in which a word may set what the model's files say."""
-        return " ".join([path.read_text(encoding="utf-8", errors="replace"), *self._words])
+        """Return the text of a script and of its command line, in which a word may set what the files say."""
+        config = [] if self._command_line is None else [str(dict(self._command_line.values))]
+        return " ".join([path.read_text(encoding="utf-8", errors="replace"), *self._words, *config])
 
 
 def _trainer(scanned: ScannedTrainer) -> Trainer:

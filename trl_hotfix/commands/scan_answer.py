@@ -48,12 +48,13 @@ class File(TypedDict):
 class Answer(TypedDict):
     """What ``scan --json`` prints. Files of a folder that make no trainer are left out.
 
-    ``model`` and ``accelerate`` are the files that were told, or null.
+    ``model``, ``dataset`` and ``accelerate`` are the files that were told, or null.
     """
 
     trl_hotfix: str
     trl: str
     model: str | None
+    dataset: str | None
     accelerate: str | None
     scanned: int
     files: list[File]

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..by_identity import ByIdentity
 from ..catalogue.conditions import UNSET, Argument, Kind
+from ..matching.dataset_facts import GivenDataset
 from . import given_datasets
-from .given_datasets import GivenDataset
 
 _given: ByIdentity[Mapping[str, Argument]] = ByIdentity()
 _datasets: ByIdentity[GivenDataset] = ByIdentity()

@@ -10,23 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
-
-TEXT = "text"
-
-
-class GivenDataset(Struct, frozen=True):
-    """The columns of a dataset, and the number of its rows, None for a stream.
-
-    ``types`` has, for a column of plain texts, ``TEXT``; for one of messages, the keys of a message. Other columns are
-    not in it. ``roles`` has the roles of the messages in the first row, by ``role`` or ``from``, for each column of
-    messages of a dataset that is no stream.
-    """
-
-    columns: tuple[str, ...]
-    rows: int | None
-    types: Mapping[str, str | tuple[str, ...]]
-    roles: Mapping[str, tuple[str, ...]]
+from ..matching.dataset_facts import TEXT, GivenDataset
 
 
 def described(dataset: Any) -> GivenDataset | None:

@@ -1,4 +1,4 @@
-"""The facts that a user tells of a script's model and launch: a model's folder, and a config of accelerate."""
+"""The facts that a user tells of a script: a model's folder, a dataset, and a config of accelerate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import yaml
 from ..catalogue.conditions import Argument, Kind, Lookup
 from ..catalogue.facts import FACTS
 from ..errors import ScriptError, plain
+from .dataset_files import dataset_facts
 from .model_files import model_facts
 
 _LARGEST = 1 << 20
@@ -35,15 +36,20 @@ SET_BY: Mapping[str, tuple[str, ...]] = {
     "other_ends": (*_TOKENS, "generation_config", "generation_kwargs"),
     "sampling_settings": (*_SAMPLING, "generation_kwargs"),
     "plain_lora": ("get_peft_model", "peft_config", "target_modules", "trainable_token_indices"),
+    "adds_bos": ("bos_token", *_TOKENS),
+    "conversational": ("dataset_text_field",),
+    "plain_text_has_bos": ("dataset_text_field",),
+    "named_text_column": ("dataset_text_field",),
     "distributed": ("deepspeed", "fsdp"),
 }
 """Words in a script that may set a fact. Where one stands, the file does not decide."""
 
 
-def told_facts(model: Path | None, accelerate: Path | None) -> dict[str, Argument]:
+def told_facts(model: Path | None, accelerate: Path | None, dataset: Path | None = None) -> dict[str, Argument]:
     """Return the facts that the files tell. Raises ``ScriptError`` for one that cannot be read."""
     of_model = model_facts(model) if model is not None else {}
-    return of_model | (_launch_facts(accelerate) if accelerate is not None else {})
+    of_dataset = dataset_facts(dataset) if dataset is not None else {}
+    return of_model | of_dataset | (_launch_facts(accelerate) if accelerate is not None else {})
 
 
 def facts_for(text: str, told: Mapping[str, Argument]) -> Lookup:

@@ -38,7 +38,11 @@ def model_facts(folder: Path) -> dict[str, Argument]:
     if config is None and adapter is None:
         raise ScriptError(f"--model: {plain(str(folder))} has no {_CONFIG} and no {_ADAPTER}")
     tokenizer = _read(folder, _TOKENIZER)
-    facts = {"pad_is_eos": _pad_is_eos(folder, tokenizer), "plain_lora": _plain_lora(adapter)}
+    facts = {
+        "pad_is_eos": _pad_is_eos(folder, tokenizer),
+        "adds_bos": _adds_bos(folder, tokenizer),
+        "plain_lora": _plain_lora(adapter),
+    }
     if config is None:
         return facts
     generation = _read(folder, _GENERATION)
@@ -111,6 +115,14 @@ def _pad_is_eos(folder: Path, tokenizer: Mapping[str, Any] | None) -> Argument:
     if eos is None:
         return unknown(f"{_TOKENIZER} does not say eos_token")
     return known(pad is None or pad == eos, _TOKENIZER)
+
+
+def _adds_bos(folder: Path, tokenizer: Mapping[str, Any] | None) -> Argument:
+    """Return that a tokenizer adds no beginning if it has none. Whether it adds one that it has, its class decides."""
+    special = _read(folder, "special_tokens_map.json") or {}
+    if tokenizer is not None and "bos_token" in tokenizer and not (tokenizer["bos_token"] or special.get("bos_token")):
+        return known(False, _TOKENIZER)
+    return unknown(f"{_TOKENIZER} does not say that there is no bos_token")
 
 
 def _token(value: Any) -> str | None:

@@ -499,8 +499,39 @@ def test_a_fact_that_decides_is_among_the_reasons(tmp_path: Path) -> None:
     assert "pad_is_eos=True" not in words
     assert "cannot tell  sft-eos-masked-when-pad-is-eos" in words
 
+    config = tmp_path / "c.yaml"
+    config.write_text("pad_token: b\n")
+    assert (
+        "pad_is_eos=True"
+        not in run(str(script), "--trl", "0.11.4", "--model", folder, "--", "--config", str(config)).output
+    )
+
+
+PREFILLED = "grpo-prefilled-assistant-turn-closed"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([{"role": "user", "content": "a"}], None),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "hits"),
+        ("a", None),
+        (1, "cannot_tell"),
+    ],
+)
+def test_the_dataset_decides(tmp_path: Path, prompt: Any, expected: str | None) -> None:
+    script, dataset = tmp_path / "train.py", tmp_path / "train.jsonl"
+    script.write_text("from trl import GRPOTrainer\nGRPOTrainer('m')\n")
+    dataset.write_text(json.dumps({"prompt": prompt}))
+    answer = json.loads(run(str(script), "--trl", "1.9.0", "--dataset", str(dataset), "--json").output)
+    assert answer["dataset"] == str(dataset)
+    (trainer,) = answer["files"][0]["trainers"]
+    found = [name for name in ("hits", "cannot_tell") if PREFILLED in {bug["id"] for bug in trainer[name]}]
+    assert found == ([expected] if expected is not None else [])
+
 
 def test_a_model_that_cannot_be_read_is_one_clear_error(script: Path) -> None:
     message = run(str(script), "--model", "Qwen/Qwen2-0.5B").exception.format_message()
     assert message.startswith("--model: Qwen/Qwen2-0.5B is no folder")
+    assert "is not there" in run(str(script), "--dataset", "gone.jsonl").exception.format_message()
     assert "is not there" in run(str(script), "--accelerate", "gone.yaml").exception.format_message()
