@@ -148,10 +148,12 @@ class _TrainerArguments:
         if expression is None:
             return self._locate_in_config(name)
         argument = value_of(expression)
-        if argument.kind is Kind.LITERAL and argument.value is None:
+        if any(value.kind is Kind.LITERAL and value.value is None for value in (argument, *argument.alternatives)):
             in_config = self._locate_in_config(name)
             if in_config.argument.kind is not Kind.UNSET:
-                return in_config
+                # Instead of the None that it may be, that of the config counts.
+                may_be_none = LocatedArgument(replace(argument, alternatives=()), expression)
+                return may_be_none if argument.alternatives else in_config
         return LocatedArgument(argument, expression)
 
     def _locate_in_config(self, name: str) -> LocatedArgument:
@@ -211,7 +213,8 @@ def _resume_argument(call: ast.Call, place: Place) -> Argument:
     value = value_of(expression)
     # 0 equals False, and is another argument.
     is_false = value.kind is Kind.LITERAL and (value.value is None or value.value is False)
-    return UNSET if is_false else value
+    # What may be False may not be given.
+    return UNSET if is_false else replace(value, alternatives=())
 
 
 def _find_part(located: LocatedArgument, name: str) -> Argument:

@@ -124,6 +124,20 @@ def test_an_object_of_two_branches_is_one_of_both(body: str) -> None:
     assert evaluate("by *a*", argument, lambda name: argument) is None
 
 
+def test_what_may_be_none_in_the_call_may_be_that_of_the_config() -> None:
+    for config in ("DPOConfig(beta=0.5)", "DPOConfig(**options)"):
+        argument = argument_of(f"DPOTrainer('m', beta=None if flag else 0.2, args={config})\n", "beta")
+        assert (argument.kind, argument.alternatives) == (Kind.UNKNOWN, ())
+    argument = argument_of("DPOTrainer('m', beta=None if flag else 0.2, args=DPOConfig())\n", "beta")
+    assert {alternative.value for alternative in argument.alternatives} == {None, 0.2}
+
+
+@pytest.mark.parametrize("value", ["False if flag else True", "None if flag else 'x'"])
+def test_whether_a_run_is_resumed_is_not_known_if_the_value_depends(value: str) -> None:
+    argument = argument_of(f"trainer = DPOTrainer('m')\ntrainer.train({value})\n", "train.resume_from_checkpoint")
+    assert [evaluate(condition, argument, lambda name: argument) for condition in ("set", "unset")] == [None, None]
+
+
 def test_a_key_that_may_be_set_leaves_the_others_known() -> None:
     options = "options = {'beta': 0.1}\nif flag:\n    options['loss_type'] = 'ipo'\n"
     body = f"{options}DPOTrainer('m', args=DPOConfig(**options))\n"
