@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ..catalogue.conditions import Argument
 from ..errors import plain
 from .command_lines import CommandLine
 
@@ -43,7 +44,7 @@ class Scope:
     ``uses`` has every place where a name of this scope stands, also in inner scopes. ``global_names`` and
     ``nonlocal_names`` are those that the scope declares so. ``star_imports`` has the lines of ``from x import *``, by
     the module. ``loops`` has the lines of each loop. ``command_line`` is what a module is started with, if it is told.
-    ``inner`` has the scopes of all functions and classes of a module.
+    ``inner`` has the scopes of all functions and classes of a module, ``values`` what its expressions evaluate to.
     """
 
     parent: Scope | None
@@ -57,6 +58,7 @@ class Scope:
     loops: list[range] = field(default_factory=list)
     command_line: CommandLine | None = None
     inner: Mapping[ast.AST, Scope] = field(default_factory=dict)
+    values: dict[ScopedExpression, Argument] = field(default_factory=dict)
 
     def bind(self, name: str, binding: Binding) -> None:
         """Add a binding. That of an outer name depends on whether the function of this scope is called."""

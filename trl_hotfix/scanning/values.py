@@ -29,7 +29,19 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def value_of(expression: ScopedExpression, depth: int = 0) -> Argument:
-    """Return what the expression evaluates to; ``Kind.UNKNOWN`` with the reason if the text does not tell."""
+    """Return what the expression evaluates to; ``Kind.UNKNOWN`` with the reason if the text does not tell.
+
+    Each is evaluated once: names that are assigned to one another in a loop have more ways than can be followed.
+    """
+    values = expression.scope.module.values
+    if expression not in values:
+        line = expression.node.lineno
+        values[expression] = Argument(Kind.UNKNOWN, line=line, reason="it depends on itself")
+        values[expression] = _evaluated(expression, depth)
+    return values[expression]
+
+
+def _evaluated(expression: ScopedExpression, depth: int) -> Argument:
     node = expression.node
     line = node.lineno
     if depth > _MAX_DEPTH:

@@ -33,6 +33,10 @@ def test_what_is_not_a_literal_cannot_be_told(scan: Any, dpo_script: str, old: s
         "from trl import DPOTrainer\nx = " + "(" * 60 + "1" + ")" * 60 + "\nDPOTrainer(x)",
         "from trl import DPOTrainer\nx = " + " + ".join(["1"] * 900) + "\nDPOTrainer(x, args=x)",
         "from trl import DPOTrainer\nx = x\nDPOTrainer(x, args=x)\ny = z\nz = y\nDPOTrainer(y, args=z)",
+        "from trl import DPOTrainer\na, b = 1, 2\nfor i in c:\n    a = b\n    b = a\nDPOTrainer(a, args=b, beta=a)",
+        "from trl import DPOTrainer\nx0 = f()\n"
+        + "".join(f"x{n} = [x{n - 1}, x{n - 1}]\n" for n in range(1, 40))
+        + "DPOTrainer(x39)",
         "from trl import DPOTrainer\nDPOTrainer = DPOTrainer\nDPOTrainer(1)",
         "from trl import DPOTrainer\nclass A(B): ...\nclass B(A, DPOTrainer): ...\nA(*x, **y)\nB(*x)(1)",
         "from trl import DPOTrainer\nDPOTrainer(1 / 0, args=DPOTrainer, **{**a, 1: 2})\nDPOTrainer(*DPOTrainer())",
