@@ -47,8 +47,9 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     The record has what each patch was to this run, with counts. It is brought up to date at every save and at the end:
     in the history, in ``trl_hotfix.json`` beside every checkpoint, in the config of wandb, trackio, mlflow and
-    TensorBoard if they are active. A section of the model card has it too. At the end there is a line for each repair
-    that acted. An evaluation without training has the log, the history and the trackers.
+    TensorBoard if they are active; trackio keeps that of the beginning. A section of the model card has it too. At the
+    end there is a line for each repair that acted. An evaluation without training has the log, the history and the
+    trackers.
     """
 
     def __init__(self, strict: bool | None = None) -> None:
