@@ -17,6 +17,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+sys.path.insert(0, str(Path(__file__).parent))
+from differences import difference
+
 import layout
 
 pytestmark = pytest.mark.matrix
@@ -46,13 +49,6 @@ def run(case: str, release: str, wrapper: str, ranks: int, switch: str, *, alone
     if not alone:
         assert result["wrapped_as"].startswith(WRAPPED_AS.get(wrapper.rstrip("123"), "FSDP"))
     return result
-
-
-def difference(result: dict[str, Any], expected: dict[str, Any]) -> float:
-    gradients, expected_gradients = result["gradients"], expected["gradients"]
-    assert gradients.keys() == expected_gradients.keys()
-    assert gradients
-    return max(float((gradients[name] - expected_gradients[name]).abs().max()) for name in gradients)
 
 
 @pytest.mark.parametrize(

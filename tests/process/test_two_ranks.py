@@ -13,6 +13,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+sys.path.insert(0, str(Path(__file__).parent))
+from differences import difference
+
 import layout
 
 pytestmark = pytest.mark.matrix
@@ -35,13 +38,6 @@ def run(case: str, release: str, ranks: int, switch: str) -> dict[str, Any]:
         result: dict[str, Any] = torch.load(out)
     assert (result["wrapped_as"] == "DistributedDataParallel") == (ranks > 1)
     return result
-
-
-def difference(result: dict[str, Any], expected: dict[str, Any]) -> float:
-    gradients, expected_gradients = result["gradients"], expected["gradients"]
-    assert gradients.keys() == expected_gradients.keys()
-    assert gradients
-    return max(float((gradients[name] - expected_gradients[name]).abs().max()) for name in gradients)
 
 
 @pytest.mark.parametrize(

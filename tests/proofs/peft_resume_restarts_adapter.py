@@ -7,7 +7,6 @@ checkpoints are those of a trainer that is as TRL makes it, without the patch.
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from trl_hotfix.authoring import absent, judge
 
 import tiny
 from tiny.data import preferences_of_several_lengths
+from tiny.trainers import classes_with_a_reference_adapter, methods_with_a_reference_adapter
 
 OVERLAYS = ()
 PARITY = False
@@ -51,7 +51,7 @@ class Run:
 
 def train() -> tiny.TrainingResult:
     loss, gradients, kinds = 0.0, {}, []
-    for method in _methods():
+    for method in methods_with_a_reference_adapter():
         whole, resumed = _runs(method, "trained", STEPS, STOPS)
         for stop, run in resumed.items():
             kinds.append(_is_right(method, whole, run, stop))
@@ -71,7 +71,7 @@ def unaffected() -> tiny.TrainingResult:
     no adapter but this one.
     """
     loss, gradients = 0.0, {}
-    for method in _methods():
+    for method in methods_with_a_reference_adapter():
         for kind in {"GRPO": ("none", "new", "other", "no reference"), "DPO": ("alone", "no reference")}.get(
             method, ()
         ):
@@ -85,24 +85,6 @@ def unaffected() -> tiny.TrainingResult:
                 loss += run.loss
                 gradients |= run.gradients(f"{method} {kind} {name}")
     return tiny.TrainingResult(absent("the checkpoint is loaded as it is"), loss, gradients)
-
-
-def _methods() -> list[str]:
-    """Return the trainers that make a reference of the adapter."""
-    return [name for name in ("GRPO", "RLOO", "DPO", "KTO") if _makes_a_reference(_classes(name)[0])]
-
-
-def _makes_a_reference(trainer_class: Any) -> bool:
-    # The constructor may be wrapped.
-    return "ref" in inspect.unwrap(trainer_class.__init__).__code__.co_consts
-
-
-def _classes(method: str) -> tuple[Any, Any]:
-    """Return the trainer and its config. KTO was experimental from 1.2.0 to 1.7.1, and left its old name behind."""
-    import trl
-
-    classes = getattr(trl, f"{method}Trainer"), getattr(trl, f"{method}Config")
-    return tiny.classes(method) if method == "KTO" and not _makes_a_reference(classes[0]) else classes
 
 
 def _is_right(method: str, whole: Run, resumed: Run, stop: int) -> bool:
@@ -148,7 +130,7 @@ def _runs(method: str, kind: str, steps: int, stops: tuple[int, ...]) -> tuple[R
 
 
 def _run(method: str, trainer: Any) -> Run:
-    module = _classes(method)[0].__module__
+    module = classes_with_a_reference_adapter(method)[0].__module__
     acts = tiny.acts("peft-resume-restarts-adapter", f"{module}:{method}Trainer.__init__", trainer)
     weights = {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
     return Run(trainer.steps, weights, acts)
@@ -163,7 +145,7 @@ def _trainer(method: str, kind: str, folder: str, steps: int, stops: tuple[int, 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_save = state.global_step in stops
 
-    trainer_class, config_class = _classes(method)
+    trainer_class, config_class = classes_with_a_reference_adapter(method)
     settings: dict[str, Any] = {"max_steps": steps, "gradient_accumulation_steps": MICRO_BATCHES, "output_dir": folder}
     settings |= {"beta": 0.0 if (method, kind) == ("GRPO", "no reference") else 0.5, "learning_rate": 0.05}
     # A new adapter is drawn at random.

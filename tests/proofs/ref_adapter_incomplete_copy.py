@@ -7,7 +7,6 @@ set by hand.
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from typing import Any
 
@@ -15,6 +14,7 @@ from trl_hotfix.authoring import absent, judge
 
 import tiny
 from tiny.data import preferences_of_several_lengths
+from tiny.trainers import classes_with_a_reference_adapter, methods_with_a_reference_adapter
 
 OVERLAYS = ()
 PARITY = False
@@ -25,7 +25,7 @@ STEPS, MICRO_BATCHES, BETA = 2, 2, 0.5
 
 def train() -> tiny.TrainingResult:
     loss, gradients, kinds = 0.0, {}, []
-    for method in _methods():
+    for method in methods_with_a_reference_adapter():
         for kind in ("embeddings", *(("scales", "vectors") if method in ("GRPO", "DPO") else ())):
             trainer, by_hand = (_trained(method, kind, by_hand=by_hand) for by_hand in (False, True))
             kinds.append(_losses(trainer) == _losses(by_hand))
@@ -49,7 +49,7 @@ def train() -> tiny.TrainingResult:
 def unaffected() -> tiny.TrainingResult:
     """Train adapters that TRL copies, one that the trainer makes, one beside a reference model, and a whole model."""
     loss, gradients = 0.0, {}
-    for method in _methods():
+    for method in methods_with_a_reference_adapter():
         for kind in _UNAFFECTED.get(method, ()):
             trainer = _trained(method, kind)
             if _acts(method, trainer) not in (None, 0):
@@ -59,26 +59,8 @@ def unaffected() -> tiny.TrainingResult:
     return tiny.TrainingResult(absent("TRL copies all of these adapters, or makes no copy"), loss, gradients)
 
 
-def _methods() -> list[str]:
-    """Return the trainers that make a reference of the adapter."""
-    return [name for name in ("GRPO", "RLOO", "DPO", "KTO") if _makes_a_reference(_classes(name)[0])]
-
-
-def _makes_a_reference(trainer_class: Any) -> bool:
-    # The constructor may be wrapped.
-    return "ref" in inspect.unwrap(trainer_class.__init__).__code__.co_consts
-
-
-def _classes(method: str) -> tuple[Any, Any]:
-    """Return the trainer and its config. KTO was experimental from 1.2.0 to 1.7.1, and left its old name behind."""
-    import trl
-
-    classes = getattr(trl, f"{method}Trainer"), getattr(trl, f"{method}Config")
-    return tiny.classes(method) if method == "KTO" and not _makes_a_reference(classes[0]) else classes
-
-
 def _acts(method: str, trainer: Any) -> int | None:
-    module = _classes(method)[0].__module__
+    module = classes_with_a_reference_adapter(method)[0].__module__
     return tiny.acts("ref-adapter-incomplete-copy", f"{module}:{method}Trainer.__init__", trainer)
 
 
@@ -141,7 +123,7 @@ def _trained(method: str, kind: str, *, by_hand: bool = False) -> Any:
     """Return a trainer after its training. ``by_hand``: its adapter "ref" is set to the adapter "default" before."""
     import torch
 
-    trainer_class, config_class = _classes(method)
+    trainer_class, config_class = classes_with_a_reference_adapter(method)
     recorder = tiny.stepwise(trainer_class)
     settings: dict[str, Any] = {
         "max_steps": STEPS,

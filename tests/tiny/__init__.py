@@ -3,7 +3,8 @@
 ``models``: causal language models of two layers, and adapters. ``data``: tokenizers and datasets. ``trainers``: configs
 and trainers by the names of this release. ``measuring``: records of what a trainer computes; ``steps``: of whole
 optimizer steps. ``grpo_runs``, ``dpo_runs``, ``sft_runs``, ``online_runs``, ``distillation``: trainers and runs by
-method. ``launching``: one process, DeepSpeed. ``variants``: the state that the bench sets (``tiny.state``).
+method; ``accumulation``: what micro-batches add up to. ``launching``: one process, DeepSpeed. ``variants``: the state
+that the bench sets (``tiny.state``).
 
 Nothing heavy is imported before it is used: a caller may install patches first.
 """

@@ -69,3 +69,25 @@ def classes(name: str) -> tuple[Any, Any]:
             module = import_module(module_name)
             return getattr(module, f"{name}Trainer"), getattr(module, f"{name}Config")
     return None, None
+
+
+def methods_with_a_reference_adapter() -> list[str]:
+    """Return the trainers that make a reference of the adapter of a PeftModel."""
+    return [
+        name
+        for name in ("GRPO", "RLOO", "DPO", "KTO")
+        if _makes_a_reference_adapter(classes_with_a_reference_adapter(name)[0])
+    ]
+
+
+def classes_with_a_reference_adapter(method: str) -> tuple[Any, Any]:
+    """Return the trainer and its config. KTO was experimental from 1.2.0 to 1.7.1, and left its old name behind."""
+    import trl
+
+    of_trl = getattr(trl, f"{method}Trainer"), getattr(trl, f"{method}Config")
+    return classes(method) if method == "KTO" and not _makes_a_reference_adapter(of_trl[0]) else of_trl
+
+
+def _makes_a_reference_adapter(trainer_class: Any) -> bool:
+    # The constructor may be wrapped.
+    return "ref" in inspect.unwrap(trainer_class.__init__).__code__.co_consts

@@ -34,6 +34,7 @@ from .once import Once
 from .training import (
     copies_of_the_loss,
     micro_batches,
+    nobody_divides,
     plain_model,
     prepared_first,
     with_coefficient_of_plain_model,
@@ -60,6 +61,7 @@ __all__ = [
     "kept_beside_checkpoint",
     "micro_batches",
     "module_of",
+    "nobody_divides",
     "places_in_rows",
     "plain_model",
     "prepared_first",

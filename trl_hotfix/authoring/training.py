@@ -22,6 +22,22 @@ def micro_batches(trainer: Any) -> int:
     return counted or int(trainer.args.gradient_accumulation_steps)
 
 
+def nobody_divides(trainer: Any) -> bool:
+    """Return whether nobody divides the loss of a trainer that accumulates and computes it itself.
+
+    transformers asks ``model_accepts_loss_kwargs`` after the call: True says that the loss is divided already.
+    """
+    accumulates = getattr(trainer, "model_accepts_loss_kwargs", False) and trainer.args.gradient_accumulation_steps > 1
+    return bool(accumulates) and not (trainer.is_deepspeed_enabled and deepspeed_divides())
+
+
+def deepspeed_divides() -> bool:
+    """Return whether the engine of DeepSpeed divides by the micro-batches: before transformers 4.49 (PR 35808)."""
+    from transformers import Trainer
+
+    return "scale_wrt_gas" not in inspect.unwrap(Trainer.training_step).__code__.co_consts
+
+
 _plain_models: ByIdentity[weakref.ref[Any]] = ByIdentity()
 
 
