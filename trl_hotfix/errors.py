@@ -17,6 +17,10 @@ LONG = 80
 """So many characters of a text that the user gave are in a message. A variable can hold a hundred thousand."""
 
 
+REASON = 200
+"""So many characters of what a parser says are in a message. It may quote the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """One mistake in a ``patches.yaml``: its line (1-based) and a message."""
@@ -57,6 +61,13 @@ class ScriptError(HotfixError, ValueError):
     """The file cannot be scanned: it is missing, is neither Python nor YAML, or is for an unknown trainer.
 
     The message tells what was expected and what was found.
+    """
+
+
+class NotATrlError(HotfixError, ValueError):
+    """The path is neither a wheel of TRL nor a folder in which TRL is installed, or a file in it cannot be read.
+
+    Give a wheel (`pip download --no-deps trl==VERSION`), or the folder into which one was installed or unpacked.
     """
 
 
@@ -106,6 +117,19 @@ def printable(text: str, longest: int | None = None) -> str:
     if not shown.isprintable():
         shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in shown)
     return shown if longest is None or len(text) <= longest else f"{shown}... ({len(text)} characters)"
+
+
+def reason(error: Exception) -> str:
+    """Return in some words, on one line, why a file cannot be used. What a parser says may quote the whole file."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, MemoryError):
+        return "it is too large, or nested too deeply"
+    text = str(error.strerror or error if isinstance(error, OSError) else error)
+    # Python advises the program to raise its limit.
+    if text.startswith("Exceeds the limit"):
+        return "it has a number of thousands of digits"
+    return printable(" ".join(text.split()), REASON) or type(error).__name__
 
 
 def quoted(text: object, longest: int = LONG) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -13,14 +14,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from .. import __version__
-from ..errors import ScriptError, plain
+from ..errors import LONG, ScriptError, plain, printable
 from ..matching import gates, versions
 from ..matching.hits import Answer as HitAnswer
 from ..matching.hits import Finding, finding
 from ..model import Bug as AnyBug
 from ..model import Severity
 from ..reporting.sentences import no_repair, repair_of
-from ..reporting.table import bug_block, show
+from ..reporting.table import block, bug_block, show
 from ..scanning.old_runs import OldRun, read_run
 from ..scanning.pins import read_pins
 from .common import Exit, known_bugs, release, unsupported, with_packs
@@ -80,7 +81,9 @@ def command(path: Path, trl: str | None, as_data: bool, fail_on: str, packs: str
     bugs = [bug for bug in known_bugs(packs) if bug.severity is not Severity.DIAGNOSIS]
     told = release(trl) if trl is not None else None
     try:
-        answer = _of_run(path, told, bugs) if path.is_dir() else _of_pins(path, told, bugs)
+        # `pathlib` raises for a name that is too long to be one of a file.
+        is_folder = os.path.isdir(path)  # noqa: PTH112
+        answer = _of_run(path, told, bugs) if is_folder else _of_pins(path, told, bugs)
     except ScriptError as error:
         raise click.ClickException(str(error)) from None
     if unsupported(answer["trl"]):
@@ -123,7 +126,9 @@ def _of_run(path: Path, told: str | None, patches: Sequence[AnyBug]) -> Answer:
     if trl is None:
         raise ScriptError(f"{plain(str(path))} does not tell its release of TRL (its model card does); --trl tells it")
     if run.trainer is None:
-        raise ScriptError(f"{plain(str(path))} does not tell its trainer: it has no training_args.bin of TRL")
+        raise ScriptError(
+            f"{plain(str(path))} does not tell its trainer: expected a training_args.bin of a trainer of TRL in it"
+        )
     bugs = [bug for patch in patches if (bug := _bug_of_run(run, run.trainer, patch, trl)) is not None]
     bugs += _bugs_of_packs(run, patches)
     return _answer("run", path, trl, dict(run.versions), f"{run.trainer}Trainer", run.repaired is not None, bugs)
@@ -223,9 +228,8 @@ def _required(patches: Sequence[AnyBug]) -> set[str]:
 def _blocks(answer: Answer) -> Iterator[RenderableType]:
     what = answer["trainer"] or "pins"
     others = ", ".join(f"{name} {version}" for name, version in answer["versions"].items() if name != "trl")
-    yield Text(
-        f"{plain(answer['path'])}: {what} on TRL {answer['trl']}{f' ({others})' if others else ''}", style="bold"
-    )
+    title = f"{plain(answer['path'])}: {what} on TRL {answer['trl']}{f' ({others})' if others else ''}"
+    yield block(title, 0, style="bold")
     for bug in answer["bugs"]:
         sure = bug["answer"] != HitAnswer.CANNOT_TELL.value
         style = "bold red" if sure else "yellow"
@@ -233,7 +237,7 @@ def _blocks(answer: Answer) -> Iterator[RenderableType]:
         reasons = "; ".join([_in_words(answer["kind"], bug), *witnessed, *bug["unknown"], *bug["because"]])
         symptom = f"{bug['symptom']} ({bug['severity']})"
         yield from bug_block(Text(bug["answer"], style=style), bug["id"], symptom, reasons)
-    yield Text(_last_line(answer))
+    yield block(_last_line(answer), 0)
 
 
 def _in_words(kind: str, bug: Bug) -> str:
@@ -246,7 +250,7 @@ def _in_words(kind: str, bug: Bug) -> str:
         "unknown": "the run has no record of trl_hotfix",
         "no": "its record does not have the patch",
     }
-    return words.get(repaired, f"its record has the patch: {repaired}")
+    return words.get(repaired, f"its record has the patch: {printable(repaired, LONG)}")
 
 
 def _last_line(answer: Answer) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 import click
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import InvalidVersion, Version
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from ..catalogue import loading
 from ..catalogue.packs import named
@@ -51,7 +51,8 @@ def release(text: str) -> str:
     """
     try:
         version = Version(text)
-    except InvalidVersion:
+    # A number of thousands of digits is a ValueError, and no InvalidVersion.
+    except ValueError:
         raise click.UsageError(f"{quoted(text)} is not a version such as 0.12.2") from None
     known = bodies().releases
     if versions.is_unreleased(text) or text in known or version > Version(known[-1]) or version < Version(known[0]):
@@ -69,7 +70,7 @@ def told_versions(texts: Iterable[str]) -> dict[str, str]:
         name, _, version = text.replace("==", "=").partition("=")
         try:
             told[Requirement(name).name] = str(Version(version))
-        except (InvalidRequirement, InvalidVersion):
+        except ValueError:
             raise click.UsageError(f"--with: expected NAME==VERSION, found {quoted(text)}") from None
     if "trl" in told:
         raise click.UsageError(f"--with: the release of TRL is told by --trl {told['trl']}")

@@ -14,14 +14,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from .. import __version__
-from ..errors import ScriptError
+from ..errors import ScriptError, plain
 from ..matching import config_defaults, gates, versions
 from ..matching.fingerprints import bodies
 from ..matching.hits import Answer as HitAnswer
 from ..model import Bug as AnyBug
 from ..model import Severity
 from ..reporting.sentences import no_repair, repair_of
-from ..reporting.table import show
+from ..reporting.table import block, show
 from ..scanning.default_changes import Change, default_changes
 from ..scanning.hits import judge
 from ..scanning.scripts import read
@@ -201,7 +201,7 @@ def _answers(patches: Sequence[AnyBug], calls: Sequence[TrainerCall], trl: str) 
 
 def _blocks(answer: Answer) -> list[RenderableType]:
     first, second = answer["first"], answer["second"]
-    of_script = f" that hit {answer['script']}, or may" if answer["script"] is not None else ""
+    of_script = f" that hit {plain(answer['script'])}, or may" if answer["script"] is not None else ""
     titles = {
         f"TRL {second} has repaired{of_script}": answer["repaired"],
         f"TRL {first} and {second} both have{of_script}": answer["stay"],
@@ -209,13 +209,13 @@ def _blocks(answer: Answer) -> list[RenderableType]:
     }
     blocks: list[RenderableType] = []
     for title, bugs in titles.items():
-        blocks.append(Text(f"{title}: {len(bugs) or 'nothing that is known'}", style="bold"))
+        blocks.append(block(f"{title}: {len(bugs) or 'nothing that is known'}", 0, style="bold"))
         for bug in bugs:
             hits = f"{bug['hits']}  " if bug["hits"] is not None else ""
             notes = {"if named": "; the patch is off unless named", "none": f"; {no_repair(bug['fixed_in'])}"}
             off = notes.get(bug["repair"], "")
             blocks.append(Padding(Text.assemble(hits, (bug["id"], "bold")), (0, 0, 0, 2)))
-            blocks.append(Padding(Text(f"{bug['title']} ({bug['severity']}{off})"), (0, 0, 0, 6)))
+            blocks.append(block(f"{bug['title']} ({bug['severity']}{off})", 6))
     for trainer in answer["defaults"] or ():
         blocks += _blocks_of_defaults(trainer, second)
     blocks += [
@@ -242,7 +242,7 @@ def _blocks_of_defaults(trainer: TrainerDefaults, second: str) -> list[Renderabl
             Change.GONE.value: f" (the script sets it: {change['position']})",
         }
         line = f"{change['name']}: {before} -> {after}{notes.get(change['change'], '')}"
-        blocks.append(Padding(Text(line), (0, 0, 0, 2)))
+        blocks.append(block(line, 2, hanging=2))
     if new:
-        blocks.append(Padding(Text(f"new in TRL {second}: {', '.join(new)}", style="dim"), (0, 0, 0, 2)))
+        blocks.append(block(f"new in TRL {second}: {', '.join(new)}", 2, style="dim"))
     return blocks

@@ -9,6 +9,7 @@ from typing import TypedDict
 
 import click
 
+from ..reporting.lines import say
 from ..selection.freeze_files import Frozen, FrozenPatch, load
 from .common import Exit
 
@@ -52,8 +53,9 @@ def command(first: Path, second: Path, as_data: bool) -> int:
         return Exit.FINE if same else Exit.DEGRADED
     for difference in found:
         subject = f"{difference['patch']}: {difference['what']}" if difference["patch"] else difference["what"]
-        click.echo(f"{subject}: {difference['first'] or 'none'} -> {difference['second'] or 'none'}")
-    click.echo("The repairs are the same." if same else "The repairs are not the same.")
+        line = f"{subject}: {difference['first'] or 'none'} -> {difference['second'] or 'none'}"
+        say(line)
+    say("The repairs are the same." if same else "The repairs are not the same.")
     return Exit.FINE if same else Exit.DEGRADED
 
 

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
 import click
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
 from ..catalogue import loading
 from ..catalogue.packs import named
+from ..errors import NotATrlError
 from ..matching import versions
 from ..matching.fingerprints import bodies_for
-from ..matching.sources import NotATrlError, Release
+from ..matching.sources import Release
 from ..model import Patch, Target
-from ..reporting.table import show
+from ..reporting.lines import width
+from ..reporting.table import block, show
 from .common import Exit, with_packs
+
+WIDE = 160
+"""With fewer columns a table of six would break ids and names of methods."""
 
 Word = Literal["matches", "fixed", "no bug", "unknown body", "gone"]
 
@@ -65,14 +72,27 @@ def command(path: Path, as_data: bool, packs: str | None) -> int:
         answer: Answer = {"trl_hotfix": __version__, "trl": release.version, "targets": rows}
         click.echo(json.dumps(answer, indent=2))
     else:
-        view = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"TRL {release.version}", title_justify="left")
-        for column in ("patch", "target", "in range", "body", "says", "same as"):
-            view.add_column(column, overflow="fold")
-        for row in rows:
-            view.add_row(*map(_word, row.values()))
-        show(view)
+        show(_view(rows, release.version))
     unsure = any(row["in_range"] and row["says"] in ("unknown body", "gone") for row in rows)
     return Exit.DEGRADED if unsure else Exit.FINE
+
+
+def _view(rows: Sequence[Compared], version: str) -> RenderableType:
+    """Return a table. In a narrow terminal it is a list, since a table would break the ids."""
+    if width() < WIDE:
+        blocks: list[RenderableType] = [block(f"TRL {version}", 0, style="bold")]
+        for row in rows:
+            in_range = "in range" if row["in_range"] else "not in range"
+            same_as = f", as in {row['same_as']}" if row["same_as"] is not None else ""
+            blocks.append(block(row["patch"], 2, style="bold"))
+            blocks.append(block(f"{row['target']}: {row['says']} ({in_range}; {row['body'] or 'no body'}{same_as})", 6))
+        return Group(*blocks)
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"TRL {version}", title_justify="left")
+    for column in ("patch", "target", "in range", "body", "says", "same as"):
+        view.add_column(column, overflow="fold")
+    for row in rows:
+        view.add_row(*map(_word, row.values()))
+    return view
 
 
 def _compared(release: Release, patch: Patch, target: Target) -> Compared:

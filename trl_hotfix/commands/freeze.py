@@ -12,6 +12,7 @@ import click
 
 from ..catalogue import loading
 from ..catalogue.packs import named
+from ..errors import NotATrlError
 from ..matching import sources, versions
 from ..matching.fingerprints import bodies
 from ..patching.api import apply
@@ -121,7 +122,7 @@ def _elsewhere(trl: str | None, wheel: Path | None, told: Mapping[str, str], pac
 def _files(wheel: Path) -> sources.Release:
     try:
         return sources.Release(wheel)
-    except sources.NotATrlError as error:
+    except NotATrlError as error:
         raise click.UsageError(f"--wheel: {error}") from None
 
 

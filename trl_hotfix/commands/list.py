@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, cast
 
 import click
 from msgspec.structs import replace
+from rich.console import Group, RenderableType
 
 from .. import settings
 from ..catalogue import loading
@@ -18,8 +19,9 @@ from ..matching import gates, versions
 from ..matching.fingerprints import bodies
 from ..model import Called, KnownBug, Reason, Severity, State
 from ..patching.previews import preview
+from ..reporting.lines import say
 from ..reporting.report import PatchStatus, Report
-from ..reporting.table import show, table
+from ..reporting.table import block, show, table
 from ..selection.selection import Selection
 from .common import Exit, release, trainer, unsupported, with_packs
 
@@ -185,13 +187,17 @@ def _known(bug: KnownBug, trl: str | None) -> Known:
 
 
 def _show_known(bugs: Sequence[KnownBug]) -> None:
-    """Print a line for each bug without a repair. A table of these would look like one of patches."""
+    """Print a block for each bug without a repair. A table of these would look like one of patches."""
     if not bugs:
         return
-    click.echo("Known, no repair here (trl-hotfix scan tells whether they hit a script):")
+    blocks: list[RenderableType] = [
+        block("Known, no repair here (trl-hotfix scan tells whether they hit a script):", 0)
+    ]
     for bug in bugs:
         others = "".join(f", {name} {specifiers}" for name, specifiers in bug.requires.items())
-        click.echo(f"  {bug.id}\n    {bug.severity.value}: {bug.title}\n    TRL {bug.trl}{others}")
+        blocks.append(block(bug.id, 2, style="bold"))
+        blocks += [block(text, 4) for text in (f"{bug.severity.value}: {bug.title}", f"TRL {bug.trl}{others}")]
+    show(Group(*blocks))
     click.echo()
 
 
@@ -204,11 +210,11 @@ def _rank(status: PatchStatus) -> tuple[bool, int]:
 def _foot(report: Report, hidden: int, trl: str | None) -> None:
     if hidden:
         are = "patch is" if hidden == 1 else "patches are"
-        click.echo(f"{hidden} {are} for other releases than TRL {report.trl or '(none is installed)'}: --all")
+        say(f"{hidden} {are} for other releases than TRL {report.trl or '(none is installed)'}: --all")
     if trl is not None and trl not in bodies().releases:
-        click.echo(f"TRL {trl} is none of the {len(bodies().releases)} releases that the patches were looked at on.")
-    click.echo(f"trl_hotfix {report.trl_hotfix}, Python {report.python}, digest {report.digest}")
-    click.echo(_start_hook())
+        say(f"TRL {trl} is none of the {len(bodies().releases)} releases that the patches were looked at on.")
+    say(f"trl_hotfix {report.trl_hotfix}, Python {report.python}, digest {report.digest}")
+    say(_start_hook())
 
 
 def _start_hook() -> str:

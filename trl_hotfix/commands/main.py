@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,7 +13,17 @@ from importlib import import_module
 import click
 
 from .. import __version__
-from ..errors import CatalogueError, DamagedError, PackError, SettingError, UnknownPatchError, suggestion
+from ..errors import (
+    LONG,
+    CatalogueError,
+    DamagedError,
+    NotATrlError,
+    PackError,
+    SettingError,
+    UnknownPatchError,
+    suggestion,
+)
+from ..reporting.lines import say
 from .common import Exit
 
 NAMES = (
@@ -30,6 +42,9 @@ NAMES = (
     "new",
 )
 """The commands, in the order of the help."""
+
+
+_LONG_WORD = re.compile(r"\S{2000,}")
 
 
 class _Commands(click.Group):
@@ -83,14 +98,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = commands.main(words, prog_name="trl-hotfix", standalone_mode=False) or Exit.FINE
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        _complain(shown.getvalue().rstrip("\n"))
         code = Exit.USAGE
     except click.exceptions.Abort:
         code = Exit.USAGE
-    except (PackError, SettingError, UnknownPatchError) as error:
-        click.echo(f"trl-hotfix: {error}", err=True)
+    except (NotATrlError, PackError, SettingError, UnknownPatchError) as error:
+        _complain(f"trl-hotfix: {error}")
         code = Exit.USAGE
     except (CatalogueError, DamagedError) as error:
-        click.echo(f"trl-hotfix: {error}", err=True)
+        _complain(f"trl-hotfix: {error}")
         code = Exit.CATALOGUE
     sys.exit(code)
+
+
+def _complain(message: str) -> None:
+    """Print an error. It may quote a file or an argument, which may be long, or what a terminal obeys."""
+    message = _LONG_WORD.sub(lambda word: f"{word[0][:LONG]}... ({len(word[0])} characters)", message)
+    say(message, err=True)

@@ -18,8 +18,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from ..catalogue import checks, loading
 from ..catalogue.data_files import manifest as manifest_path
 from ..catalogue.parsing import parse
-from ..errors import CatalogueError, plain, suggestion
-from ..matching.sources import NotATrlError, Release, installed
+from ..errors import CatalogueError, NotATrlError, plain, suggestion
+from ..matching.sources import Release, installed
 from ..model import Called, Severity
 from .common import Exit
 from .new_templates import ENTRY, MODULE, NEXT, PROOF

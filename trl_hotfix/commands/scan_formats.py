@@ -15,8 +15,9 @@ from .. import __version__
 from ..errors import plain
 from ..model import Bug as AnyBug
 from ..model import Patch, Severity
+from ..reporting.lines import say
 from ..reporting.sentences import no_repair
-from ..reporting.table import bug_block, show
+from ..reporting.table import block, bug_block, show
 
 if TYPE_CHECKING:
     from .scan_answer import Answer, Bug, File, Trainer
@@ -31,27 +32,30 @@ def as_text(answer: Answer, patches: Sequence[AnyBug]) -> None:
     for file in answer["files"]:
         name = plain(file["file"])
         if file["error"] is not None:
-            click.echo(file["error"], err=True)
+            say(file["error"], err=True)
         elif not file["trainers"]:
-            click.echo(f"{name}: no trainer of TRL is made in it")
+            say(f"{name}: no trainer of TRL is made in it")
         for trainer in file["trainers"]:
             show(Group(*_blocks(name, answer["trl"], trainer)))
+    if not answer["scanned"]:
+        say("There is nothing to scan: a folder stands for the scripts (.py) and notebooks (.ipynb) in it.")
     if answer["scanned"] > len(answer["files"]):
         others = answer["scanned"] - len(answer["files"])
-        click.echo(f"{others} more file{'s' if others > 1 else ''} make{'' if others > 1 else 's'} no trainer of TRL.")
+        say(f"{others} more file{'s' if others > 1 else ''} make{'' if others > 1 else 's'} no trainer of TRL.")
 
 
 def _blocks(file: str, trl: str, trainer: Trainer) -> Iterator[RenderableType]:
     called, name = trainer["called"], trainer["trainer"]
     title = name if called in (name, name.removesuffix("Trainer")) else f"{called} ({name})"
-    yield Text(f"{file}, {trainer['position']}: {title} on TRL {trl}", style="bold")
+    yield block(f"{file}, {trainer['position']}: {title} on TRL {trl}", 0, style="bold")
     for bug in trainer["hits"]:
         yield from _block(bug, Text("hit", style="bold red"), bug["because"])
     for bug in trainer["cannot_tell"]:
         yield from _block(bug, Text("cannot tell", style="yellow"), [*bug["unknown"], *bug["because"]])
     hits, unsure = len(trainer["hits"]), len(trainer["cannot_tell"])
     known = trainer["rest"] + hits + unsure
-    yield Text(f"{hits} hit, {unsure} cannot be told; {trainer['rest']} of the {known} known bugs it does not hit.\n")
+    yield block(f"{hits} hit, {unsure} cannot be told; {trainer['rest']} of the {known} known bugs it does not hit.", 0)
+    yield Text()
 
 
 def _block(bug: Bug, answer: Text, reasons: Sequence[str]) -> Iterator[RenderableType]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypedDict
@@ -12,7 +11,7 @@ from typing import TypedDict
 import click
 
 from ..catalogue import loading
-from ..errors import printable
+from ..reporting.lines import folded
 from .common import Exit
 from .status_records import Record, RecordedHit, RecordedPatch, files, not_repaired, read
 
@@ -52,8 +51,8 @@ def command(path: Path, as_data: bool) -> int:
 def _lines(record: Record, titles: dict[str, str], width: int) -> Iterator[str]:
     name = record["path"] if record["rank"] is None else f"rank {record['rank']}, {record['path']}"
     versions = f"TRL {record['trl'] or 'unknown'}, trl_hotfix {record['trl_hotfix'] or 'unknown'}"
-    yield from _folded(f"{name}:", width)
-    yield from _folded(f"{versions}, digest {record['digest'] or 'none'}", width)
+    yield from folded(f"{name}:", width, 0, 2)
+    yield from folded(f"{versions}, digest {record['digest'] or 'none'}", width, 0, 2)
     by_id = {hit["id"]: hit for hit in record["hits"]}
     patches = [*record["patches"], *record["reverted"]]
 
@@ -64,9 +63,9 @@ def _lines(record: Record, titles: dict[str, str], width: int) -> Iterator[str]:
             yield ""
             yield f"{title}: {len(entries)}"
         for first, patch_id, more in entries:
-            yield from _folded(first, width, 2)
+            yield from folded(first, width, 2, 2)
             for text in [*([titles[patch_id]] if patch_id in titles else []), *more]:
-                yield from _folded(text, width, 6)
+                yield from folded(text, width, 6, 2)
 
     def of(word: str) -> list[RecordedPatch]:
         return [patch for patch in patches if patch["word"] == word]
@@ -120,16 +119,3 @@ def _run(hits: dict[str, RecordedHit], patch: RecordedPatch) -> list[str]:
 
 def _cause(hit: RecordedHit) -> list[str]:
     return [f"your run: {', '.join(hit['because']) or 'as every run of this trainer'}"]
-
-
-def _folded(text: str, width: int, indent: int = 0) -> list[str]:
-    """Fold a text into lines. An id, a path or a value is never cut: it must be easy to copy."""
-    space = " " * indent
-    return textwrap.wrap(
-        printable(text),
-        width,
-        initial_indent=space,
-        subsequent_indent=f"{space}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [space.rstrip()]

@@ -9,9 +9,9 @@ from typing import TypedDict
 import click
 import msgspec
 
-from ..errors import SettingError, plain, quoted
+from ..errors import SettingError, plain, quoted, reason
 from ..recording.trackers import FILE
-from ..selection.freeze_files import LONGEST_PATH, Frozen, FrozenPatch, load
+from ..selection.freeze_files import EXPECTED, LONGEST_PATH, Frozen, FrozenPatch, load
 
 _RANK = re.compile(r"trl_hotfix\.rank-(\d{1,9})\.json\Z")
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,18})\Z")
@@ -122,7 +122,9 @@ def _hits(frozen: Frozen, file: Path) -> list[RecordedHit]:
         return msgspec.convert([*frozen.hits, *observed], list[RecordedHit])
     except msgspec.ValidationError as error:
         shown = quoted(str(file), LONGEST_PATH)
-        raise SettingError(f"the record {shown} cannot be used: in its hits: {plain(str(error))}") from None
+        raise SettingError(
+            f"the record {shown} cannot be used: in its hits: {reason(error)}; expected {EXPECTED}"
+        ) from None
 
 
 def not_repaired(record: Record) -> list[RecordedHit]:

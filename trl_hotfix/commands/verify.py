@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -30,7 +30,8 @@ from ..catalogue.packs import VARIABLE, named, pack_of
 from ..errors import DamagedError, UnknownPatchError
 from ..matching import gates, versions
 from ..model import State
-from ..reporting.table import show
+from ..reporting.lines import width
+from ..reporting.table import NARROW, block, show
 from .common import Exit, unsupported, with_packs
 
 PACKAGE = __package__.partition(".")[0]
@@ -113,7 +114,9 @@ def _progress(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[on]}"),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal or console.no_color, transient=True
+    ) as progress:
         task = progress.add_task(title, total=total, on="")
         yield lambda completed, on: progress.update(task, completed=completed, on=on)
 
@@ -211,36 +214,57 @@ def _needs(proof: Path) -> Sequence[str]:
     return ()
 
 
-def _verdicts(cells: Sequence[CellAnswer]) -> Table:
-    view = _table("patch", "verdict", "module", "run", "self-test says", "numbers")
-    for cell in cells:
-        rows = [
+def _verdicts(cells: Sequence[CellAnswer]) -> RenderableType:
+    rows = [
+        [
             (module, run, result["verdict"], _numbers(result))
             for module, runs in cell["leaves"].items()
             for run, result in runs.items()
         ]
-        _add(view, cell, rows)
-    return view
+        for cell in cells
+    ]
+    return _view(("patch", "verdict", "module", "run", "self-test says", "numbers"), cells, rows)
 
 
-def _losses(proofs: Sequence[ProofAnswer]) -> Table:
-    view = _table("patch", "trained", "run", "says", "numbers")
-    for proof in proofs:
-        _add(view, proof, [(run, result["verdict"], _numbers(result)) for run, result in proof["runs"].items()])
-    return view
+def _losses(proofs: Sequence[ProofAnswer]) -> RenderableType:
+    rows = [[(run, result["verdict"], _numbers(result)) for run, result in proof["runs"].items()] for proof in proofs]
+    return _view(("patch", "trained", "run", "says", "numbers"), proofs, rows)
 
 
-def _table(*columns: str) -> Table:
+def _view(
+    columns: Sequence[str],
+    answers: Sequence[CellAnswer | ProofAnswer],
+    rows: Sequence[Sequence[tuple[str, ...]]],
+) -> RenderableType:
+    """Return a table. In a narrow terminal it is a list, since a table would break the ids."""
+    if width() < NARROW:
+        return Group(
+            *(line for answer, of_answer in zip(answers, rows, strict=True) for line in _block(answer, of_answer))
+        )
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         view.add_column(column, overflow="fold")
+    for answer, of_answer in zip(answers, rows, strict=True):
+        _add(view, answer, of_answer)
     return view
+
+
+def _block(answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str, ...]]) -> Iterator[RenderableType]:
+    yield block(answer["patch"], 2, style="bold")
+    yield block(*_verdict(answer))
+    for row in rows:
+        yield block(" ".join(row), 6, hanging=2)
+
+
+def _verdict(answer: CellAnswer | ProofAnswer) -> tuple[str, int, str]:
+    """Return the verdict with its reason, its indentation in a list, and its colour."""
+    colour = "green" if answer["verdict"] in GOOD else "bold red"
+    return ": ".join(filter(None, (answer["verdict"], answer["why"]))), 6, colour
 
 
 def _add(view: Table, answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str, ...]]) -> None:
     """Add the rows of one patch. The first has its name and its verdict."""
-    colour = "green" if answer["verdict"] in GOOD else "bold red"
-    verdict = ": ".join(filter(None, (answer["verdict"], answer["why"])))
+    verdict, _, colour = _verdict(answer)
     head = [Text(answer["patch"]), Text(verdict, style=colour)]
     for row in rows or [()]:
         view.add_row(*head, *map(Text, row))

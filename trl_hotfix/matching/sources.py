@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import io
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
+from .. import regular_files
+from ..errors import NotATrlError, plain, reason
 from .digests import digest, parse
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -18,24 +23,30 @@ _Named = _Definition | ast.ClassDef
 _BLOCKS = (ast.If, ast.Try, ast.With)
 
 
-class NotATrlError(ValueError):
-    """The path is neither a wheel of TRL nor a folder in which TRL is installed."""
+_LARGEST_WHEEL = 1 << 26
+_LARGEST_MODULE = 1 << 21
+_MOST_FILES = 10_000
+_LONGEST_NAME = 1_000
+"""A wheel of TRL has a megabyte in some hundred files, and its longest module a fifth of a megabyte."""
 
 
 class Release:
-    """The sources of one TRL release."""
+    """The sources of one TRL release. Every method raises ``NotATrlError`` for a module that cannot be read."""
 
     def __init__(self, path: Path) -> None:
-        self._root: Path | zipfile.Path = path
-        if path.is_file():
-            try:
-                self._root = zipfile.Path(path)
-            except zipfile.BadZipFile as error:
-                raise NotATrlError(f"{path} is not a wheel: {error}") from error
-        names = [entry.name for entry in self._root.iterdir()] if path.exists() else []
-        versions = [match[1] for name in names if (match := re.fullmatch(r"trl-([^-]+)\.dist-info", name))]
-        if len(versions) != 1:
-            raise NotATrlError(f"{path} is not a wheel of TRL: expected one trl-<version>.dist-info, found {versions}")
+        self._shown = plain(str(path))
+        try:
+            self._root: Path | zipfile.Path = path if path.is_dir() else _archive(path)
+            names = [entry.name for entry in self._root.iterdir()]
+        except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+            raise NotATrlError(f"{self._shown} is not a wheel of TRL: {reason(error)}; {_EXPECTED}") from None
+        versions = [match[1] for name in names if (match := re.fullmatch(r"trl-([^-]{1,99})\.dist-info", name))]
+        if len(versions) != 1 or not _is_version(versions[0]):
+            found = ", ".join(map(plain, versions[:9])) or "none"
+            raise NotATrlError(
+                f"{self._shown} is not a wheel of TRL: it should have one trl-<version>.dist-info, and has {found}; "
+                f"{_EXPECTED}"
+            )
         self.version = versions[0]
         self._tree = functools.cache(self._parse)
 
@@ -92,7 +103,13 @@ class Release:
         *package, name = module.split(".")
         for file in (self._file(*package, name, "__init__.py"), self._file(*package, f"{name}.py")):
             if file.is_file():
-                return parse(file.read_text(encoding="utf-8"))
+                try:
+                    return parse(_text(file))
+                # A member of an archive may be damaged, encrypted, or compressed in a way that Python does not know.
+                except (OSError, ValueError, SyntaxError, RuntimeError, MemoryError, zipfile.BadZipFile) as error:
+                    raise NotATrlError(
+                        f"{self._shown}: the module {plain(module)} cannot be read: {reason(error)}; {_EXPECTED}"
+                    ) from None
         return None
 
     def _function(self, module: str, name: str, visited: set[tuple[str, str]]) -> _Definition | None:
@@ -139,6 +156,37 @@ class Release:
             package = package[:-1]
         package = package[: len(package) - (statement.level - 1)]
         return ".".join([*package, *([statement.module] if statement.module else [])])
+
+
+_EXPECTED = "expected a wheel (pip download --no-deps trl==VERSION), or the folder into which one was installed"
+
+
+def _archive(path: Path) -> zipfile.Path:
+    """Return the root of an archive. Raises ``OSError``, ``ValueError`` or ``zipfile.BadZipFile``."""
+    archive = zipfile.ZipFile(io.BytesIO(regular_files.read(path, _LARGEST_WHEEL)))
+    names = archive.namelist()
+    # For each name there is one for each of its folders.
+    if len(names) > _MOST_FILES or any(len(name) > _LONGEST_NAME for name in names):
+        raise ValueError("it has too many files, or too long names")
+    return zipfile.Path(archive)
+
+
+def _text(file: Path | zipfile.Path) -> str:
+    if isinstance(file, Path):
+        return regular_files.read(file, _LARGEST_MODULE).decode("utf-8")
+    with file.open("rb") as stream:
+        content: bytes = stream.read(_LARGEST_MODULE + 1)
+    if len(content) > _LARGEST_MODULE:
+        raise ValueError(f"it has more than {_LARGEST_MODULE >> 20} MiB")
+    return content.decode("utf-8")
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def installed() -> Release | None:

@@ -10,6 +10,9 @@ from typing import Any
 import yaml
 
 from ..errors import ScriptError, plain
+from . import told_files, yaml_files
+
+_EXPECTED = "the config of a command line (--config), a mapping such as 'packing: true'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def _value(word: str) -> Any:
         return word
     try:
         value = yaml.safe_load(word)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return word
     return value if isinstance(value, (bool, float, int)) else word
 
@@ -63,12 +66,7 @@ def _joined(value: Any, word: Any) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     file = plain(str(path))
-    try:
-        values = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise ScriptError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ScriptError(f"{file} is not YAML: {plain(str(error).splitlines()[0])}") from None
+    _, values = yaml_files.load(told_files.read(path, yaml_files.LARGEST, _EXPECTED), file, _EXPECTED)
     if not isinstance(values, dict):
-        raise ScriptError(f"{file}: expected a mapping such as 'packing: true'")
+        raise ScriptError(f"{file} has no mapping, but {told_files.kind_of(values)}; expected {_EXPECTED}")
     return {str(key): value for key, value in values.items()}

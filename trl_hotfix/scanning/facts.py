@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..catalogue.conditions import Argument, Kind, Lookup
 from ..catalogue.facts import FACTS
 from ..errors import ScriptError, plain
+from . import told_files, yaml_files
 from .dataset_files import dataset_facts
 from .model_files import model_facts
 
-_LARGEST = 1 << 20
+_EXPECTED = "what `accelerate config` writes, with distributed_type or num_processes"
 _TYPES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
 
 # Functions of TRL and Unsloth that give a tokenizer other tokens are among them, and applying a template is not.
@@ -82,18 +80,10 @@ def _launch_facts(path: Path) -> dict[str, Argument]:
 def _read(path: Path) -> Mapping[str, Any]:
     file = plain(str(path))
     try:
-        if not path.is_file():
-            raise ScriptError(f"--accelerate: {file} {'is no file' if path.exists() else 'is not there'}")
-        if path.stat().st_size > _LARGEST:
-            raise ScriptError(f"--accelerate: {file} has more than {_LARGEST >> 20} MiB: expected a config")
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ScriptError(f"--accelerate: {file} cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
-        raise ScriptError(f"--accelerate: {file} is not YAML: {plain(reason)}") from None
+        _, config = yaml_files.load(told_files.read(path, yaml_files.LARGEST, _EXPECTED), file, _EXPECTED)
+    except ScriptError as error:
+        raise ScriptError(f"--accelerate: {error}") from None
     if not isinstance(config, dict) or not {"distributed_type", "num_processes"} & config.keys():
-        raise ScriptError(
-            f"--accelerate: {file}: expected what `accelerate config` writes, with distributed_type or num_processes"
-        )
+        found = "has neither" if isinstance(config, dict) else f"has {told_files.kind_of(config)}"
+        raise ScriptError(f"--accelerate: {file} {found}; expected {_EXPECTED}")
     return config

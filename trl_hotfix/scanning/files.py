@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import ScriptError, plain
+from ..errors import LONG, ScriptError, printable, reason
+
+_LONGEST = 1_000
+"""At most so many characters are a pattern. The time that it takes grows with their square."""
 
 _SUFFIXES = (".py", ".ipynb")
 _SKIPPED = frozenset(["__pycache__", "build", "dist", "node_modules", "site-packages", "venv"])
@@ -21,14 +25,22 @@ def files_to_scan(paths: Iterable[str]) -> list[tuple[Path, bool]]:
     files: dict[Path, bool] = {}
     for text in paths:
         path = Path(text)
-        if path.is_dir():
+        # It may be too long to be that of a file. `pathlib` raises then, and the file is refused when it is read.
+        if os.path.isdir(text):  # noqa: PTH112
             for file in _within(path):
                 files.setdefault(file, False)
-        elif not path.exists() and any(sign in text for sign in "*?["):
+        elif not os.path.exists(text) and len(text) < _LONGEST and any(sign in text for sign in "*?["):  # noqa: PTH110
             # A shell expands a pattern, unless it is quoted or has no match.
-            matched = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+            try:
+                matched = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+            except (OSError, ValueError, NotImplementedError, RecursionError, re.error) as error:
+                raise ScriptError(
+                    f"{printable(text, LONG)} is no pattern: {reason(error)}; expected one of files"
+                ) from None
             if not matched:
-                raise ScriptError(f"{plain(text)} matches no file")
+                raise ScriptError(
+                    f"{printable(text, LONG)} matches no file; expected a file, a folder or a pattern of files"
+                )
             files |= {file: True for file in matched if file.is_file()}
         else:
             files[path] = True
@@ -39,5 +51,7 @@ def _within(folder: Path) -> list[Path]:
     found = []
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED and not name.startswith("."))
-        found += [Path(parent, name) for name in sorted(names) if name.endswith(_SUFFIXES)]
+        paths = [Path(parent, name) for name in sorted(names) if name.endswith(_SUFFIXES)]
+        # A pipe or a device is no script.
+        found += [path for path in paths if path.is_file()]
     return found

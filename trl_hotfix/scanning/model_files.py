@@ -7,19 +7,24 @@ say may have a default in a class of transformers, and is unknown. The names of 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..catalogue.conditions import Argument
-from ..errors import ScriptError, plain
+from ..errors import ScriptError, plain, reason
 from ..matching.model_configs import experts, known, quantized, router_loss, sampling_settings, scales_logits, unknown
+from . import told_files
+from .told_files import kind_of
 
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 _ADAPTER = "adapter_config.json"
-_LARGEST = {"tokenizer.json": 1 << 27}
+_LARGEST = {"tokenizer.json": 1 << 26}
 _LARGEST_OTHER = 1 << 23
+
+_EXPECTED = "a file of a model's folder, an object in JSON"
 
 _NOT_LORA = frozenset({"IA3", "VERA", "LOHA", "LOKR", "BOFT", "HRA", "MISS"})
 _EMBEDDINGS = re.compile(r"embed|wte|wpe|shared")
@@ -30,13 +35,16 @@ def model_facts(folder: Path) -> dict[str, Argument]:
 
     The config of an adapter's base is not in the folder, and what it says is unknown.
     """
-    if not folder.is_dir():
+    # `pathlib` raises for a name that is too long to be one of a folder.
+    if not os.path.isdir(folder):  # noqa: PTH112
         raise ScriptError(
             f"--model: {plain(str(folder))} is no folder: expected a local one with {_CONFIG}; nothing is downloaded"
         )
     config, adapter = _read(folder, _CONFIG), _read(folder, _ADAPTER)
     if config is None and adapter is None:
-        raise ScriptError(f"--model: {plain(str(folder))} has no {_CONFIG} and no {_ADAPTER}")
+        raise ScriptError(
+            f"--model: {plain(str(folder))} has no {_CONFIG} and no {_ADAPTER}; expected the folder of a model"
+        )
     tokenizer = _read(folder, _TOKENIZER)
     facts = {
         "pad_is_eos": _pad_is_eos(folder, tokenizer),
@@ -70,23 +78,19 @@ def _said_of_generation(
 def _read(folder: Path, name: str) -> dict[str, Any] | None:
     """Return the object in a JSON file of the folder, or None if there is no such file."""
     path = folder / name
-    file = plain(str(path))
-    largest = _LARGEST.get(name, _LARGEST_OTHER)
+    if not path.is_symlink() and not path.exists():
+        return None
+    shown = f"--model: {plain(str(path))}"
     try:
-        if not path.is_file():
-            # A link to nothing is a file that is not there.
-            if path.is_symlink() or path.exists():
-                raise ScriptError(f"--model: {file} is no file")
-            return None
-        if path.stat().st_size > largest:
-            raise ScriptError(f"--model: {file} has more than {largest >> 20} MiB: expected a JSON file of a model")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ScriptError(f"--model: {file} cannot be read: {error.strerror or error}") from None
+        text = told_files.read(path, _LARGEST.get(name, _LARGEST_OTHER), _EXPECTED)
+    except ScriptError as error:
+        raise ScriptError(f"--model: {error}") from None
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ScriptError(f"--model: {file} is not JSON: {plain(str(error))}") from None
+        raise ScriptError(f"{shown} is not JSON: {reason(error)}; expected {_EXPECTED}") from None
     if not isinstance(content, dict):
-        raise ScriptError(f"--model: {file}: expected an object, found a {type(content).__name__}")
+        raise ScriptError(f"{shown} has no object, but {kind_of(content)}; expected {_EXPECTED}")
     return content
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from ..errors import ScriptError, plain
+from ..errors import ScriptError, reason
 
 _MAGIC = re.compile(r"\s*[%!?]|\s*\w+[\w.]*\?\??\s*$")
 _SHELL_ASSIGNMENT = re.compile(r"(\s*[\w, ]+=\s*)[%!].*", re.DOTALL)
@@ -25,8 +25,7 @@ def as_script(source: bytes, file: str) -> tuple[str, tuple[int, ...]]:
         cells = notebook["cells"] if "cells" in notebook else notebook["worksheets"][0]["cells"]
         texts = [_code_of(cell) for cell in cells]
     except (ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
-        reason = plain(str(error)) or type(error).__name__
-        raise ScriptError(f"{file} is not a notebook ({reason}): expected JSON with 'cells'") from None
+        raise ScriptError(f"{file} is not a notebook: {reason(error)}; expected JSON with 'cells'") from None
     lines: list[str] = []
     starts = []
     for text in texts:

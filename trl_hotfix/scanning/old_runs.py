@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from ..catalogue.conditions import UNSET, Argument, Kind
-from ..errors import ScriptError, plain
+from ..errors import ScriptError, plain, reason
+from . import told_files
 from .inert_pickles import Inert, read_arguments
 from .recorded_hits import RecordedHit, recorded_hits
 
@@ -23,7 +26,10 @@ _VERSION = re.compile(
 _DISTRIBUTIONS = {"pytorch": "torch"}
 _CONFIG = re.compile(r"(\w+?)Config$")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-_LARGEST = 1 << 24
+_LARGEST = 1 << 22
+_CARD = "the model card that transformers has written"
+_RECORD = "the trl_hotfix.json of a run"
+_LONGEST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +75,20 @@ def _argument(value: Any) -> Argument:
         return Argument(Kind.OBJECT, made_by=(value.made_by,), may_be_default=True)
     if isinstance(value, dict):
         return Argument(Kind.OBJECT, made_by=("dict",), may_be_default=not value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and len(value) <= _LONGEST and all(map(_is_plain, value)):
         return Argument(Kind.LITERAL, list(value), may_be_default=True)
-    return Argument(Kind.LITERAL, value, may_be_default=True)
+    if _is_plain(value):
+        return Argument(Kind.LITERAL, value, may_be_default=True)
+    return Argument(Kind.UNKNOWN, reason="its value in training_args.bin is of an unusual kind")
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value can be compared and shown. One in a pickle may be within itself a thousand times."""
+    if isinstance(value, str):
+        return len(value) <= _LONGEST
+    if isinstance(value, int):
+        return value.bit_length() <= 64
+    return value is None or isinstance(value, float)
 
 
 def read_run(folder: Path) -> OldRun:
@@ -87,8 +104,9 @@ def read_run(folder: Path) -> OldRun:
     arguments = read_arguments(arguments_file) if arguments_file is not None else None
     recorded = _read_record(record) if record is not None else {}
     versions = _versions_of_card(card) if card is not None else {}
-    if isinstance(recorded.get("trl"), str):
-        versions["trl"] = recorded["trl"]
+    trl = recorded.get("trl")
+    if isinstance(trl, str) and _is_version(trl):
+        versions["trl"] = trl
     return OldRun(
         folder=folder,
         versions=versions,
@@ -102,7 +120,11 @@ def read_run(folder: Path) -> OldRun:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first."""
-    found = [(int(matched[1]), path) for path in folder.iterdir() if (matched := _CHECKPOINT.search(path.name))]
+    try:
+        paths = list(folder.iterdir())
+    except OSError as error:
+        raise ScriptError(f"{plain(str(folder))} cannot be read: {error.strerror or error}") from None
+    found = [(int(matched[1]), path) for path in paths if (matched := _CHECKPOINT.search(path.name))]
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -112,17 +134,29 @@ def _first(folders: list[Path], name: str) -> Path | None:
 
 def _versions_of_card(card: Path) -> dict[str, str]:
     """Read "- TRL: 0.16.1" and the like of a model card."""
-    text = _text(card)
-    return {_DISTRIBUTIONS.get(name.lower(), name.lower()): version for name, version in _VERSION.findall(text)}
+    text = told_files.read(card, _LARGEST, _CARD).decode("utf-8", errors="replace")
+    found = _VERSION.findall(text)
+    return {_DISTRIBUTIONS.get(name.lower(), name.lower()): version for name, version in found if _is_version(version)}
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    # A number of thousands of digits is no InvalidVersion.
+    except ValueError:
+        return False
+    return True
 
 
 def _read_record(path: Path) -> dict[str, Any]:
+    content = told_files.read(path, _LARGEST, _RECORD)
     try:
-        record = json.loads(_text(path))
+        record = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ScriptError(f"{plain(str(path))} is no record of a run: {plain(str(error))}") from None
+        raise ScriptError(f"{plain(str(path))} is no record of a run: {reason(error)}; expected {_RECORD}") from None
     if not isinstance(record, dict):
-        raise ScriptError(f"{plain(str(path))} is no record of a run: expected an object")
+        found = f"it has no object, but {told_files.kind_of(record)}"
+        raise ScriptError(f"{plain(str(path))} is no record of a run: {found}; expected {_RECORD}")
     return record
 
 
@@ -131,15 +165,6 @@ def _words(record: Mapping[str, Any]) -> dict[str, str]:
     patches = record.get("patches")
     entries = [entry for entry in patches if isinstance(entry, dict)] if isinstance(patches, list) else []
     return {str(entry.get("id")): str(entry.get("word") or "selected") for entry in entries}
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise ScriptError(f"{plain(str(path))} has more than {_LARGEST >> 20} MiB")
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ScriptError(f"{plain(str(path))} cannot be read: {error.strerror or error}") from None
 
 
 def _trainer(arguments: Inert | None) -> str | None:

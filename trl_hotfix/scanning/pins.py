@@ -11,16 +11,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from ..errors import ScriptError, plain
+from ..errors import ScriptError, plain, reason
+from . import told_files, yaml_files
 
-LARGEST = 1 << 25
+LARGEST = 1 << 22
 """The largest size of a file in bytes; a large lock file has a megabyte."""
 
+_EXPECTED = "pinned versions: requirements.txt, `pip freeze`, uv.lock, pylock.toml, poetry.lock or environment.yml"
+
+_YAML = (".yml", ".yaml")
 _LOCK_ENTRY = re.compile(r'^(name|version)\s*=\s*"([^"]*)"')
 _CONDA = re.compile(r"([\w.\-]+)\s*={1,2}\s*([\w.+!\-]+)")
 
@@ -32,27 +35,22 @@ def read_pins(path: Path) -> dict[str, str]:
     ``environment.yml``; ``Pipfile.lock``, ``pip list --format json`` and ``pip inspect``.
     """
     file = plain(str(path))
+    text = told_files.read_text(path, yaml_files.LARGEST if path.suffix in _YAML else LARGEST, _EXPECTED)
     try:
-        if path.stat().st_size > LARGEST:
-            raise ScriptError(f"{file} has more than {LARGEST >> 20} MiB: expected a file of pinned versions")
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ScriptError(f"{file} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ScriptError(f"{file} is no text: expected a file of pinned versions") from None
-    try:
-        pairs = list(_pairs(path, text))
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        reason = plain(str(error).splitlines()[0]) if str(error) else type(error).__name__
-        raise ScriptError(f"{file} is no file of pinned versions: {reason}") from None
+        pairs = list(_pairs(path, text, file))
+    except ScriptError:
+        raise
+    # A file of another shape has a number in the place of a list, or no name in the place of a package.
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise ScriptError(f"{file} is no file of pinned versions: {reason(error)}; expected {_EXPECTED}") from None
     return {canonicalize_name(name): version for name, version in pairs if _is_version(version)}
 
 
-def _pairs(path: Path, text: str) -> Iterator[tuple[str, str]]:
+def _pairs(path: Path, text: str, file: str) -> Iterator[tuple[str, str]]:
     if path.suffix in (".lock", ".toml") and not text.lstrip().startswith("{"):
         return _of_lock(text)
-    if path.suffix in (".yml", ".yaml"):
-        return _of_environment(yaml.safe_load(text))
+    if path.suffix in _YAML:
+        return _of_environment(yaml_files.load(text, file, _EXPECTED)[1])
     if text.lstrip().startswith(("{", "[")):
         return _of_json(json.loads(text))
     return _of_requirements(text)
@@ -74,7 +72,7 @@ def _of_lock(text: str) -> Iterator[tuple[str, str]]:
 
 def _of_environment(environment: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(environment, dict) or not isinstance(environment.get("dependencies"), list):
-        raise ValueError("expected an environment of conda, with 'dependencies'")
+        raise ValueError("it has no 'dependencies', as an environment of conda has")
     for dependency in environment["dependencies"]:
         if isinstance(dependency, dict):
             yield from _of_requirements("\n".join(map(str, dependency.get("pip") or ())))
@@ -91,17 +89,19 @@ def _of_json(data: Any) -> Iterator[tuple[str, str]]:
         return ((entry["name"], entry["version"]) for entry in data)
     if isinstance(data, dict) and "default" in data:
         return ((name, str(entry.get("version", "")).removeprefix("==")) for name, entry in data["default"].items())
-    raise ValueError("expected Pipfile.lock, or what `pip list --format json` or `pip inspect` prints")
+    raise ValueError("it is neither Pipfile.lock nor what `pip list --format json` or `pip inspect` prints")
 
 
 def _of_requirements(text: str) -> Iterator[tuple[str, str]]:
     for line in _joined(text.splitlines()):
         words = line.partition(" #")[0].partition(" --hash")[0].strip()
-        if not words or words.startswith(("#", "-")):
+        # What has no such sign is not parsed either: a file may have a million lines.
+        if words.startswith(("#", "-")) or "==" not in words:
             continue
         try:
             requirement = Requirement(words)
-        except InvalidRequirement:
+        # A number of thousands of digits is no InvalidRequirement, and neither is one of thousands of brackets.
+        except (ValueError, RecursionError):
             continue
         pinned = [item.version for item in requirement.specifier if item.operator in ("==", "===")]
         if len(pinned) == 1:
@@ -110,20 +110,21 @@ def _of_requirements(text: str) -> Iterator[tuple[str, str]]:
 
 def _joined(lines: Iterable[str]) -> Iterator[str]:
     """Join lines that end with a backslash."""
-    begun = ""
+    begun: list[str] = []
     for line in lines:
         if line.rstrip().endswith("\\"):
-            begun += line.rstrip()[:-1] + " "
+            begun.append(line.rstrip()[:-1])
         else:
-            yield begun + line
-            begun = ""
+            yield " ".join([*begun, line])
+            begun = []
     if begun:
-        yield begun
+        yield " ".join(begun)
 
 
 def _is_version(text: str) -> bool:
     try:
         Version(text)
-    except InvalidVersion:
+    # A number of thousands of digits is no InvalidVersion.
+    except ValueError:
         return False
     return True

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from .. import __version__
-from ..errors import ScriptError, plain
+from ..errors import ScriptError, plain, reason
 from ..model import Severity
 
 _JUDGED = ("repaired", "called", "standing by")
@@ -40,7 +40,9 @@ def recorded_hits(record: Mapping[str, Any], file: str) -> dict[str, RecordedHit
         entries = [entry for name in ("hits", "observed") for entry in record.get(name) or ()]
         hits = {hit.id: _readable(hit) for hit in msgspec.convert(entries, list[RecordedHit])}
     except (msgspec.ValidationError, TypeError) as error:
-        raise ScriptError(f"{file} is no record of a run: in its hits: {plain(str(error))}") from None
+        raise ScriptError(
+            f"{file} is no record of a run: in its hits: {reason(error)}; expected the trl_hotfix.json of a run"
+        ) from None
     if "hits" not in record or record.get("trl_hotfix") != __version__:
         return hits
     patches = record.get("patches")

@@ -8,9 +8,12 @@ from typing import Any
 import yaml
 
 from ..catalogue.conditions import UNSET, Argument, Kind
-from ..errors import ScriptError, plain
+from ..errors import ScriptError
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
+from . import told_files, yaml_files
 from .trainer_calls import TrainerCall
+
+EXPECTED = "a config of TRL's command line, a mapping such as 'packing: true'"
 
 DISTINCTIVE_KEYS: Mapping[str, tuple[str, ...]] = {
     "SFT": ("assistant_only_loss", "completion_only_loss", "dataset_text_field", "eval_packing", "packing"),
@@ -58,16 +61,9 @@ def read_config(source: bytes, file: str, trainer: str | None) -> TrainerCall:
 
 def _parse(source: bytes, file: str) -> tuple[dict[str, int], dict[str, Any]]:
     """Return the line and the value of each key."""
-    try:
-        root = yaml.compose(source, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(source)
-    except yaml.MarkedYAMLError as error:
-        location = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise ScriptError(f"{file}{location} is not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ScriptError(f"{file} is not YAML: {plain(str(error).splitlines()[0])}") from None
+    root, values = yaml_files.load(source, file, EXPECTED)
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
-        raise ScriptError(f"{file}: expected a config of TRL's command line, a mapping such as 'packing: true'")
+        raise ScriptError(f"{file} has no mapping, but {told_files.kind_of(values)}; expected {EXPECTED}")
     lines = {key.value: key.start_mark.line + 1 for key, _ in root.value if isinstance(key.value, str)}
     return lines, {str(key): value for key, value in values.items()}
 

@@ -6,17 +6,15 @@ It is data: ids, revisions and options, which are looked up in the catalogue. No
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from .. import regular_files
 from ..catalogue.packs import pack_of
-from ..errors import SettingError, listed, plain, quoted, suggestion
+from ..errors import SettingError, listed, plain, quoted, reason, suggestion
 from ..model import Patch
 
 LARGEST = 1 << 16
@@ -25,6 +23,9 @@ LARGEST = 1 << 16
 
 SCHEMA = 2
 """The version of what a record holds. Records of the first have no ``schema``, no words and no counts."""
+
+
+EXPECTED = "the trl_hotfix.json of a run, or a file that `trl-hotfix freeze` has written"
 
 
 LONGEST_PATH = 1000
@@ -64,16 +65,16 @@ def load(path: str, what: str = "freeze file") -> Frozen:
 
     Raises ``SettingError``, which calls the file ``what``.
     """
+    shown = f"the {what} {quoted(path, LONGEST_PATH)} cannot be used"
     try:
         content = json.loads(_content(path), object_pairs_hook=_without_duplicates)
-        _check_schema(content)
+        _check_schema(content, shown)
         return msgspec.convert(content, Frozen)
+    except SettingError:
+        raise
     # Up to 0.20, msgspec's errors are not ValueErrors.
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        # The text of an OSError repeats the path, which may be long.
-        text = error.strerror if isinstance(error, OSError) else str(error)
-        reason = plain(text or "") or type(error).__name__
-        raise SettingError(f"the {what} {quoted(path, LONGEST_PATH)} cannot be used: {reason}") from None
+        raise SettingError(f"{shown}: {reason(error)}; expected {EXPECTED}") from None
 
 
 def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None = None) -> Frozen:
@@ -109,11 +110,13 @@ def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None 
     return frozen
 
 
-def _check_schema(content: Any) -> None:
-    """Raise ``ValueError`` for a file of a newer trl_hotfix, whose fields cannot be known here."""
+def _check_schema(content: Any, shown: str) -> None:
+    """Raise ``SettingError`` for a file of a newer trl_hotfix, whose fields cannot be known here."""
     schema = content.get("schema", 1) if isinstance(content, dict) else 1
     if isinstance(schema, int) and schema > SCHEMA:
-        raise ValueError(f"its schema is {schema}, and this trl_hotfix reads up to {SCHEMA}; install a newer one")
+        raise SettingError(
+            f"{shown}: its schema is {quoted(schema)}, and this trl_hotfix reads up to {SCHEMA}; install a newer one"
+        )
 
 
 def _differences(entry: FrozenPatch, patch: Patch) -> list[str]:
@@ -143,28 +146,10 @@ def record(data: Any) -> dict[str, Any] | None:
 
 def _content(path: str) -> bytes:
     """Return the bytes of a regular file. Anything else may never end, and would block the import of TRL."""
-    # To open a device can have an effect, so it is looked at first. It is looked at again, since it may be another now.
-    _check_regular(Path(path).stat())
-    with open(path, "rb", opener=_open_without_waiting) as file:
-        _check_regular(os.fstat(file.fileno()))
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST} bytes")
-    return content
-
-
-def _check_regular(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no regular file")
-    if found.st_size > LARGEST:
-        raise ValueError(f"it has more than {LARGEST} bytes")
-    # The files of /proc, some of which wait for something to be written, are regular and have no size.
-    if not found.st_size:
+    content = regular_files.read(path, LARGEST)
+    if not content:
         raise ValueError("it is empty")
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return content
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from trl_hotfix.errors import NotATrlError
 from trl_hotfix.matching import digests
-from trl_hotfix.matching.sources import NotATrlError, Release
+from trl_hotfix.matching.sources import Release
 
 FILES = {
     "trl-1.2.0.dist-info/METADATA": "",

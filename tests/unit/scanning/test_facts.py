@@ -57,13 +57,13 @@ def test_another_file_is_one_clear_error(tmp_path: Path, text: str, expected: st
 
 
 def test_a_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
-    for path, expected in ((tmp_path / "gone", "is not there"), (tmp_path, "is no file")):
+    for path, expected in ((tmp_path / "gone", "No such file"), (tmp_path, "it is no regular file, but a folder")):
         with pytest.raises(ScriptError, match=expected):
             told_facts(None, path)
     large = tmp_path / "large.yaml"
     with large.open("wb") as file:
-        file.truncate((1 << 20) + 1)
-    with pytest.raises(ScriptError, match="more than 1 MiB"):
+        file.truncate((1 << 18) + 1)
+    with pytest.raises(ScriptError, match="more than 256 KiB"):
         told_facts(None, large)
 
 

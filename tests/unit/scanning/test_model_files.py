@@ -200,7 +200,7 @@ FILES = ("config", "generation_config", "tokenizer_config", "special_tokens_map"
 BROKEN = {
     "empty": ("", "is not JSON: Expecting value"),
     "no JSON": ("{'a': 1}", "is not JSON"),
-    "a list": ("[1]", "expected an object, found a list"),
+    "a list": ("[1]", "has no object, but a list"),
     "deep": ("[" * 100_000, "is not JSON"),
     "a long number": ('{"eos_token_id": ' + "9" * 5000 + "}", "is not JSON"),
 }
@@ -225,15 +225,15 @@ def test_what_is_no_folder_of_a_model_is_one_clear_error(tmp_path: Path) -> None
         with pytest.raises(ScriptError, match=expected):
             model_facts(path)
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(ScriptError, match="is no file"):
+    with pytest.raises(ScriptError, match="it is no regular file, but a folder"):
         model_facts(tmp_path)
     (tmp_path / "config.json").rmdir()
     (tmp_path / "config.json").symlink_to(tmp_path / "gone")
-    with pytest.raises(ScriptError, match="is no file"):
+    with pytest.raises(ScriptError, match="cannot be read: No such file"):
         model_facts(tmp_path)
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ScriptError, match="is no file"):
+    with pytest.raises(ScriptError, match="it is no regular file, but a pipe"):
         model_facts(tmp_path)
 
 

@@ -56,7 +56,7 @@ def test_a_checkpoint_is_read_with_the_folder_around_it(tmp_path: Path) -> None:
         assert run.versions["trl"] == "0.16.0"
         assert run.trainer == "DPO"
     (folder / "checkpoint-10" / "trl_hotfix.json").write_text("[]")
-    with pytest.raises(ScriptError, match="expected an object"):
+    with pytest.raises(ScriptError, match="it has no object, but a list; expected"):
         read_run(folder)
 
 

@@ -71,11 +71,11 @@ def test_each_form_has_the_same_pins(tmp_path: Path, name: str) -> None:
         ("gone.txt", None, "cannot be read: No such file"),
         ("binary.txt", b"\xff\xfe\x00", "is no text"),
         ("x.json", b"{", "is no file of pinned versions"),
-        ("x.json", b'{"a": 1}', "expected Pipfile.lock"),
+        ("x.json", b'{"a": 1}', "it is neither Pipfile.lock nor"),
         ("x.json", b"[1]", "is no file of pinned versions"),
-        ("x.yml", b"a: 1", "expected an environment of conda"),
-        ("x.yml", b"a: [", "is no file of pinned versions"),
-        ("large.txt", b"#" * 100, "expected a file of pinned versions"),
+        ("x.yml", b"a: 1", "as an environment of conda has"),
+        ("x.yml", b"a: [", "line 1 is not YAML.*; expected pinned versions"),
+        ("large.txt", b"#" * 100, "it has more than 0 KiB; expected pinned versions"),
     ],
 )
 def test_another_file_is_one_clear_error(

@@ -166,7 +166,7 @@ def test_a_file_of_the_system_that_has_no_size_is_not_read(path: str) -> None:
     code = f"from trl_hotfix.selection import freeze_files; freeze_files.read({path!r}, {{}})"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert f"SettingError: the freeze file '{path}' cannot be used: " in process.stderr
-    assert process.stderr.rstrip().endswith("it is empty")
+    assert "cannot be used: it is empty; expected the trl_hotfix.json of a run" in process.stderr
 
 
 def test_a_file_that_becomes_a_pipe_while_it_is_looked_at_is_not_waited_for(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from ...reporting.table import show
+from ...reporting.table import block, facts, show
 from .answer import Answer
 
 COUNTED = {
@@ -22,16 +20,12 @@ COUNTED = {
 
 def print_answer(answer: Answer) -> None:
     for entry in answer["problems"]:
-        show(Text.assemble(("PROBLEM  ", "bold red"), entry["problem"]))
-        show(Text(f"   -> {entry['remedy']}"))
+        show(block(f"PROBLEM  {entry['problem']}", 0, style="bold red", hanging=2))
+        show(block(f"-> {entry['remedy']}", 3, hanging=3))
     if not answer["problems"]:
         show(Text("no problem found", style="green"))
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
-    view.add_column(no_wrap=True)
-    view.add_column(overflow="fold")
-    for name, text in _lines(answer):
-        view.add_row(Text(name), Text(text))
-    show(view)
+    show(Text())
+    show(facts(list(_lines(answer))))
 
 
 def _lines(answer: Answer) -> Iterator[tuple[str, str]]:

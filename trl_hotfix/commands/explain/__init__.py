@@ -15,7 +15,7 @@ from ... import __version__
 from ...catalogue import evidence, loading
 from ...catalogue.modules import module_of
 from ...catalogue.packs import named
-from ...errors import UnknownPatchError
+from ...errors import NotATrlError, UnknownPatchError
 from ...matching import sources, versions
 from ...model import KnownBug, Patch
 from ...patching.previews import preview
@@ -77,7 +77,7 @@ def _explain_known(bug: KnownBug, as_data: bool) -> int:
 def _release(path: Path) -> sources.Release:
     try:
         return sources.Release(path)
-    except sources.NotATrlError as error:
+    except NotATrlError as error:
         raise click.ClickException(str(error)) from None
 
 

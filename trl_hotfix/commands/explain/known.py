@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from ... import __version__
 from ...matching import gates
 from ...model import Bug, KnownBug
 from ...reporting.sentences import links, no_repair
+from ...reporting.table import facts
 from .answer import Answer
 from .screen import section
 
@@ -75,9 +75,6 @@ def _in_words(condition: object) -> str:
 
 def known_view(answer: Answer) -> Group:
     """Return the answer as text."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
     open_end = f"still in the newest release looked at; to be reviewed by {answer['review_by']}"
     rows = [
         ("severity", answer["severity"]),
@@ -86,13 +83,11 @@ def known_view(answer: Answer) -> Group:
         *(("upstream", link) for link in answer["links"]),
         *(("hits", line) for line in answer["when"]),
     ]
-    for name, value in rows:
-        facts.add_row(Text(name), Text(value))
     return Group(
         Text(answer["id"], style="bold"),
         Text(answer["title"]),
         *section("What you see, and why", answer["why"]),
         Text(""),
-        facts,
+        facts(rows),
         *section(f"Here: {no_repair(answer['fixed_in'])}", answer["because"]),
     )

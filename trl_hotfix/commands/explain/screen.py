@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
@@ -14,14 +14,13 @@ from rich.text import Text
 from ...catalogue import evidence
 from ...matching.fingerprints import bodies_for
 from ...model import Patch, Target
+from ...reporting.lines import width
+from ...reporting.table import NARROW, block, facts
 from .answer import Answer, TargetAnswer
 
 
 def answer_view(answer: Answer, patch: Patch) -> Group:
     """Return the answer as text and tables."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
     open_end = f"still in the newest release looked at; to be reviewed by {answer['review_by']}"
     rows = [
         ("severity", answer["severity"]),
@@ -37,15 +36,6 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
             default = " (default)" if choice == option["default"] else ""
             rows.append(("option", f"{name}={choice}{default}: {meaning}"))
     rows += [("turn off", switch) for switch in answer["turn_off"]]
-    for name, value in rows:
-        facts.add_row(Text(name), Text(value))
-    marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("?", "yellow")}
-    gate_by_gate = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("gate", "found", "passed"):
-        gate_by_gate.add_column(column, overflow="fold")
-    for step in answer["trail"]:
-        word, colour = marks[step["passed"]]
-        gate_by_gate.add_row(Text(step["gate"]), Text(step["found"]), Text(word, style=colour))
     parts: list[Any] = [
         Text(f"{answer['id']} (revision {answer['revision']})", style="bold"),
         Text(answer["title"]),
@@ -54,15 +44,32 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
         *(section("What is not repaired", answer["not_repaired"]) if answer["not_repaired"] else []),
         *section("More", answer["notes"]),
         Text(""),
-        facts,
+        facts(rows),
         *section(f"Here: {answer['state']} ({answer['reason']})", answer["because"]),
-        gate_by_gate,
+        _gate_by_gate(answer),
     ]
     for target, difference in answer["differences"].items():
         parts += [Text(f"what has changed in {target}", style="bold"), Syntax(difference, "diff", word_wrap=True)]
     if any(step["passed"] is False and "on record for no release" in step["found"] for step in answer["trail"]):
         parts.append(Text(_hint(patch)))
     return Group(*parts)
+
+
+def _gate_by_gate(answer: Answer) -> RenderableType:
+    """Return a table. In a narrow terminal it is a list, since a table would break the names of methods."""
+    marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("?", "yellow")}
+    if width() < NARROW:
+        lines = [
+            (f"{marks[step['passed']][0]}: {step['gate']}: {step['found']}", step["passed"]) for step in answer["trail"]
+        ]
+        return Group(Text(), *(block(text, 2, marks[passed][1], hanging=2) for text, passed in lines))
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("gate", "found", "passed"):
+        view.add_column(column, overflow="fold")
+    for step in answer["trail"]:
+        word, colour = marks[step["passed"]]
+        view.add_row(Text(step["gate"]), Text(step["found"]), Text(word, style=colour))
+    return view
 
 
 def _target(target: TargetAnswer) -> str:

@@ -1,0 +1,97 @@
+"""The screens of the commands at 60, 80 and 200 columns, in colour and without."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from helpers.command_line import ID, run
+
+from trl_hotfix.catalogue import loading
+
+SCRIPT = """\
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+DPOTrainer('m', args=DPOConfig('x', precompute_ref_log_probs=True, padding_free=True))
+SFTTrainer('m', args=SFTConfig('x', packing=True, completion_only_loss=True))
+"""
+HIT = {"id": ID, "severity": "wrong-loss", "answer": "hit", "symptom": "s", "because": [], "unknown": []}
+RECORD = {
+    "patches": [{"id": ID, "revision": 1, "word": "called", "called": 9, "acted": 0}],
+    "hits": [{**HIT, "id": "sft-completion-mask-includes-assistant-header", "state": "skipped", "reason": "version"}],
+}
+SCREENS = (
+    *("list", "list --all", "list --all --trl 1.16.0", f"explain {ID}", "doctor", "scan --trl 0.20.0 s.py"),
+    *("explain sft-completion-mask-includes-assistant-header", "audit r.txt", "compare 0.16.1 1.16.0 s.py"),
+    *("diff a.json b.json", "status a.json", f"verify {ID}", "fingerprint --wheel FOLDER", "--help"),
+)
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("screens")
+    (folder / "s.py").write_text(SCRIPT)
+    (folder / "r.txt").write_text("trl==0.16.1\ntransformers==4.50.3\n")
+    (folder / "a.json").write_text(json.dumps(RECORD))
+    (folder / "b.json").write_text('{"patches": []}')
+    (folder / "trl-0.16.1.dist-info").mkdir()
+    return folder
+
+
+def ids() -> list[str]:
+    return [bug.id for bug in (*loading.load(), *loading.without_repair())]
+
+
+def broken(lines: list[str]) -> list[str]:
+    """Return the ids that begin at the end of one line, and go on in the next."""
+    known = ids()
+    found = []
+    for line, after in itertools.pairwise(lines):
+        last, first = re.findall(r"[\w-]+$", line.rstrip()), re.findall(r"^\s*([\w-]+)", after)
+        joined = (last or [""])[0] + (first or [""])[0]
+        found += [name for name in known if name == joined and last and first and last[0] != name and first[0] != name]
+    return found
+
+
+def words(text: str) -> str:
+    """Return a text without what differs between widths: its spaces, and the lines of tables."""
+    return re.sub(r"[\s─━]+", "", text)
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_no_id_is_broken_and_nothing_is_cut_at_any_width(screen: str, folder: Path) -> None:
+    known = ids()
+    shown = {}
+    arguments = [
+        str(folder if word == "FOLDER" else folder / word)
+        if ("." in word and "0." not in word) or word == "FOLDER"
+        else word
+        for word in screen.split()
+    ]
+    for columns in (60, 80, 200):
+        variables = {"COLUMNS": str(columns)}
+        plain = run(*arguments, **variables)
+        assert plain.returncode in (0, 1), plain.stderr
+        assert "\x1b" not in plain.stdout
+        assert plain.stdout == run(*arguments, **variables, FORCE_COLOR="1", NO_COLOR="1").stdout
+        lines = plain.stdout.splitlines()
+        assert [line for line in lines if line != line.rstrip()] == []
+        assert broken(lines) == []
+        # A line is longer only for a word that is.
+        too_long = [line for line in lines if len(line) > columns and len(line.split()) > 2]
+        assert too_long == [] or screen == "--help", too_long
+        shown[columns] = {name for name in known if re.search(rf"(?<![\w-]){name}(?![\w-])", plain.stdout)}
+        coloured = run(*arguments, **variables, FORCE_COLOR="1").stdout
+        assert _COLOUR.sub("", coloured).isprintable() or "\x1b" not in _COLOUR.sub("", coloured)
+        assert words(_COLOUR.sub("", coloured)) == words(plain.stdout)
+    assert shown[60] == shown[80] == shown[200]
+
+
+def test_a_broken_id_is_found() -> None:
+    lines = textwrap.wrap(f"  hit  {ID}", 20, break_on_hyphens=False)
+    assert broken(lines) == [ID] or broken([f"  {ID[:9]}", ID[9:]]) == [ID]
+    assert broken([f"  {ID}", ID]) == []
