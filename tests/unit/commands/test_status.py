@@ -158,10 +158,10 @@ HOSTILE = "a\n\x1b[31m\u202eb"
     ("content", "expected"),
     [
         ("", "it is empty"),
-        (" " * (LARGEST + 1), f"it has more than {LARGEST} bytes"),
+        (" " * (LARGEST + 1), "it has more than 64 KiB"),
         ("{", "Expecting"),
         ("[]", "Expected `object`"),
-        ("[" * 50_000, "recursion"),
+        ("[" * 50_000, "it is nested too deeply"),
         ('{"patches": [], "schema": 99}', "its schema is 99"),
         ('{"patches": [], "patches": []}', "twice in one object"),
         ('{"patches": [], "hits": [{"id": 3}]}', "in its hits"),

@@ -66,12 +66,8 @@ def words(text: str) -> str:
 def test_no_id_is_broken_and_nothing_is_cut_at_any_width(screen: str, folder: Path) -> None:
     known = ids()
     shown = {}
-    arguments = [
-        str(folder if word == "FOLDER" else folder / word)
-        if ("." in word and "0." not in word) or word == "FOLDER"
-        else word
-        for word in screen.split()
-    ]
+    files = {"FOLDER": folder, **{name: folder / name for name in ("s.py", "r.txt", "a.json", "b.json")}}
+    arguments = [str(files.get(word, word)) for word in screen.split()]
     for columns in (60, 80, 200):
         variables = {"COLUMNS": str(columns)}
         plain = run(*arguments, **variables)
