@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Some runners set it. What a command prints into a pipe would then be folded.
+    os.environ.pop("COLUMNS", None)
     config.addinivalue_line("markers", "matrix: takes long, or needs many releases; is run with --shard K/N only")
     config.addinivalue_line("markers", "needs_trl: needs an installed TRL, transformers or torch; others run without")
     shard_of(config)

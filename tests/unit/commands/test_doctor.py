@@ -36,7 +36,7 @@ def test_doctor_describes_a_healthy_installation() -> None:
     assert [file["name"] for file in answer["pth"] if file["name"] == "trl_hotfix_autoapply.pth" and file["ours"]]
     text = run("doctor").stdout
     assert "no problem found" in text
-    assert "TRL            0.11.4, release" in text
+    assert "TRL           0.11.4, release" in text
 
 
 def test_doctor_has_its_declared_fields() -> None:
