@@ -1,4 +1,7 @@
-"""Read a file of the user: up to a size, and only a regular one. A device, a pipe, or a file that grows never ends."""
+"""Read a file of the user: up to a size, and only a regular one, since a device or a file that grows never ends.
+
+A pipe is read if the shell opened it for the command, as in ``trl-hotfix audit <(pip freeze)``.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+"""The paths of what was opened before the command began."""
 
 
 class UnfitFileError(ValueError):
@@ -21,15 +26,16 @@ class UnfitFileError(ValueError):
 
 def read(path: str | Path, largest: int) -> bytes:
     """Return the bytes of a regular file. Raises ``OSError``, or ``UnfitFileError`` for more than ``largest`` bytes."""
+    if str(path).startswith(_OPENED) and stat.S_ISFIFO(Path(path).stat().st_mode):
+        with Path(path).open("rb") as pipe:
+            return _not_too_large(pipe.read(largest + 1), largest)
     # To open a device can have an effect, so it is looked at first. It is looked at again, since it may be another now.
     # The files of /proc, some of which wait for something to be written, are regular and have no size.
     if not _checked_size(Path(path).stat(), largest):
         return b""
     with open(path, "rb", opener=_open_without_waiting) as file:
         content = file.read(largest + 1) if _checked_size(os.fstat(file.fileno()), largest) else b""
-    if len(content) > largest:
-        raise UnfitFileError(_too_large(largest))
-    return content
+    return _not_too_large(content, largest)
 
 
 def _checked_size(found: os.stat_result, largest: int) -> int:
@@ -38,6 +44,12 @@ def _checked_size(found: os.stat_result, largest: int) -> int:
     if found.st_size > largest:
         raise UnfitFileError(_too_large(largest))
     return found.st_size
+
+
+def _not_too_large(content: bytes, largest: int) -> bytes:
+    if len(content) > largest:
+        raise UnfitFileError(_too_large(largest))
+    return content
 
 
 def _too_large(largest: int) -> str:
