@@ -28,7 +28,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test gpu lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture docs osv schemas lint-repository lint-yaml \
+.PHONY: demo test gpu lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture recording docs osv schemas lint-repository lint-yaml \
   lint-distribution unit clean
 
 demo: $(VENV)/ready
@@ -42,7 +42,8 @@ test: $(DOCS)/ready lint types lint-repository
 gpu: $(VENV)/ready
 	$(BIN)/python -m pytest tests/gpu $(TESTS)
 
-# The tests that need no release of the bench, in another environment too: `make unit BIN=/other/venv/bin`.
+# The tests that need no release of the bench, in another environment too: `make unit BIN=/other/venv/bin`. Where there is no
+# torch, those that need it are skipped, and say so: a Python with `pip install -e .[test]` and `--no-deps trl==0.11.4` is enough.
 unit:
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit
 
@@ -93,6 +94,12 @@ picture: $(VENV)/ready
 	$(BIN)/python tests/bench/summary.py
 
 # The documentation site, into `site/`. Torch and TRL are not needed for it.
+# docs/recording.cast and its picture, of the commands that a user runs: for each release of trl_hotfix.
+recording: $(VENV)/ready
+	$(PYTHON) -m venv --clear build/recording
+	build/recording/bin/pip install --quiet asciinema==2.4.0 termtosvg==1.1.0 "setuptools<81"  # termtosvg needs pkg_resources
+	$(BIN)/python docs/recording.py build/recording/bin
+
 docs: $(DOCS)/ready
 	$(DOCS)/bin/mkdocs build --strict
 
