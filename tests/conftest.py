@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
+from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from trl_hotfix.catalogue import condensed
 from shards import Shard
 
 CHECKOUT = Path(__file__).parents[1]
+ABSENT = [name for name in ("torch", "transformers", "trl", "datasets") if find_spec(name) is None]
+"""What the import of a test, or a test, may fail for: it is skipped then, so that the others run without torch."""
 LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -64,6 +69,9 @@ def group_of(item: pytest.Item) -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the matrix tests of other shards, or all of them. ``-k`` and ``-m`` have selected before."""
+    for item in items:
+        if ABSENT and item.get_closest_marker("needs_trl"):
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(ABSENT)}, not installed"))
     shard = shard_of(config)
     left_out = {
         item for item in items if item.get_closest_marker("matrix") and (shard is None or not shard.has(group_of(item)))
@@ -72,6 +80,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     config.stash[LEFT_OUT] = len(left_out)
+
+
+def needs_absent(text: str) -> str | None:
+    """Return why a test that failed so is skipped here, or None."""
+    match = re.search(rf"No module named '({'|'.join(ABSENT)})[.']", text) if ABSENT else None
+    return f"needs {match[1]}, which is not installed" if match else None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, None]:
+    report = (yield).get_result()
+    if report.failed and (reason := needs_absent(str(report.longrepr))):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), None, f"Skipped: {reason}")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
+    report = (yield).get_result()
+    if report.failed and call.excinfo is not None and (reason := needs_absent(str(call.excinfo.value))):
+        report.outcome, report.longrepr = "skipped", (str(item.path), None, f"Skipped: {reason}")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -165,7 +165,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.12.2": ("DPO", "DPO, precomputed", "SFT", "ORPO", "OnlineDPO", "XPO", "NashMD", "GKD"),
     "0.13.0": ("DPO", "KTO", "CPO", "BCO", "ORPO"),
     "0.14.0": ("GRPO, one length",),
-    "0.15.0": ("SFT", "GRPO", "proof grpo-vllm-base-weights", "proof grpo-peft-no-input-grads"),
+    "0.15.0": ("SFT", "GRPO", "ORPO", "proof grpo-vllm-base-weights", "proof grpo-peft-no-input-grads"),
     "0.16.1": ("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
     "0.19.1": ("DPO", "SFT", "GRPO, reusing", "GRPO, Liger", "OnlineDPO", "XPO", "proof dpo-padding-free-liger"),
     "0.21.0": ("SFT", "GRPO", "OnlineDPO", "proof qlora-peftmodel-frozen"),
@@ -180,7 +180,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GRPO, Liger"),
         *ON_POLICY,
     ),
-    "1.8.0": ("KTO", "KTO, precomputed"),
+    "1.8.0": ("KTO", "KTO, precomputed", "GRPO, reusing"),
     "1.13.0": (
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
         "proof left-padded-logprobs-absolute-positions",

@@ -36,6 +36,9 @@ import start  # noqa: E402
 import training  # noqa: E402
 from measure import Estimate, Finding  # noqa: E402
 
+# What is measured is a run with torch, and a wheel that the developers' tools build.
+pytestmark = pytest.mark.needs_trl
+
 # Statistics
 
 

@@ -33,6 +33,7 @@ from .flattened_batches import (
 from .once import Once
 from .training import (
     copies_of_the_loss,
+    deepspeed_divides,
     micro_batches,
     nobody_divides,
     plain_model,
@@ -53,6 +54,7 @@ __all__ = [
     "block_diagonal",
     "called_with",
     "copies_of_the_loss",
+    "deepspeed_divides",
     "in_rows",
     "is_sharded",
     "isolated",

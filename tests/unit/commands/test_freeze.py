@@ -99,6 +99,7 @@ def test_a_freeze_file_of_another_release_has_its_digest_there(tmp_path: Path) -
     assert ID not in pending
 
 
+@pytest.mark.needs_trl
 def test_the_other_versions_are_those_here_unless_they_are_told() -> None:
     patch_id = "sft-loss-normaliser-counts-first-token"
     here = run("freeze", "--trl", "0.16.1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from helpers.command_line import ID, run
 
 from trl_hotfix.catalogue import loading
@@ -19,6 +20,7 @@ def test_a_wrapper_without_effect_is_unrepaired_with_exit_1(package: Path) -> No
     assert "unrepaired" in process.stdout
 
 
+@pytest.mark.needs_trl
 def test_a_self_test_that_ends_the_process_is_named(package: Path) -> None:
     module = package / "patches" / "moe_aux_loss_lost_under_deepspeed.py"
     text = module.read_text()
