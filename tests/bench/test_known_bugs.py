@@ -75,6 +75,32 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         "create_model_from_path(model, AutoModelForSequenceClassification" in text("reward_trainer")
         and '["num_labels"] = 1' not in text("reward_trainer")
     ),
+    "apply-chat-template-loses-chosen-tokens": lambda text: (
+        re.search(
+            r"zip\(prompt, prompt_chosen.*?chosen = prompt_chosen\[.*?prompt_rejected = .*?zip\(prompt, prompt_rej",
+            text("data_utils"),
+            re.DOTALL,
+        )
+        is not None
+    ),
+    "sft-pretokenized-labels-ignored": lambda text: (
+        "class DataCollatorForLanguageModeling(" in text("sft_trainer")
+        and re.search(r'"labels" in example|"labels",', text("sft_trainer")) is None
+    ),
+    "grpo-no-attention-mask": lambda text: "get_per_token_logps(model, input_ids, num_" in text("grpo_trainer"),
+    "sft-bfd-packing-splits-conversations": lambda text: (
+        "for split_start in range(0, length, seq_length):" in text("data_utils") and "requeue" not in text("data_utils")
+    ),
+    "grpo-reward-list-broadcast": lambda text: (
+        "rewards_per_func[:, i] = torch.tensor(output_reward_func" in text("grpo_trainer")
+        and "rewards, but " not in text("grpo_trainer")
+        and "rewards, but " not in text("rloo_trainer")
+    ),
+    "dpo-evaluate-precomputes-with-trained-policy": lambda text: (
+        'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("dpo_trainer")
+        and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")
+        and "and self.state.global_step > 0" not in text("dpo_trainer") + text("kto_trainer")
+    ),
 }
 
 
