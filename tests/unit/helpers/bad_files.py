@@ -14,8 +14,8 @@ LARGE = 1 << 30
 DEEP = 20_000
 
 
-def _text(text: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(text, encoding="utf-8", errors="surrogateescape") and None
+def _text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def _sparse(path: Path) -> None:
@@ -84,7 +84,7 @@ _RECORD = {
 }
 
 
-def _wheel(names: dict[str, bytes]) -> Callable[[Path], None]:
+def _wheel(names: dict[str, bytes]) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in names.items():
@@ -107,7 +107,7 @@ def _of_class(name: str, state: bytes = b"}") -> bytes:
     return b"\x80\x02ctrl.trainer.dpo_config\n" + name.encode() + b"\n)\x81" + state + b"b."
 
 
-def _arguments(content: bytes) -> Callable[[Path], None]:
+def _arguments(content: bytes) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         path.write_bytes(content)
         (path.parent / "README.md").write_text("- TRL: 0.16.1\n")
@@ -123,7 +123,7 @@ def _within_itself(levels: int) -> bytes:
 _TEXT = b"X\x0a\x00\x00\x00\x1b[31mred\x07\n"
 _BEGUN = b"}X\x04\x00\x00\x00beta"
 
-ANYWHERE: dict[str, Callable[[Path], None]] = {
+ANYWHERE: dict[str, Callable[[Path], object]] = {
     "absent": lambda path: None,
     "empty": _text(""),
     "a folder": lambda path: path.mkdir(),
@@ -132,8 +132,8 @@ ANYWHERE: dict[str, Callable[[Path], None]] = {
     "a pipe": os.mkfifo,
     "a device": lambda path: path.symlink_to("/dev/zero"),
     "huge": _sparse,
-    "no utf-8": lambda path: path.write_bytes(b"trl: \xff\xfe\x80\n" * 9) and None,
-    "binary": lambda path: path.write_bytes(bytes(range(256)) * 9) and None,
+    "no utf-8": lambda path: path.write_bytes(b"trl: \xff\xfe\x80\n" * 9),
+    "binary": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "deep": _text("[" * 200_000),
     "deep and closed": _text("[" * 50_000 + "]" * 50_000),
     "control characters": _text(ESCAPE * 9),
@@ -142,7 +142,7 @@ ANYWHERE: dict[str, Callable[[Path], None]] = {
 }
 """What any command may be given as any file."""
 
-OF_SUFFIX: dict[str, dict[str, Callable[[Path], None]]] = {
+OF_SUFFIX: dict[str, dict[str, Callable[[Path], object]]] = {
     ".py": {
         "attributes": _text(f"from trl import DPOTrainer\nx = DPOTrainer{'.a' * DEEP}\nDPOTrainer(x)\n"),
         "sums": _text(f"from trl import DPOTrainer\nx = 1{'+1' * DEEP}\nDPOTrainer(args=x)\n"),
@@ -238,6 +238,6 @@ OF_SUFFIX: dict[str, dict[str, Callable[[Path], None]]] = {
 """What is bad in a file of this suffix alone."""
 
 
-def of_suffix(suffix: str) -> dict[str, Callable[[Path], None]]:
+def of_suffix(suffix: str) -> dict[str, Callable[[Path], object]]:
     """Return every kind of bad file for a suffix. Each writes the file."""
     return {**ANYWHERE, **OF_SUFFIX.get(suffix, {})}
