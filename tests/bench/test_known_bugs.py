@@ -28,6 +28,11 @@ def wrapped(text: str) -> str:
     return text.partition("def _pack_wrapped(")[2].partition("\ndef ")[0]
 
 
+def method(text: str, name: str) -> str:
+    """Return the method of this name, or what of it stands before the next one."""
+    return text.partition(f"    def {name}(")[2].partition("\n    def ")[0]
+
+
 def keeps_with_liger(text: str, *columns: str) -> bool:
     """Return whether SFT keeps these columns and no other for the Liger kernel."""
     kept = re.search(r"use_liger_kernel:\n(?:.*\n)?\s+dataset = dataset\.select_columns\((.*?)\)\n", text, re.DOTALL)
@@ -100,6 +105,19 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("dpo_trainer")
         and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")
         and "and self.state.global_step > 0" not in text("dpo_trainer") + text("kto_trainer")
+    ),
+    "dpo-fully-truncated-completions-kept": lambda text: (
+        "truncation_mode" in text("dpo_trainer")
+        and "max_prompt_length" not in text("dpo_trainer")
+        and "Dropping fully truncated examples" not in text("dpo_trainer")
+        and "Dropping fully truncated examples" not in text("kto_trainer")
+    ),
+    "sft-fully-truncated-examples": lambda text: (
+        "completion_mask" in text("sft_trainer") and "Dropping fully masked examples" not in text("sft_trainer")
+    ),
+    "grpo-liger-dapo-normalizer": lambda text: (
+        "current_gradient_accumulation_steps" in method(text("grpo_trainer"), "compute_liger_loss")
+        and "num_items_in_batch" not in method(text("grpo_trainer"), "compute_liger_loss")
     ),
 }
 
