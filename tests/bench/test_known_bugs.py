@@ -130,6 +130,26 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "grpo-vllm-sleep-stale-initial-weights": lambda text: (
         'collective_rpc("reload_weights")' in text("grpo_trainer") + text("../generation/vllm_generation")
     ),
+    "peft-config-reinitialises-peftmodel": lambda text: (
+        "get_peft_model(model, peft_config)" in text("grpo_trainer")
+        and "merge_and_unload()" not in text("grpo_trainer")
+        and "You passed a `PeftModel` instance" not in text("grpo_trainer")
+    ),
+    "grpo-pretrained-adapter-reference-is-base": lambda text: (
+        "disable_adapter()" in text("grpo_trainer") and "elif peft_config is None:" not in text("grpo_trainer")
+    ),
+    "dpo-kto-liger-ddp-no-gradient-sync": lambda text: (
+        "unwrapped_model.get_decoder()(" in text("dpo_trainer")
+        or "return self._compute_loss_liger(unwrapped_model" in text("dpo_trainer")
+    ),
+    "gkd-grad-accum-and-prompt-slice": lambda text: (
+        "logits[:, prompt_lengths - 1 : -1, :]" in text("gkd_trainer")
+        and "/ num_items_in_batch" not in text("gkd_trainer")
+    ),
+    # Releases with masks of the assistant's turns set the flag, or require a transformers where it is on.
+    "sft-tokens-weighted-per-rank": lambda text: (
+        "average_tokens_across_devices" not in text("sft_config") and "assistant_masks" not in text("sft_trainer")
+    ),
 }
 
 
