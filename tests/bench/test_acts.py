@@ -49,6 +49,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("moe-aux-coef-ignores-model-config", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
+    ("num-tokens-reset-on-resume", "proof"): {"KTOTrainer.compute_loss": NOT_TRAINED},
     ("peft-non-default-adapter-name", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
@@ -61,6 +62,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("sft-padding-free-contamination", "proof"): {
         "SFTTrainer.__init__": "the collator is changed for worker processes, and for the prompts of 0.17 and 0.18"
     },
+    ("vllm-sync-drifts-bf16-base", "proof"): {"OnlineDPOTrainer._move_model_to_vllm": NOT_TRAINED},
     **{
         ("sft-silent-truncation-diagnosis", run): dict.fromkeys(
             ("get_dataset_column_names", "pack_dataset", "truncate_dataset"), NOTES

@@ -15,6 +15,9 @@ from trl_hotfix.catalogue import loading
 import layout
 from running import process
 
+SECONDS = 900
+"""Some take three minutes on a machine that does nothing else."""
+
 Answer = Mapping[str, Any]
 
 
@@ -34,7 +37,7 @@ def covering() -> list[layout.Place]:
 
 def run(place: layout.Place, script: str, *arguments: str, overlay: Path | None = None) -> Answer:
     overlays = [str(overlay)] if overlay else []
-    answer = process(place, [str(layout.HERE / script), "{out}", *arguments], 300, *overlays)
+    answer = process(place, [str(layout.HERE / script), "{out}", *arguments], SECONDS, *overlays)
     assert not isinstance(answer, str), answer
     return answer
 

@@ -126,7 +126,8 @@ def test_no_trainer_of_trl_is_called_unreached(answers: Answers, release: str, c
 @pytest.mark.parametrize(("release", "case"), sharing.heavy(RESUMED))
 def test_resuming_without_a_record_is_said(answers: Answers, release: str, case: str) -> None:
     answer = sharing.answer_of(answers, release, case)
-    about = {name: [line for line in lines if "checkpoint" in line] for name, lines in answer.items()}
+    # An argument of the run is called resume_from_checkpoint.
+    about = {name: [line for line in lines if " checkpoint" in line] for name, lines in answer.items()}
     assert about == {
         "without a record": [
             "WARNING: this run goes on from a checkpoint without a record: its steps may not have been repaired"
