@@ -17,7 +17,8 @@ def recorded(calls: set[str]) -> Iterator[None]:
     ``testing.default_arguments`` reads the fields of a configuration class without a call: its class counts as called.
     """
     trl = sys.modules.get("trl")
-    folder = f"{Path(str(trl.__file__)).resolve().parent}/" if trl is not None else ""
+    # Not resolved: Python names a file by the path that it was found on, which may lead through a link.
+    folder = f"{Path(str(trl.__file__)).absolute().parent}/" if trl is not None else ""
     names: dict[CodeType, str | None] = {}
     classes: set[type] = set()
 
