@@ -17,7 +17,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
 CAST, DRAWING = CHECKOUT / "docs" / "recording.cast", CHECKOUT / "docs" / "recording.svg"
-COLUMNS, ROWS = 80, 46
+COLUMNS, ROWS = 80, 56
 PAUSE = 6000
 """How long a screen is shown, in milliseconds. A step of the training may have taken longer."""
 
