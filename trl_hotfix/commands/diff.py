@@ -53,8 +53,7 @@ def command(first: Path, second: Path, as_data: bool) -> int:
         return Exit.FINE if same else Exit.DEGRADED
     for difference in found:
         subject = f"{difference['patch']}: {difference['what']}" if difference["patch"] else difference["what"]
-        line = f"{subject}: {difference['first'] or 'none'} -> {difference['second'] or 'none'}"
-        say(line)
+        say(f"{subject}: {difference['first'] or 'none'} -> {difference['second'] or 'none'}")
     say("The repairs are the same." if same else "The repairs are not the same.")
     return Exit.FINE if same else Exit.DEGRADED
 

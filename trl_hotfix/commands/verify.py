@@ -251,20 +251,21 @@ def _view(
 
 def _block(answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str, ...]]) -> Iterator[RenderableType]:
     yield block(answer["patch"], 2, style="bold")
-    yield block(*_verdict(answer))
+    verdict, colour = _verdict(answer)
+    yield block(verdict, 6, colour)
     for row in rows:
         yield block(" ".join(row), 6, hanging=2)
 
 
-def _verdict(answer: CellAnswer | ProofAnswer) -> tuple[str, int, str]:
-    """Return the verdict with its reason, its indentation in a list, and its colour."""
+def _verdict(answer: CellAnswer | ProofAnswer) -> tuple[str, str]:
+    """Return the verdict with its reason, and its colour."""
     colour = "green" if answer["verdict"] in GOOD else "bold red"
-    return ": ".join(filter(None, (answer["verdict"], answer["why"]))), 6, colour
+    return ": ".join(filter(None, (answer["verdict"], answer["why"]))), colour
 
 
 def _add(view: Table, answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str, ...]]) -> None:
     """Add the rows of one patch. The first has its name and its verdict."""
-    verdict, _, colour = _verdict(answer)
+    verdict, colour = _verdict(answer)
     head = [Text(answer["patch"]), Text(verdict, style=colour)]
     for row in rows or [()]:
         view.add_row(*head, *map(Text, row))

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
-
 from .. import regular_files
 from ..errors import NotATrlError, plain, reason
 from .digests import digest, parse
+from .versions import is_version
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _Named = _Definition | ast.ClassDef
@@ -41,7 +40,7 @@ class Release:
         except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
             raise NotATrlError(f"{self._shown} is not a wheel of TRL: {reason(error)}; {_EXPECTED}") from None
         versions = [match[1] for name in names if (match := re.fullmatch(r"trl-([^-]{1,99})\.dist-info", name))]
-        if len(versions) != 1 or not _is_version(versions[0]):
+        if len(versions) != 1 or not is_version(versions[0]):
             found = ", ".join(map(plain, versions[:9])) or "none"
             raise NotATrlError(
                 f"{self._shown} is not a wheel of TRL: it should have one trl-<version>.dist-info, and has {found}; "
@@ -179,14 +178,6 @@ def _text(file: Path | zipfile.Path) -> str:
     if len(content) > _LARGEST_MODULE:
         raise ValueError(f"it has more than {_LARGEST_MODULE >> 20} MiB")
     return content.decode("utf-8")
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
 
 
 def installed() -> Release | None:

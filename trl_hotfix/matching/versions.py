@@ -36,6 +36,16 @@ def installed_but(trl: str | None = None, told: Mapping[str, str] | None = None)
 
 
 @functools.cache
+def is_version(text: str) -> bool:
+    """Return whether the text is a version as PEP 440 has it."""
+    try:
+        Version(text)
+    # A number of thousands of digits is a ValueError, and no InvalidVersion.
+    except ValueError:
+        return False
+    return True
+
+
 def in_range(version: str, specifiers: str) -> bool:
     """Return whether ``version`` is in the PEP 440 range. A pre-release such as 1.0.0rc1 may be in it."""
     return SpecifierSet(specifiers).contains(Version(version), prereleases=True)

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
 from ..catalogue.conditions import UNSET, Argument, Kind
 from ..errors import ScriptError, plain, reason
+from ..matching.versions import is_version
 from . import told_files
 from .inert_pickles import Inert, read_arguments
 from .recorded_hits import RecordedHit, recorded_hits
@@ -105,7 +104,7 @@ def read_run(folder: Path) -> OldRun:
     recorded = _read_record(record) if record is not None else {}
     versions = _versions_of_card(card) if card is not None else {}
     trl = recorded.get("trl")
-    if isinstance(trl, str) and _is_version(trl):
+    if isinstance(trl, str) and is_version(trl):
         versions["trl"] = trl
     return OldRun(
         folder=folder,
@@ -136,16 +135,7 @@ def _versions_of_card(card: Path) -> dict[str, str]:
     """Read "- TRL: 0.16.1" and the like of a model card."""
     text = told_files.read(card, _LARGEST, _CARD).decode("utf-8", errors="replace")
     found = _VERSION.findall(text)
-    return {_DISTRIBUTIONS.get(name.lower(), name.lower()): version for name, version in found if _is_version(version)}
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    # A number of thousands of digits is no InvalidVersion.
-    except ValueError:
-        return False
-    return True
+    return {_DISTRIBUTIONS.get(name.lower(), name.lower()): version for name, version in found if is_version(version)}
 
 
 def _read_record(path: Path) -> dict[str, Any]:

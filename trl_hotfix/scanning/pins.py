@@ -13,9 +13,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from ..errors import ScriptError, plain, reason
+from ..matching.versions import is_version
 from . import told_files, yaml_files
 
 LARGEST = 1 << 22
@@ -43,7 +43,7 @@ def read_pins(path: Path) -> dict[str, str]:
     # A file of another shape has a number in the place of a list, or no name in the place of a package.
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise ScriptError(f"{file} is no file of pinned versions: {reason(error)}; expected {_EXPECTED}") from None
-    return {canonicalize_name(name): version for name, version in pairs if _is_version(version)}
+    return {canonicalize_name(name): version for name, version in pairs if is_version(version)}
 
 
 def _pairs(path: Path, text: str, file: str) -> Iterator[tuple[str, str]]:
@@ -119,12 +119,3 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
             begun = []
     if begun:
         yield " ".join(begun)
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    # A number of thousands of digits is no InvalidVersion.
-    except ValueError:
-        return False
-    return True
