@@ -43,10 +43,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "grpo-none-reward-counts-as-zero": lambda text: (
         "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
     ),
-    "dpo-keep-end-zeroes-samples": lambda text: (
-        "input_ids = input_ids[:, -self.max_length :]" in text("dpo_trainer")
-        and "flush_right(" not in text("dpo_trainer")
-    ),
     "grpo-temperature-not-applied": lambda text: (
         bool(text("grpo_trainer")) and "self.temperature = args.temperature" not in text("grpo_trainer")
     ),
