@@ -169,6 +169,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.16.1": ("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
     "0.19.1": ("DPO", "SFT", "GRPO, reusing", "GRPO, Liger", "OnlineDPO", "XPO", "proof dpo-padding-free-liger"),
     "0.21.0": ("SFT", "GRPO", "OnlineDPO", "proof qlora-peftmodel-frozen"),
+    "0.22.1": ("GRPO, reusing",),
     "0.22.2": ("SFT", "Reward", "GRPO, reusing", "RLOO, reusing", *(f"proof {patch}" for patch in PEFT)),
     "0.23.0": ("DPO", "SFT", "KTO", "ORPO", "CPO", "BCO", "proof qlora-peftmodel-frozen", *ON_POLICY),
     "0.26.1": ("DPO", "GRPO, reusing", "RLOO, reusing", "proof vllm-sync-drifts-bf16-base"),

@@ -84,6 +84,7 @@ ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
         for method in ("DPO", "KTO")
     },
     "grpo-loss-normalisation": {"GRPOTrainer.compute_loss": ALWAYS},
+    "grpo-scale-rewards-swapped": {"GRPOTrainer._generate_and_score_completions": ALWAYS},
     "left-padded-logprobs-absolute-positions": {
         "GRPOTrainer._get_per_token_logps": f"{A_VIEW}: the model, for a table of positions without padding",
         "GRPOTrainer._get_per_token_logps_and_entropies": f"{A_VIEW}: the model",

@@ -48,7 +48,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     ),
     "sft-wrapped-packing-duplicates": lambda text: ", column.values)" in wrapped(text("data_utils")),
     "gkd-eos-masked-when-pad-is-eos": lambda text: "== pad_token_id] = -100" in text("gkd_trainer"),
-    "grpo-scale-rewards-swapped": lambda text: 'self.scale_rewards in ["batch", "none"]' in text("grpo_trainer"),
     "sft-no-eos-appended": lambda text: (
         "processing_class(ex[args.dataset_text_field])" in text("sft_trainer")
         or "return processing_class(example[dataset_text_field])" in text("sft_trainer")
