@@ -184,7 +184,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "1.8.0": ("KTO", "KTO, precomputed", "GRPO, reusing"),
     "1.13.0": (
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
-        "proof left-padded-logprobs-absolute-positions",
+        *("proof left-padded-logprobs-absolute-positions", "proof sft-wrapped-packing-duplicates"),
     ),
     "1.14.2": ("SFT", "GRPO", "GRPO, Liger"),
     "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),

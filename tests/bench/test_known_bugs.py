@@ -23,11 +23,6 @@ Texts = Callable[[str], str]
 """Return the text of a module by its name, from ``trl/trainer``, or from ``trl/experimental`` where it has moved."""
 
 
-def wrapped(text: str) -> str:
-    """Return the function that packs with the strategy ``wrapped``."""
-    return text.partition("def _pack_wrapped(")[2].partition("\ndef ")[0]
-
-
 def method(text: str, name: str) -> str:
     """Return the method of this name, or what of it stands before the next one."""
     return text.partition(f"    def {name}(")[2].partition("\n    def ")[0]
@@ -46,7 +41,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "grpo-temperature-not-applied": lambda text: (
         bool(text("grpo_trainer")) and "self.temperature = args.temperature" not in text("grpo_trainer")
     ),
-    "sft-wrapped-packing-duplicates": lambda text: ", column.values)" in wrapped(text("data_utils")),
     "gkd-eos-masked-when-pad-is-eos": lambda text: "== pad_token_id] = -100" in text("gkd_trainer"),
     "sft-no-eos-appended": lambda text: (
         "processing_class(ex[args.dataset_text_field])" in text("sft_trainer")

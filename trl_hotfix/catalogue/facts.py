@@ -46,7 +46,7 @@ OF_TRAINERS: Mapping[str, str] = {
 
 OF_DATASETS: Mapping[str, str] = {
     "columns": "the columns of the training dataset, as it was given to the trainer",
-    "rows": "the number of its rows: a number",
+    "tokens_in_one_piece": "it has input_ids, and a batch of them for TRL is a part of a longer piece: true or false",
     "conversational": "its texts are messages with role and content, and not plain texts: true or false",
     "images": "it has a column image or images: true or false",
     "pairs": "it has the columns chosen and rejected: true or false",

@@ -21,7 +21,7 @@ _SHAREGPT_ROLES = {"human", "gpt"}
 
 
 class GivenDataset(Struct, frozen=True):
-    """The columns of a dataset, and the number of its rows, None for a stream.
+    """The columns of a dataset.
 
     ``types`` has, for a column of plain texts, ``TEXT``; for one of messages, the keys of a message. Other columns are
     not in it. ``roles`` has the roles of the messages in the first row, by ``role`` or ``from``, for each column of
@@ -30,7 +30,6 @@ class GivenDataset(Struct, frozen=True):
     """
 
     columns: tuple[str, ...]
-    rows: int | None
     types: Mapping[str, str | tuple[str, ...]]
     roles: Mapping[str, tuple[str, ...]]
     last_roles: Mapping[str, frozenset[str]] = {}
@@ -57,10 +56,11 @@ def _columns(dataset: GivenDataset, reader: Reader) -> Argument:
     return known(list(dataset.columns), reader.source)
 
 
-def _rows(dataset: GivenDataset, reader: Reader) -> Argument:
-    if dataset.rows is None:
-        return unknown("the training dataset is a stream")
-    return known(dataset.rows, reader.source)
+def _tokens_in_one_piece(dataset: GivenDataset, reader: Reader) -> Argument:
+    # TRL writes the tokens that it makes itself, in pieces that are batches.
+    if "input_ids" not in dataset.columns:
+        return known(False, reader.source)
+    return unknown("in which pieces the tokens of the training dataset lie is not read")
 
 
 def _images(dataset: GivenDataset, reader: Reader) -> Argument:
@@ -124,7 +124,7 @@ def _no_prefix(dataset: GivenDataset, reader: Reader) -> Argument:
 
 _FACTS: Mapping[str, Callable[[GivenDataset, Reader], Argument]] = {
     "columns": _columns,
-    "rows": _rows,
+    "tokens_in_one_piece": _tokens_in_one_piece,
     "conversational": _conversational,
     "images": _images,
     "pairs": _has("chosen", "rejected"),

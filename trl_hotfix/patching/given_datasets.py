@@ -32,7 +32,7 @@ def _described(dataset: Any) -> GivenDataset | None:
         return None
     columns = tuple(features)
     if is_stream:
-        return GivenDataset(columns, None, _types(features), {})
+        return GivenDataset(columns, _types(features), {})
     shown = dataset.format
     # A transform, and a choice of columns, show other rows than the table has.
     if shown["type"] == "custom" or set(shown["columns"] or columns) != set(columns):
@@ -40,7 +40,7 @@ def _described(dataset: Any) -> GivenDataset | None:
     types = _types(features)
     of_messages = [name for name, kind in types.items() if kind != TEXT]
     roles = {name: _roles(_first(dataset, name)) for name in of_messages} if dataset.num_rows else {}
-    return GivenDataset(columns, dataset.num_rows, types, roles)
+    return GivenDataset(columns, types, roles)
 
 
 def _types(features: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:

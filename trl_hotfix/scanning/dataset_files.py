@@ -55,7 +55,6 @@ def _read(path: Path) -> GivenDataset:
     of_messages = {name: columns[name] for name, kind in types.items() if kind != TEXT}
     return GivenDataset(
         tuple(columns),
-        rows,
         types,
         {name: column.roles for name, column in of_messages.items() if column.since == 0},
         {name: frozenset(column.last_roles) for name, column in of_messages.items()},

@@ -61,7 +61,7 @@ def test_the_columns_are_told() -> None:
     facts = {name: value(made({"prompt": "x", "completion": "y", "image": 1}), name) for name in OF_DATASETS}
     assert facts == {
         "columns": ["prompt", "completion", "image"],
-        "rows": 1,
+        "tokens_in_one_piece": False,
         "conversational": False,
         "images": True,
         "pairs": False,

@@ -291,9 +291,9 @@ def test_nothing_is_changed_and_no_random_number_drawn(tmp_path: Path) -> None:
     [
         ({"experts": True, "router_aux_loss_coef": ">0.01"}, Answer.HIT, "experts=True (model.config)"),
         ({"experts": True, "router_aux_loss_coef": ">0.03"}, Answer.NOT_HIT, None),
-        ({"experts": True, "rows": ">1"}, Answer.CANNOT_TELL, None),
+        ({"experts": True, "tokens_in_one_piece": True}, Answer.CANNOT_TELL, None),
         # What is not so decides, whatever else is unknown.
-        ({"rows": ">1", "experts": False}, Answer.NOT_HIT, None),
+        ({"tokens_in_one_piece": True, "experts": False}, Answer.NOT_HIT, None),
     ],
 )
 def test_a_fact_settles_what_a_bug_depends_on(facts: Any, answer: Answer, because: Any, tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def known(path: Path) -> dict[str, Any]:
     ("rows", "expected"),
     [
         ([{"messages": CHAT}], {"conversational": True, "no_prefix": False, "images": False, "text_column": False}),
-        ([{"text": "a"}, {"text": "b"}], {"conversational": False, "no_prefix": False, "rows": 2, "text_column": True}),
+        ([{"text": "a"}, {"text": "b"}], {"conversational": False, "no_prefix": False, "text_column": True}),
+        ([{"text": "a"}], {"tokens_in_one_piece": False}),
+        ([{"input_ids": [1], "labels": [1]}], {"tokens_in_one_piece": None, "columns": ["input_ids", "labels"]}),
         (
             [{"prompt": "a", "completion": "b"}],
             {"conversational": False, "prompt_completion": True, "prefilled": False},
