@@ -38,9 +38,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "grpo-none-reward-counts-as-zero": lambda text: (
         "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
     ),
-    "grpo-temperature-not-applied": lambda text: (
-        bool(text("grpo_trainer")) and "self.temperature = args.temperature" not in text("grpo_trainer")
-    ),
     "gkd-eos-masked-when-pad-is-eos": lambda text: "== pad_token_id] = -100" in text("gkd_trainer"),
     "sft-no-eos-appended": lambda text: (
         "processing_class(ex[args.dataset_text_field])" in text("sft_trainer")
