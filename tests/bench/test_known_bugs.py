@@ -128,9 +128,8 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         "unwrapped_model.get_decoder()(" in text("dpo_trainer")
         or "return self._compute_loss_liger(unwrapped_model" in text("dpo_trainer")
     ),
-    "gkd-grad-accum-and-prompt-slice": lambda text: (
-        "logits[:, prompt_lengths - 1 : -1, :]" in text("gkd_trainer")
-        and "/ num_items_in_batch" not in text("gkd_trainer")
+    "gkd-grad-accum-scaling": lambda text: (
+        "num_items_in_batch" in text("gkd_trainer") and "/ num_items_in_batch" not in text("gkd_trainer")
     ),
     # Releases with masks of the assistant's turns set the flag, or require a transformers where it is on.
     "sft-tokens-weighted-per-rank": lambda text: (

@@ -1,0 +1,204 @@
+"""GKD begins its loss at the column where the longest prompt of the batch would end, and cuts other completions there.
+
+The data collator pads on the left: all rows end at the same column, and a completion begins where its own length has
+it. ``compute_loss`` slices logits and labels by the width of ``inputs["prompts"]``. That is right for completions that
+were generated behind these prompts, and for rows of the dataset only if the longest prompt belongs to the longest
+sequence and no completion is longer than its own. The labels of these rows are masked up to the completion, so the
+wrapper has the slice begin at the first column, as TRL 1.7.0 does (pull request 6006).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from ..authoring import absent, argument, judge, replaced_argument
+from ..model import Outcome, Verdict
+from ..testing import StopConstruction, default_arguments, stub_trainer, tiny_causal_lm
+
+
+def begin_at_the_first_column(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Give ``compute_loss`` prompts of one column, if there are labels before the end of the longest one."""
+    inputs = argument(wrapped, args, kwargs, "inputs")
+    prompts = inputs["prompts"]
+    # Liger's loss goes by the labels alone.
+    if getattr(instance, "use_liger_gkd_loss", False) or not _cuts_labels(inputs, prompts.shape[1]):
+        return wrapped(*args, **kwargs)
+    args, kwargs = replaced_argument(wrapped, args, kwargs, "inputs", {**inputs, "prompts": prompts[:, :1]})
+    return wrapped(*args, **kwargs)
+
+
+def _cuts_labels(inputs: dict[str, Any], width: int) -> bool:
+    """Return whether labels of completions are in the first ``width`` columns.
+
+    The labels of what was generated are all its tokens, and those of the prompt in front of it.
+    """
+    is_label = inputs["labels"][:, :width] != -100
+    is_token = inputs["attention_mask"][:, :width].bool()
+    return bool(is_label[:, 1:].any()) and not bool(is_label[is_token].all())
+
+
+Row = tuple[list[int], list[int]]
+"""The token ids of a prompt and of its completion."""
+
+_ROWS: Sequence[Row] = (
+    ([1, 2, 3, 4], [5, 6]),
+    ([7], [8, 9, 1, 2, 3, 10]),
+    ([2, 5], [4, 4, 6]),
+    ([3, 1, 9], [7, 2, 8, 5]),
+    ([6], [1, 10, 3]),
+)
+
+
+def loss_is_over_whole_completions(module: ModuleType) -> Outcome:
+    """Compare losses and gradients of two steps of two micro-batches and of an evaluation, then of other batches.
+
+    Those have completions that begin behind the longest prompt, or were generated, or are for Liger's loss.
+    """
+    if "prompts" not in inspect.unwrap(module.GKDTrainer.compute_loss).__code__.co_consts:
+        return absent("the loss goes by the labels")
+    case = _Case(module)
+    outcomes = []
+    for rows in (_ROWS[:2], _ROWS[:3], _ROWS[1:4], _ROWS[::2]):
+        outcomes.append(case.judged(case.batch(rows)))
+    case.student.eval()
+    outcomes.append(case.judged(case.batch(_ROWS)))
+    if len({outcome.verdict for outcome in outcomes}) != 1:
+        raise AssertionError(f"the batches do not agree: {outcomes}")
+    case.student.train()
+    case.not_affected(case.batch([([1, 2], [3, 4]), ([5], [6])]))
+    case.not_affected(case.batch(_ROWS[:1]))
+    case.not_affected(case.generated(_ROWS))
+    if "use_liger_gkd_loss" in inspect.unwrap(module.GKDTrainer.compute_loss).__code__.co_names:
+        case.liger_is_given_the_batch()
+    return outcomes[0]
+
+
+class _Case:
+    """A trainer with a student of one matrix, and a teacher with its rows in the other order."""
+
+    def __init__(self, module: ModuleType) -> None:
+        import torch
+
+        self.student, self.teacher = tiny_causal_lm(), tiny_causal_lm()
+        with torch.no_grad():
+            self.teacher.weight.copy_(self.student.weight.flip(0))
+        loss_of = inspect.unwrap(module.GKDTrainer.generalized_jsd_loss)
+        self.is_mixture_of_probs = "logsumexp" in loss_of.__code__.co_names
+        self.trainer = stub_trainer(
+            module.GKDTrainer,
+            default_arguments(module.GKDConfig),
+            model=self.student,
+            teacher_model=self.teacher,
+            beta=0.5,
+            use_liger_gkd_loss=False,
+        )
+
+    def batch(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what the data collator makes of these rows, padded on the left with 0."""
+        return {
+            "input_ids": _left_padded([prompt + completion for prompt, completion in rows]),
+            "attention_mask": _left_padded([[1] * len(prompt + completion) for prompt, completion in rows]),
+            "labels": _left_padded([[-100] * len(prompt) + completion for prompt, completion in rows], -100),
+            "prompts": _left_padded([prompt for prompt, _ in rows]),
+        }
+
+    def generated(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what GKD makes of these prompts if the completions are generated: padded on both sides."""
+        import torch
+
+        prompts = _left_padded([prompt for prompt, _ in rows])
+        completions = _left_padded([completion[::-1] for _, completion in rows]).flip(1)
+        token_ids = torch.cat([prompts, completions], 1)
+        is_token = token_ids != 0
+        labels = token_ids.masked_fill(~is_token, -100)
+        return {"input_ids": token_ids, "attention_mask": is_token.long(), "labels": labels, "prompts": prompts}
+
+    def judged(self, batch: dict[str, Any]) -> Outcome:
+        """Judge loss and gradient by the divergence over all labels, and over those behind the longest prompt."""
+        import torch
+
+        width = batch["prompts"].shape[1]
+        columns = torch.arange(batch["labels"].shape[1])
+        expected = {"right": self._divergence(batch, columns >= 1), "wrong": self._divergence(batch, columns >= width)}
+        loss, outputs = self._loss(batch)
+        outcome = judge(float(loss.detach()), **{name: float(value.detach()) for name, value in expected.items()})
+        of_formula = expected["right" if outcome.verdict is Verdict.FIXED else "wrong"]
+        self._compare_gradients(loss, of_formula)
+        if outputs.logits.shape[:2] != batch["input_ids"].shape:
+            raise AssertionError(f"the outputs are not those of the batch: {outputs.logits.shape}")
+        return outcome
+
+    def not_affected(self, batch: dict[str, Any]) -> None:
+        """Raise if the loss is not that of the labels behind the longest prompt."""
+        import torch
+
+        loss, _ = self._loss(batch)
+        expected = self._divergence(batch, torch.arange(batch["labels"].shape[1]) >= batch["prompts"].shape[1])
+        if not torch.allclose(loss, expected, rtol=1e-5, atol=1e-7):
+            raise AssertionError(f"the loss is {loss}, expected {expected}")
+        self._compare_gradients(loss, expected)
+
+    def liger_is_given_the_batch(self) -> None:
+        """Raise if the batch is another one on its way to a loss that goes by the labels."""
+
+        class Batch(dict[str, Any]):
+            is_read = False
+
+            def __getitem__(self, name: str) -> Any:
+                self.is_read |= name == "input_ids"
+                return super().__getitem__(name)
+
+        def end(*args: Any, **kwargs: Any) -> None:
+            # From 1.4.0 on the forward is given the whole batch.
+            raise StopConstruction(*(inputs["input_ids"] for inputs in args[-1:]))
+
+        batch = Batch(self.batch(_ROWS))
+        forwards = {"use_liger_gkd_loss": True, "_forward_redirection": end, "_liger_student_forward": None}
+        vars(self.trainer).update(forwards)
+        self.student.get_decoder = lambda: end
+        with suppress(StopConstruction):
+            self.trainer.compute_loss(self.student, batch)
+        if not batch.is_read:
+            raise AssertionError("Liger's loss is given another batch")
+
+    def _loss(self, batch: dict[str, Any]) -> tuple[Any, Any]:
+        given = {name: value.clone() for name, value in batch.items()}
+        loss, outputs = self.trainer.compute_loss(self.student, given, return_outputs=True)
+        if any(not given[name].equal(value) for name, value in batch.items()):
+            raise AssertionError("the batch was changed")
+        return loss, outputs
+
+    def _divergence(self, batch: dict[str, Any], columns: Any) -> Any:
+        """Return the mean of the divergence over the labels in these columns, arXiv:2306.13649 with beta = 1/2.
+
+        The mixture is that of the probabilities; up to 0.11.2 TRL mixes the log-probs.
+        """
+        students, teachers = (
+            model.weight[batch["input_ids"][:, :-1]].log_softmax(-1) for model in (self.student, self.teacher)
+        )
+        teachers = teachers.detach()
+        mean = (students + teachers) / 2
+        mixture = ((students.exp() + teachers.exp()) / 2).log() if self.is_mixture_of_probs else mean
+        divergence = sum(0.5 * (side.exp() * (side - mixture)).sum(-1) for side in (students, teachers))
+        counted = ((batch["labels"] != -100) & columns)[:, 1:]
+        return (divergence * counted).sum() / counted.sum()
+
+    def _compare_gradients(self, loss: Any, expected: Any) -> None:
+        import torch
+
+        gradient, right = (torch.autograd.grad(value, self.student.weight)[0] for value in (loss, expected))
+        if not torch.allclose(gradient, right, rtol=1e-4, atol=1e-7):
+            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {right}")
+
+
+def _left_padded(rows: Sequence[Sequence[int]], filler: int = 0) -> Any:
+    import torch
+
+    longest = max(map(len, rows))
+    return torch.tensor([[filler] * (longest - len(row)) + list(row) for row in rows])
