@@ -128,9 +128,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         "unwrapped_model.get_decoder()(" in text("dpo_trainer")
         or "return self._compute_loss_liger(unwrapped_model" in text("dpo_trainer")
     ),
-    "gkd-grad-accum-scaling": lambda text: (
-        "num_items_in_batch" in text("gkd_trainer") and "/ num_items_in_batch" not in text("gkd_trainer")
-    ),
     # Releases with masks of the assistant's turns set the flag, or require a transformers where it is on.
     "sft-tokens-weighted-per-rank": lambda text: (
         "average_tokens_across_devices" not in text("sft_config") and "assistant_masks" not in text("sft_trainer")

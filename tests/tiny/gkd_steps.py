@@ -34,11 +34,17 @@ Formula = Callable[[Mapping[str, Any], Any, "float | None"], Mapping[str, Any]]
 
 
 def gkd_steps(
-    formula: Formula, rows: Sequence[tuple[str, str]], *, generate: Callable[..., Any] | None = None, **settings: Any
+    formula: Formula,
+    rows: Sequence[tuple[str, str]],
+    *,
+    generate: Callable[..., Any] | None = None,
+    prepare: Callable[[Any], None] = lambda student: None,
+    **settings: Any,
 ) -> FormulaSteps:
     """Train two optimizer steps of two micro-batches, then evaluate, and compute ``formula`` beside each micro-batch.
 
-    ``rows`` are questions and answers. ``generate`` is that of the student and of the teacher.
+    ``rows`` are questions and answers. ``generate`` is that of the student and of the teacher. ``prepare(student)`` is
+    called before the trainer is made.
     """
     import torch
     from datasets import Dataset
@@ -80,6 +86,7 @@ def gkd_steps(
                 parameter.mul_(4)
         if generate is not None:
             student.generate = teacher.generate = generate
+        prepare(student)
         run.trainer = trainer(
             Recorder,
             model=student,
