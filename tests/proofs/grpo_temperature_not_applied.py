@@ -74,7 +74,7 @@ def _run(temperature: float | None, peft_config: Any = None) -> tiny.FormulaStep
                     {},
                     self.model.training,
                     float(loss.detach()),
-                    grpo_steps.logged_kl(self)[-1],
+                    _newest_kl(self),
                     {name: float(value.detach()) for name, value in expected.items()},
                     expected_kl,
                 )
@@ -130,6 +130,12 @@ def _run(temperature: float | None, peft_config: Any = None) -> tiny.FormulaStep
     if [micro_batch.is_training for micro_batch in run.micro_batches] != [True] * 4 + [False] * (not in_the_loss):
         raise AssertionError(f"expected four micro-batches and an evaluation: {run.micro_batches}")
     return run
+
+
+def _newest_kl(trainer: Any) -> float:
+    """Return what was logged last. From 0.16 on the metrics are kept by mode."""
+    metrics = trainer._metrics.get("train" if trainer.model.training else "eval", trainer._metrics)
+    return float(metrics["kl"][-1])
 
 
 def _loss_and_kl(policy: Any, reference: Any, sequences: Any, temperature: float, beta: float) -> tuple[Any, Any]:

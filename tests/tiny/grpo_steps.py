@@ -47,9 +47,9 @@ def grpo_steps(
     class RecordSteps(GRPOTrainer):  # type: ignore[misc, valid-type]
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = dict(inputs)
-            before = logged_kl(self)
+            before = _logged_kl(self)
             loss = super().compute_loss(model, inputs, *args, **kwargs)
-            logged = logged_kl(self)[len(before) :]
+            logged = _logged_kl(self)[len(before) :]
             log_probs, reference_log_probs = log_probs_of(policy, inputs), log_probs_of(reference, inputs).detach()
             token_loss, kl, mask = token_losses(self, inputs, log_probs, reference_log_probs)
             expected = formula(self, inputs, token_loss, mask)
@@ -171,7 +171,7 @@ def several_runs(runs: Mapping[str, FormulaSteps], outcome: Any) -> TrainingResu
     return TrainingResult(outcome, next(iter(results.values())).loss, gradients)
 
 
-def logged_kl(trainer: Any) -> list[float]:
+def _logged_kl(trainer: Any) -> list[float]:
     """Return the values of ``kl`` that are logged. Up to 0.15 the metrics are not kept by mode."""
     by_mode = [metrics for metrics in trainer._metrics.values() if isinstance(metrics, dict)]
     return [value for metrics in (trainer._metrics, *by_mode) for value in metrics.get("kl", ())]
