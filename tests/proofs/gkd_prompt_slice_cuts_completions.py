@@ -17,8 +17,12 @@ from tiny import distillation, gkd_steps, grpo_steps
 
 ID = "gkd-prompt-slice-cuts-completions"
 OVERLAYS = ()
-PARITY = True
-EQUIVALENT = {"applied twice": "the inner wrapper is given prompts of one column, before which there are no labels"}
+PARITY = ">=0.11.3"
+"""Before, TRL mixes log-probs and not probabilities: the loss is another one."""
+EQUIVALENT = {
+    "applied twice": "the inner wrapper is given prompts of one column, before which there are no labels",
+    "first row for all": "of the prompts TRL takes the width alone",
+}
 
 
 def words(first: int, count: int) -> str:

@@ -62,7 +62,7 @@ def _share(trainer: Any, labels: Any, items: Any) -> Any:
         return 1 / micro_batches(trainer)
     # Several GPUs in one process share one batch, and the loss is computed from the outputs of all of them.
     ranks = 1 if trainer.args.n_gpu > 1 else copies_of_the_loss(trainer)
-    return (labels[:, 1:] != -100).sum() * ranks / items
+    return (labels != -100).sum() * ranks / items
 
 
 def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
@@ -78,7 +78,10 @@ def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
         return absent("this transformers does not ask model_accepts_loss_kwargs")
     case = _Case(module)
     rows = ([1, 2], [3, 4, 5]), ([6], [7, 8, 9, 1, 2]), ([3, 7, 8], [9]), ([2], [4, 6])
-    outcomes = [case.judged(case.batch(*row), items=7, right=len(row[1]) / 7) for row in rows]
+    outcomes = []
+    for number, row in enumerate(rows):
+        case.trainer.state.global_step = number // 2
+        outcomes.append(case.judged(case.batch(*row), items=7, right=len(row[1]) / 7))
     outcomes.append(case.judged(case.batch(*rows[0]), items=7, right=3 / 7, return_outputs=True))
     outcomes += [case.judged(case.generated(number), items=5, right=1 / 3) for number in range(2)]
     # The dataset's rows again, which are not what was generated last.
@@ -127,6 +130,7 @@ class _Case:
             get_tp_size=lambda: 1,
             model_accepts_loss_kwargs=True,
             is_deepspeed_enabled=False,
+            state=SimpleNamespace(global_step=0),
             # The last step of an epoch has fewer.
             current_gradient_accumulation_steps=3,
         )

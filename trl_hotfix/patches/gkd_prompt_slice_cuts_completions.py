@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument
@@ -40,7 +40,7 @@ def _cuts_labels(inputs: dict[str, Any], width: int) -> bool:
     """
     is_label = inputs["labels"][:, :width] != -100
     is_token = inputs["attention_mask"][:, :width].bool()
-    return bool(is_label[:, 1:].any()) and not bool(is_label[is_token].all())
+    return bool(is_label.any()) and not bool(is_label[is_token].all())
 
 
 Row = tuple[list[int], list[int]]
@@ -64,8 +64,11 @@ def loss_is_over_whole_completions(module: ModuleType) -> Outcome:
         return absent("the loss goes by the labels")
     case = _Case(module)
     outcomes = []
-    for rows in (_ROWS[:2], _ROWS[:3], _ROWS[1:4], _ROWS[::2]):
+    for number, rows in enumerate((_ROWS[:2], _ROWS[:3], _ROWS[1:4], _ROWS[::2])):
+        case.trainer.state.global_step = number // 2
         outcomes.append(case.judged(case.batch(rows)))
+    # Of the longer one the first token is cut.
+    outcomes.append(_Case(module).judged(case.batch([([7], [8, 9, 1, 2]), ([1, 2], [4, 4])])))
     case.student.eval()
     outcomes.append(case.judged(case.batch(_ROWS)))
     if len({outcome.verdict for outcome in outcomes}) != 1:
@@ -74,7 +77,7 @@ def loss_is_over_whole_completions(module: ModuleType) -> Outcome:
     case.not_affected(case.batch([([1, 2], [3, 4]), ([5], [6])]))
     case.not_affected(case.batch(_ROWS[:1]))
     case.not_affected(case.generated(_ROWS))
-    if "use_liger_gkd_loss" in inspect.unwrap(module.GKDTrainer.compute_loss).__code__.co_names:
+    if hasattr(case.trainer, "use_liger_gkd_loss"):
         case.liger_is_given_the_batch()
     return outcomes[0]
 
@@ -89,6 +92,7 @@ class _Case:
         with torch.no_grad():
             self.teacher.weight.copy_(self.student.weight.flip(0))
         loss_of = inspect.unwrap(module.GKDTrainer.generalized_jsd_loss)
+        has_liger = "use_liger_gkd_loss" in inspect.unwrap(module.GKDTrainer.compute_loss).__code__.co_names
         self.is_mixture_of_probs = "logsumexp" in loss_of.__code__.co_names
         self.trainer = stub_trainer(
             module.GKDTrainer,
@@ -96,7 +100,8 @@ class _Case:
             model=self.student,
             teacher_model=self.teacher,
             beta=0.5,
-            use_liger_gkd_loss=False,
+            state=SimpleNamespace(global_step=0),
+            **({"use_liger_gkd_loss": False} if has_liger else {}),
         )
 
     def batch(self, rows: Sequence[Row]) -> dict[str, Any]:
