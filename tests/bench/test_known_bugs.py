@@ -39,10 +39,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
     ),
     "gkd-eos-masked-when-pad-is-eos": lambda text: "== pad_token_id] = -100" in text("gkd_trainer"),
-    "sft-no-eos-appended": lambda text: (
-        "processing_class(ex[args.dataset_text_field])" in text("sft_trainer")
-        or "return processing_class(example[dataset_text_field])" in text("sft_trainer")
-    ),
     "sft-completion-mask-includes-assistant-header": lambda text: (
         re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
         and "add_generation_prompt=True" not in text("sft_trainer")
