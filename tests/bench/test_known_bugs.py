@@ -35,9 +35,6 @@ def keeps_with_liger(text: str, *columns: str) -> bool:
 
 
 SIGNS: dict[str, Callable[[Texts], bool]] = {
-    "grpo-none-reward-counts-as-zero": lambda text: (
-        "nansum(dim=1)" in text("grpo_trainer") and "unscorable" not in text("grpo_trainer")
-    ),
     "gkd-eos-masked-when-pad-is-eos": lambda text: "== pad_token_id] = -100" in text("gkd_trainer"),
     "sft-completion-mask-includes-assistant-header": lambda text: (
         re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
