@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from trl_hotfix.authoring import absent, judge
@@ -45,7 +46,7 @@ def train() -> tiny.TrainingResult:
     outcomes = [run.judged() for run in runs.values()]
     if {outcome.verdict for outcome in outcomes} != {outcomes[0].verdict}:
         raise AssertionError(f"the trainers do not agree: {outcomes}")
-    return tiny.result_of_runs(runs, outcomes[0])
+    return _result(runs, outcomes[0])
 
 
 def unaffected() -> tiny.TrainingResult:
@@ -54,7 +55,15 @@ def unaffected() -> tiny.TrainingResult:
     for name, run in runs.items():
         run.judged()
         assert not run.acted, f"the wrapper acts on complete rewards: {name}"
-    return tiny.result_of_runs(runs, absent("each completion has a reward"))
+    return _result(runs, absent("each completion has a reward"))
+
+
+def _result(runs: dict[str, _Run], outcome: Outcome) -> tiny.TrainingResult:
+    """Return the losses of the steps, added up. An evaluation divides by the micro-batches up to 0.27.0."""
+    result = tiny.result_of_runs(runs, outcome)
+    steps = [step for run in runs.values() for step in run.steps]
+    result.loss = sum(micro_batch.loss for step in steps for micro_batch in step.micro_batches)
+    return result
 
 
 def _scoring() -> list[str]:
@@ -144,10 +153,10 @@ class _Run:
 
     def _factors(self) -> list[float]:
         """Return by what the sum over the micro-batches may be multiplied."""
-        import trl
         from packaging.version import Version
 
-        old = Version(trl.__version__) < Version("0.22")
+        # ``trl.__version__`` is "unknown" in 0.22.0.
+        old = Version(version("trl")) < Version("0.22")
         return [1 / MICRO_BATCHES, 1.0] if old else [1 / MICRO_BATCHES]
 
     def _judged_advantages(self, batch: dict[str, Any]) -> Outcome:
@@ -175,15 +184,13 @@ class _Run:
         return torch.tensor(advantages)
 
     def _advantage(self, rewards: _Rewards, row: int) -> float:
-        import trl
-
         reward, judged = rewards[row], [reward for reward in rewards if reward is not None]
         if reward is None:
             return 0.0
         if self.name == "RLOO":
             return reward - (sum(judged) - reward) / (len(judged) - 1)
         # These scale if they should not, and do not if they should (TRL pull request 3992).
-        scale = 1.0 if trl.__version__ in ("0.22.0", "0.22.1") else statistics.stdev(judged) + 1e-4
+        scale = 1.0 if version("trl") in ("0.22.0", "0.22.1") else statistics.stdev(judged) + 1e-4
         return (reward - statistics.mean(judged)) / scale
 
     def _loss_of(self, step: tiny.Step, of_unjudged: float | None, factor: float) -> Any:
