@@ -150,6 +150,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "GRPO, Liger": functools.partial(with_liger, trainers.grpo),
     "RLOO": trainers.rloo,
     "RLOO, reusing": functools.partial(reusing, trainers.rloo),
+    "GKD, dataset": functools.partial(trainers.gkd, lmbda=0.0),
     "Distillation": distillation,
     "GOLD": gold,
     "TPO": tpo,
@@ -171,7 +172,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.21.0": ("SFT", "GRPO", "OnlineDPO", "proof qlora-peftmodel-frozen"),
     "0.22.1": ("GRPO, reusing",),
     "0.22.2": ("SFT", "Reward", "GRPO, reusing", "RLOO, reusing", *(f"proof {patch}" for patch in PEFT)),
-    "0.23.0": ("DPO", "SFT", "KTO", "ORPO", "CPO", "BCO", "proof qlora-peftmodel-frozen", *ON_POLICY),
+    "0.23.0": (
+        *("DPO", "SFT", "KTO", "ORPO", "CPO", "BCO", "GKD", "GKD, dataset", "proof qlora-peftmodel-frozen", *ON_POLICY),
+    ),
     "0.26.1": ("DPO", "GRPO, reusing", "RLOO, reusing", "proof vllm-sync-drifts-bf16-base"),
     "0.28.0": (
         *("DPO", "SFT", "KTO", "GKD", "ORPO", "GRPO, Liger", *ON_POLICY),
@@ -181,7 +184,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GRPO, Liger"),
         *ON_POLICY,
     ),
-    "1.8.0": ("KTO", "KTO, precomputed", "GRPO, reusing"),
+    "1.8.0": ("KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
     "1.13.0": (
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
         *("proof left-padded-logprobs-absolute-positions", "proof sft-wrapped-packing-duplicates"),

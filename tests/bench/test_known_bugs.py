@@ -35,7 +35,7 @@ def keeps_with_liger(text: str, *columns: str) -> bool:
 
 
 SIGNS: dict[str, Callable[[Texts], bool]] = {
-    "gkd-eos-masked-when-pad-is-eos": lambda text: "== pad_token_id] = -100" in text("gkd_trainer"),
+    "gold-eos-masked-when-pad-is-eos": lambda text: "[new_input_ids == pad_token_id] = -100" in text("gold_trainer"),
     "sft-completion-mask-includes-assistant-header": lambda text: (
         re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
         and "add_generation_prompt=True" not in text("sft_trainer")
