@@ -109,7 +109,7 @@ def _texts(module: ModuleType, rows: list[dict[str, Any]], function: Any = None,
     texts = []
     for row in sft_prepared(module, rows, tokenizer, function, **settings):
         lengths = {len(row[name]) for name in ("input_ids", "attention_mask", "token_type_ids") if name in row}
-        if len(lengths) != 1 or not all(row.get("attention_mask", [1])) or any(row.get("token_type_ids", [])):
+        if len(lengths) != 1 or {*row.get("attention_mask", [1])} != {1} or any(row.get("token_type_ids", [])):
             raise AssertionError(f"the ids and masks of a row do not fit: {row}")
         texts.append(tokenizer.decode(row["input_ids"]))
     return texts
