@@ -23,24 +23,19 @@ from ..testing import StopConstruction, default_arguments, stub_trainer, tiny_ca
 def begin_at_the_first_column(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Give ``compute_loss`` prompts of one column, if there are labels before the end of the longest one."""
+    """Give ``compute_loss`` prompts of one column, if a row begins before its prompt does in ``inputs["prompts"]``.
+
+    What is generated begins with these prompts.
+    """
     inputs = argument(wrapped, args, kwargs, "inputs")
-    prompts = inputs["prompts"]
+    prompts, prompt_mask = inputs["prompts"], inputs.get("prompt_attention_mask")
     # Liger's loss goes by the labels alone.
-    if getattr(instance, "use_liger_gkd_loss", False) or not _cuts_labels(inputs, prompts.shape[1]):
+    if getattr(instance, "use_liger_gkd_loss", False) or prompt_mask is None:
+        return wrapped(*args, **kwargs)
+    if not (inputs["attention_mask"][:, : prompts.shape[1]] > prompt_mask).any():
         return wrapped(*args, **kwargs)
     args, kwargs = replaced_argument(wrapped, args, kwargs, "inputs", {**inputs, "prompts": prompts[:, :1]})
     return wrapped(*args, **kwargs)
-
-
-def _cuts_labels(inputs: dict[str, Any], width: int) -> bool:
-    """Return whether labels of completions are in the first ``width`` columns.
-
-    The labels of what was generated are all its tokens, and those of the prompt in front of it.
-    """
-    is_label = inputs["labels"][:, :width] != -100
-    is_token = inputs["attention_mask"][:, :width].bool()
-    return bool(is_label.any()) and not bool(is_label[is_token].all())
 
 
 Row = tuple[list[int], list[int]]
@@ -76,7 +71,14 @@ def loss_is_over_whole_completions(module: ModuleType) -> Outcome:
     case.student.train()
     case.not_affected(case.batch([([1, 2], [3, 4]), ([5], [6])]))
     case.not_affected(case.batch(_ROWS[:1]))
-    case.not_affected(case.generated(_ROWS))
+    generated = case.generated(_ROWS)
+    case.not_affected(generated)
+    # As later releases, and gkd-eos-masked-when-pad-is-eos, have it.
+    generated["attention_mask"][:, : generated["prompts"].shape[1]] = generated["prompt_attention_mask"]
+    case.not_affected(generated)
+    without_mask = case.batch(_ROWS)
+    del without_mask["prompt_attention_mask"]
+    case.not_affected(without_mask)
     if hasattr(case.trainer, "use_liger_gkd_loss"):
         case.liger_is_given_the_batch()
     return outcomes[0]
@@ -111,18 +113,27 @@ class _Case:
             "attention_mask": _left_padded([[1] * len(prompt + completion) for prompt, completion in rows]),
             "labels": _left_padded([[-100] * len(prompt) + completion for prompt, completion in rows], -100),
             "prompts": _left_padded([prompt for prompt, _ in rows]),
+            "prompt_attention_mask": _left_padded([[1] * len(prompt) for prompt, _ in rows]),
         }
 
     def generated(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return what GKD makes of these prompts if the completions are generated: padded on both sides."""
+        """Return what GKD makes of these prompts if the completions are generated: padded on both sides.
+
+        The token 2 is the padding too. The mask hides it within the prompts, up to 1.8.
+        """
         import torch
 
         prompts = _left_padded([prompt for prompt, _ in rows])
         completions = _left_padded([completion[::-1] for _, completion in rows]).flip(1)
         token_ids = torch.cat([prompts, completions], 1)
-        is_token = token_ids != 0
-        labels = token_ids.masked_fill(~is_token, -100)
-        return {"input_ids": token_ids, "attention_mask": is_token.long(), "labels": labels, "prompts": prompts}
+        is_token = (token_ids != 0) & (token_ids != 2)
+        return {
+            "input_ids": token_ids,
+            "attention_mask": is_token.long(),
+            "labels": token_ids.masked_fill(~is_token, -100),
+            "prompts": prompts,
+            "prompt_attention_mask": (prompts != 0).long(),
+        }
 
     def judged(self, batch: dict[str, Any]) -> Outcome:
         """Judge loss and gradient by the divergence over all labels, and over those behind the longest prompt."""
