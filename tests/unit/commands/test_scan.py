@@ -368,27 +368,28 @@ REWARD = "from trl import RewardTrainer\nRewardTrainer(model='Qwen/Qwen2-0.5B')\
 
 
 def test_a_bug_without_a_repair_is_told_as_such_in_every_form(tmp_path: Path) -> None:
-    file = tmp_path / "reward.py"
-    file.write_text("from trl import GRPOTrainer\nGRPOTrainer('gpt2')\n")
-    result = run(str(file), "--trl", "0.22.0")
-    assert "  hit  grpo-scale-rewards-swapped" in result.output.splitlines()
-    assert "(wrong-gradient; known, no repair here; fixed in TRL 0.22.2)" in result.output
+    file = tmp_path / "sft.py"
+    settings = "use_liger_kernel=True, assistant_only_loss=True"
+    file.write_text(f"from trl import SFTConfig, SFTTrainer\nSFTTrainer('gpt2', args=SFTConfig({settings}))\n")
+    result = run(str(file), "--trl", "0.21.0")
+    assert "  hit  sft-liger-assistant-mask-dropped" in result.output.splitlines()
+    assert "(wrong-gradient; known, no repair here; fixed in TRL 0.22.0)" in result.output
     assert result.return_value is Exit.DEGRADED
-    (trainer,) = json.loads(run(str(file), "--trl", "0.22.0", "--json").output)["files"][0]["trainers"]
+    (trainer,) = json.loads(run(str(file), "--trl", "0.21.0", "--json").output)["files"][0]["trainers"]
     repairs = {bug["id"]: (bug["repair"], bug["on_by_default"], bug["fixed_in"]) for bug in trainer["hits"]}
-    assert repairs["grpo-scale-rewards-swapped"] == ("none", False, "0.22.2")
-    (log,) = json.loads(run(str(file), "--trl", "0.22.0", "--format", "sarif").output)["runs"]
+    assert repairs["sft-liger-assistant-mask-dropped"] == ("none", False, "0.22.0")
+    (log,) = json.loads(run(str(file), "--trl", "0.21.0", "--format", "sarif").output)["runs"]
     rules = {rule["id"]: rule for rule in log["tool"]["driver"]["rules"]}
-    text = rules["grpo-scale-rewards-swapped"]["help"]["text"]
+    text = rules["sft-liger-assistant-mask-dropped"]["help"]["text"]
     assert (
         text
-        == "trl_hotfix: known, no repair here; fixed in TRL 0.22.2\n\ntrl-hotfix explain grpo-scale-rewards-swapped"
+        == "trl_hotfix: known, no repair here; fixed in TRL 0.22.0\n\ntrl-hotfix explain sft-liger-assistant-mask-dropped"
     )
-    annotations = run(str(file), "--trl", "0.22.0", "--format", "github").output
-    assert "It is known, no repair here; fixed in TRL 0.22.2. trl-hotfix explain grpo-scale-rewards" in annotations
-    clean = run(str(file), "--trl", "0.22.2", "--json")
+    annotations = run(str(file), "--trl", "0.21.0", "--format", "github").output
+    assert "It is known, no repair here; fixed in TRL 0.22.0. trl-hotfix explain sft-liger-assistant" in annotations
+    clean = run(str(file), "--trl", "0.22.0", "--json")
     (trainer,) = json.loads(clean.output)["files"][0]["trainers"]
-    assert "grpo-scale-rewards-swapped" not in {bug["id"] for bug in (*trainer["hits"], *trainer["cannot_tell"])}
+    assert "sft-liger-assistant-mask-dropped" not in {bug["id"] for bug in (*trainer["hits"], *trainer["cannot_tell"])}
 
 
 @pytest.mark.parametrize(
