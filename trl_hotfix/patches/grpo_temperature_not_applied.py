@@ -10,6 +10,7 @@ whose logits are divided.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -64,6 +65,9 @@ def log_probs_are_those_of_the_temperature(module: ModuleType) -> Outcome:
     """
     if hasattr(module.GRPOTrainer, "_get_per_token_logps_and_entropies"):
         return absent("this release divides the logits in another method")
+    method = getattr(module.GRPOTrainer, "_get_per_token_logps", module.GRPOTrainer.compute_loss)
+    if "batch_size" in inspect.signature(method).parameters:
+        return absent("this release divides the logits, of some rows at a time")
     trainer = _Trainer(module, 0.5)
     outcomes = [
         trainer.judged(0, (5, 9, 2), training=True),
