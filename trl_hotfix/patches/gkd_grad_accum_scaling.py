@@ -27,7 +27,7 @@ from ..authoring import (
     nobody_divides,
 )
 from ..model import Outcome, Verdict
-from ..testing import default_arguments, stub_trainer, tiny_causal_lm
+from ..testing import absent_if_reexported, default_arguments, stub_trainer, tiny_causal_lm
 
 _generated: list[Any] = []
 """The labels that were generated last. They are compared by value, since ``Trainer`` may copy them on their way."""
@@ -72,6 +72,8 @@ def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
     """
     from transformers import Trainer
 
+    if reexported := absent_if_reexported(module, module.GKDTrainer.compute_loss):
+        return reexported
     if "num_items_in_batch" in signature(module.GKDTrainer.generalized_jsd_loss).parameters:
         return absent("the loss is divided by the tokens of the step")
     if "model_accepts_loss_kwargs" not in unwrap(Trainer.training_step).__code__.co_names:

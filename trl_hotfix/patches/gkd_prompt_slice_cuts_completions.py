@@ -17,7 +17,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome, Verdict
-from ..testing import StopConstruction, default_arguments, stub_trainer, tiny_causal_lm
+from ..testing import StopConstruction, absent_if_reexported, default_arguments, stub_trainer, tiny_causal_lm
 
 
 def begin_at_the_first_column(
@@ -55,6 +55,8 @@ def loss_is_over_whole_completions(module: ModuleType) -> Outcome:
 
     Those have completions that begin behind the longest prompt, or were generated, or are for Liger's loss.
     """
+    if reexported := absent_if_reexported(module, module.GKDTrainer.compute_loss):
+        return reexported
     if "prompts" not in inspect.unwrap(module.GKDTrainer.compute_loss).__code__.co_consts:
         return absent("the loss goes by the labels")
     case = _Case(module)

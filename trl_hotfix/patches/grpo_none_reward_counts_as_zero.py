@@ -11,6 +11,7 @@ a reward the tensor is TRL's own. In 0.20 and 0.21 TRL's warning about such a ro
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -109,8 +110,11 @@ def _without_unjudged(rewards: Any, unjudged: Any) -> Any:
 def completions_are_scored_among_the_judged(module: ModuleType) -> Outcome:
     """Compare the advantages of generations, and the gradients of their losses, with the formulas."""
     name = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
-    if not hasattr(getattr(module, f"{name}Trainer"), "_generate_and_score_completions"):
+    score = getattr(getattr(module, f"{name}Trainer"), "_generate_and_score_completions", None)
+    if score is None:
         return absent("this release takes no None, or scores completions in no method of its own")
+    if "unscorable_mask" in inspect.unwrap(score).__code__.co_varnames:
+        return absent("this release leaves out what no function judges")
     cases = _grpo_cases if name == "GRPO" else _rloo_cases
     try:
         outcomes = [case.outcome() for case in cases(_Release(module))]
