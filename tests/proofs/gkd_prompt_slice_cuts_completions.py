@@ -35,6 +35,8 @@ ROWS = [(words(number, length), words(number + 30, 17 + number % 2 - length)) fo
 
 
 def train() -> tiny.TrainingResult:
+    if tiny.classes("GKD")[0] is None:
+        return tiny.TrainingResult(absent("this release has no GKD"))
     runs = {"one": run(gradient_accumulation_steps=1), "accumulated": run()}
     outcomes = [grpo_steps.judged_steps(steps) for steps in runs.values()]
     if outcomes[0].verdict is not outcomes[1].verdict:
