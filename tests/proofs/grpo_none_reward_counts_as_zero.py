@@ -20,8 +20,11 @@ from trl_hotfix.model import Outcome, Verdict
 import tiny
 
 OVERLAYS = ()
-PARITY = ">=0.22.0"
-"""Earlier releases leave the division by the micro-batches to transformers, of which some do not divide."""
+PARITY = ">=0.22.0,!=0.26.0,!=0.26.1,!=0.26.2"
+"""Earlier releases leave the division by the micro-batches to transformers, of which some do not divide.
+
+RLOO of 0.26 trains on a part of each generation alone (rloo-step-counted-twice).
+"""
 
 ID = "grpo-none-reward-counts-as-zero"
 STEPS, MICRO_BATCHES = 2, 2
