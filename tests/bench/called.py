@@ -181,7 +181,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof dpo-padding-free-liger", "proof vllm-sync-drifts-bf16-base"),
     ),
     "1.5.1": (
-        *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GRPO, Liger"),
+        *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GKD", "GRPO, Liger"),
         *ON_POLICY,
     ),
     "1.8.0": ("KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),

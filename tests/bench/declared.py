@@ -15,8 +15,8 @@ WHERE: Mapping[Called, set[str]] = {
     # Data are prepared in constructors too, and evaluate() prepares a dataset that it is given.
     Called.PREPARATION: {"construction", "dataloader", "evaluate"},
     Called.DATA: {"data"},
-    Called.STEP: {"step", "evaluation"},
     # ``dataloader`` is the reference that is precomputed, ``evaluate`` the log of an evaluation.
+    Called.STEP: {"step", "evaluation", "dataloader"},
     Called.SOME_STEPS: {"step", "training", "evaluation", "dataloader", "evaluate"},
     Called.EVALUATION: {"evaluation", "evaluate"},
     Called.GENERATION: {"step", "evaluation"},

@@ -99,6 +99,11 @@ def _run(pad_token: str = "<eos>", **settings: Any) -> tiny.FormulaSteps:
         trainer.model_accepts_loss_kwargs = False
         trainer._get_train_sampler = lambda *args: torch.utils.data.SequentialSampler(trainer.train_dataset)
         trainable = {name: value for name, value in student.named_parameters() if value.requires_grad}
+        with torch.no_grad():
+            # An adapter begins at 0, and half of it without a gradient.
+            for number, parameter in enumerate(trainable.values()):
+                index = torch.arange(parameter.numel()).reshape(parameter.shape)
+                parameter.add_(0.1 * torch.cos(number + index))
         run.measure_factor(trainer)
         # transformers 4.44 has no callback before a step.
         hook = register_optimizer_step_pre_hook(lambda *args: run.end_step(trainable))

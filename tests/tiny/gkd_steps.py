@@ -99,6 +99,11 @@ def gkd_steps(
         )
         student = run.trainer.model
         trainable = {name: value for name, value in student.named_parameters() if value.requires_grad}
+        with torch.no_grad():
+            # An adapter begins at 0, and half of it without a gradient.
+            for number, parameter in enumerate(trainable.values()):
+                index = torch.arange(parameter.numel()).reshape(parameter.shape)
+                parameter.add_(0.1 * torch.cos(number + index))
         run.measure_factor(run.trainer)
         # Who answers is drawn for each micro-batch.
         random.seed(0)

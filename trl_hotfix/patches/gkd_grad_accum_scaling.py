@@ -161,7 +161,7 @@ class _Case:
         sequences = torch.cat([prompts, torch.tensor(rows)], dim=1)
         writer = SimpleNamespace(generate=lambda **kwargs: SimpleNamespace(sequences=sequences))
         batch = {"prompts": prompts, "prompt_attention_mask": torch.ones_like(prompts)}
-        ids, mask, labels = self.trainer.generate_on_policy_outputs(writer, batch, SimpleNamespace(), 0)
+        ids, mask, labels = self.trainer.generate_on_policy_outputs(writer, batch, SimpleNamespace(eos_token_id=0), 0)
         # A copy, since Trainer may make one on the way.
         return {"input_ids": ids, "attention_mask": mask, "labels": labels.clone(), "prompts": prompts}
 

@@ -33,9 +33,10 @@ def divide_the_logits_of_both(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Give ``compute_loss`` such a view of the policy, and one of the reference, unless it is the policy itself."""
-    if not _divides(instance) or instance.ref_model is None:
+    reference = getattr(instance, "ref_model", None)
+    if reference is None or not _divides(instance):
         return divide_the_logits(wrapped, instance, args, kwargs)
-    with shadowed(instance, "ref_model", _divided(instance.ref_model, instance.args.temperature)):
+    with shadowed(instance, "ref_model", _divided(reference, instance.args.temperature)):
         return divide_the_logits(wrapped, instance, args, kwargs)
 
 
