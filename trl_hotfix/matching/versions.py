@@ -35,7 +35,6 @@ def installed_but(trl: str | None = None, told: Mapping[str, str] | None = None)
     return lambda distribution: instead.get(distribution) or installed(distribution)
 
 
-@functools.cache
 def is_version(text: str) -> bool:
     """Return whether the text is a version as PEP 440 has it."""
     try:
@@ -46,6 +45,7 @@ def is_version(text: str) -> bool:
     return True
 
 
+@functools.cache
 def in_range(version: str, specifiers: str) -> bool:
     """Return whether ``version`` is in the PEP 440 range. A pre-release such as 1.0.0rc1 may be in it."""
     return SpecifierSet(specifiers).contains(Version(version), prereleases=True)
