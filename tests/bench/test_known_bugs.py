@@ -36,7 +36,6 @@ def keeps_with_liger(text: str, *columns: str) -> bool:
 
 SIGNS: dict[str, Callable[[Texts], bool]] = {
     "gold-eos-masked-when-pad-is-eos": lambda text: "[new_input_ids == pad_token_id] = -100" in text("gold_trainer"),
-    "rloo-step-counted-twice": lambda text: text("rloo_trainer").count("self._step += 1") == 2,
     "sft-completion-mask-includes-assistant-header": lambda text: (
         re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
         and "add_generation_prompt=True" not in text("sft_trainer")
