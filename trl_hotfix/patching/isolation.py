@@ -45,7 +45,9 @@ def undisturbed() -> Iterator[None]:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.autocast("cpu", enabled=False))
-            stack.enter_context(torch.device("cpu"))
+            # Within this context every function of torch goes through Python, and takes several times as long.
+            if torch.empty(0).device.type != "cpu":
+                stack.enter_context(torch.device("cpu"))
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(torch.float32)
         try:
