@@ -28,31 +28,11 @@ def method(text: str, name: str) -> str:
     return text.partition(f"    def {name}(")[2].partition("\n    def ")[0]
 
 
-def keeps_with_liger(text: str, *columns: str) -> bool:
-    """Return whether SFT keeps these columns and no other for the Liger kernel."""
-    kept = re.search(r"use_liger_kernel:\n(?:.*\n)?\s+dataset = dataset\.select_columns\((.*?)\)\n", text, re.DOTALL)
-    return kept is not None and re.findall(r'"(\w+)"', kept[1]) == list(columns)
-
-
 SIGNS: dict[str, Callable[[Texts], bool]] = {
     "gold-eos-masked-when-pad-is-eos": lambda text: "[new_input_ids == pad_token_id] = -100" in text("gold_trainer"),
     "sft-completion-mask-includes-assistant-header": lambda text: (
         re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
         and "add_generation_prompt=True" not in text("sft_trainer")
-    ),
-    "sft-liger-completion-mask-dropped": lambda text: (
-        "completion_mask" in text("sft_trainer")
-        and (
-            keeps_with_liger(text("sft_trainer"), "input_ids")
-            or keeps_with_liger(text("sft_trainer"), "input_ids", "position_ids")
-        )
-    ),
-    "sft-liger-assistant-mask-dropped": lambda text: (
-        "assistant_masks" in text("sft_trainer")
-        and (
-            keeps_with_liger(text("sft_trainer"), "input_ids", "position_ids")
-            or keeps_with_liger(text("sft_trainer"), "input_ids", "seq_lengths", "completion_mask")
-        )
     ),
     "dpo-last-token-dropped": lambda text: ": first_empty_col - 1]" in text("dpo_trainer"),
     "reward-trainer-two-label-model": lambda text: (

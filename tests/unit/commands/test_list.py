@@ -88,14 +88,14 @@ def test_known_bugs_stand_apart_from_the_patches() -> None:
     assert {bug["id"]: bug["trl"] for bug in report["known"]} == {bug.id: bug.trl for bug in known.values()}
     here = {bug["id"] for bug in report["known"] if bug["here"]}
     assert "reward-trainer-two-label-model" in here
-    assert "sft-liger-assistant-mask-dropped" not in here
+    assert "peft-config-reinitialises-peftmodel" not in here
     patches, heading, below = run("list", "--trl", "0.28.0").stdout.partition("Known, no repair here")
     assert heading
     assert {line.strip() for line in below.splitlines()} & known.keys() == here
     assert not any(bug_id in patches for bug_id in known)
     assert "reward-trainer-two-label-model" not in run("list", "--trl", "0.28.0", "--trainer", "grpo").stdout
     assert "Known, no repair here" not in run("list", "--trl", "0.28.0", "--severity", "crash").stdout
-    assert "sft-liger-assistant-mask-dropped" in run("list", "--trl", "0.28.0", "--all").stdout
+    assert "peft-config-reinitialises-peftmodel" in run("list", "--trl", "0.28.0", "--all").stdout
 
 
 def test_list_all_shows_what_is_not_repaired() -> None:

@@ -368,26 +368,24 @@ REWARD = "from trl import RewardTrainer\nRewardTrainer(model='Qwen/Qwen2-0.5B')\
 
 
 def test_a_bug_without_a_repair_is_told_as_such_in_every_form(tmp_path: Path) -> None:
-    file = tmp_path / "sft.py"
-    settings = "use_liger_kernel=True, assistant_only_loss=True"
-    file.write_text(f"from trl import SFTConfig, SFTTrainer\nSFTTrainer('gpt2', args=SFTConfig({settings}))\n")
-    result = run(str(file), "--trl", "0.21.0")
-    assert "  hit  sft-liger-assistant-mask-dropped" in result.output.splitlines()
-    assert "(wrong-gradient; known, no repair here; fixed in TRL 0.22.0)" in result.output
+    file, bug_id = tmp_path / "grpo.py", "grpo-liger-dapo-normalizer"
+    settings = "use_liger_loss=True, loss_type='dapo', gradient_accumulation_steps=4"
+    file.write_text(f"from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer('gpt2', args=GRPOConfig({settings}))\n")
+    result = run(str(file), "--trl", "0.24.0", "--fail-on", "unknown")
+    assert f"  cannot tell  {bug_id}" in result.output.splitlines()
+    assert "(wrong-gradient; known, no repair here; fixed in TRL 1.11.0)" in result.output
     assert result.return_value is Exit.DEGRADED
-    (trainer,) = json.loads(run(str(file), "--trl", "0.21.0", "--json").output)["files"][0]["trainers"]
-    repairs = {bug["id"]: (bug["repair"], bug["on_by_default"], bug["fixed_in"]) for bug in trainer["hits"]}
-    assert repairs["sft-liger-assistant-mask-dropped"] == ("none", False, "0.22.0")
-    (log,) = json.loads(run(str(file), "--trl", "0.21.0", "--format", "sarif").output)["runs"]
+    (trainer,) = json.loads(run(str(file), "--trl", "0.24.0", "--json").output)["files"][0]["trainers"]
+    repairs = {bug["id"]: (bug["repair"], bug["on_by_default"], bug["fixed_in"]) for bug in trainer["cannot_tell"]}
+    assert repairs[bug_id] == ("none", False, "1.11.0")
+    (log,) = json.loads(run(str(file), "--trl", "0.24.0", "--format", "sarif").output)["runs"]
     rules = {rule["id"]: rule for rule in log["tool"]["driver"]["rules"]}
-    text = rules["sft-liger-assistant-mask-dropped"]["help"]["text"]
-    command = "trl-hotfix explain sft-liger-assistant-mask-dropped"
-    assert text == f"trl_hotfix: known, no repair here; fixed in TRL 0.22.0\n\n{command}"
-    annotations = run(str(file), "--trl", "0.21.0", "--format", "github").output
-    assert "It is known, no repair here; fixed in TRL 0.22.0. trl-hotfix explain sft-liger-assistant" in annotations
-    clean = run(str(file), "--trl", "0.22.0", "--json")
+    text = rules[bug_id]["help"]["text"]
+    assert text == f"trl_hotfix: known, no repair here; fixed in TRL 1.11.0\n\ntrl-hotfix explain {bug_id}"
+    assert bug_id in run(str(file), "--trl", "0.24.0", "--format", "github").output
+    clean = run(str(file), "--trl", "1.11.0", "--json")
     (trainer,) = json.loads(clean.output)["files"][0]["trainers"]
-    assert "sft-liger-assistant-mask-dropped" not in {bug["id"] for bug in (*trainer["hits"], *trainer["cannot_tell"])}
+    assert bug_id not in {bug["id"] for bug in (*trainer["hits"], *trainer["cannot_tell"])}
 
 
 @pytest.mark.parametrize(
