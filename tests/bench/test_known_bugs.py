@@ -34,7 +34,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
         and "add_generation_prompt=True" not in text("sft_trainer")
     ),
-    "dpo-last-token-dropped": lambda text: ": first_empty_col - 1]" in text("dpo_trainer"),
     "reward-trainer-two-label-model": lambda text: (
         "create_model_from_path(model, AutoModelForSequenceClassification" in text("reward_trainer")
         and '["num_labels"] = 1' not in text("reward_trainer")

@@ -20,7 +20,7 @@ from trl_hotfix.reporting.sentences import repair_of
 BUGS: tuple[Bug, ...] = (*loading.load(), *loading.without_repair())
 DROPPED = "dpo-precomputed-ref-logps-dropped"
 UNTOLD = ("dpo-extra-eos-conversational", "dpo-last-token-dropped")
-"""What cannot be told of ``DPO`` on 0.12.2; the second has no repair."""
+"""What cannot be told of ``DPO`` on 0.12.2."""
 
 DPO = """\
 import torch
