@@ -184,7 +184,10 @@ CASES: dict[str, tuple[str, ...]] = {
         *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GKD", "GRPO, Liger"),
         *ON_POLICY,
     ),
-    "1.8.0": ("KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
+    "1.8.0": (
+        *("KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
+        "proof apply-chat-template-loses-chosen-tokens",
+    ),
     "1.13.0": (
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
         *("proof left-padded-logprobs-absolute-positions", "proof sft-wrapped-packing-duplicates"),
@@ -221,11 +224,13 @@ ELSEWHERE = {
     ),
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._forward": "1.13.0",
     "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss": "0.19.1",
+    "trl.trainer.reward_trainer:maybe_apply_chat_template": "0.22.2",
 }
 """The release in which a target is shown to be what is declared, if it is not the newest one of its range.
 
 Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward and does not call it;
 1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which calls no dpo_loss.
+The reward model is trained in 0.22.2.
 """
 
 

@@ -121,7 +121,8 @@ def _replace(observed: Observed, name: str, target: Target) -> None:
 
     observed.owners[name] = owner
     setattr(owner, attribute, staticmethod(counted) if is_static else counted)
-    if isinstance(owner, ModuleType):
+    # A name under which a module has imported a function is a target for the calls of that module alone.
+    if isinstance(owner, ModuleType) and function.__module__ == owner.__name__:
         for module_name, module in list(sys.modules.items()):
             if isinstance(module, ModuleType) and f"{module_name}.".startswith("trl."):
                 for key in [key for key, value in list(vars(module).items()) if value is function]:

@@ -38,14 +38,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         "create_model_from_path(model, AutoModelForSequenceClassification" in text("reward_trainer")
         and '["num_labels"] = 1' not in text("reward_trainer")
     ),
-    "apply-chat-template-loses-chosen-tokens": lambda text: (
-        re.search(
-            r"zip\(prompt, prompt_chosen.*?chosen = prompt_chosen\[.*?prompt_rejected = .*?zip\(prompt, prompt_rej",
-            text("data_utils"),
-            re.DOTALL,
-        )
-        is not None
-    ),
     "sft-pretokenized-labels-ignored": lambda text: (
         "class DataCollatorForLanguageModeling(" in text("sft_trainer")
         and re.search(r'"labels" in example|"labels",', text("sft_trainer")) is None
