@@ -88,10 +88,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "grpo-pretrained-adapter-reference-is-base": lambda text: (
         "disable_adapter()" in text("grpo_trainer") and "elif peft_config is None:" not in text("grpo_trainer")
     ),
-    "dpo-kto-liger-ddp-no-gradient-sync": lambda text: (
-        "unwrapped_model.get_decoder()(" in text("dpo_trainer")
-        or "return self._compute_loss_liger(unwrapped_model" in text("dpo_trainer")
-    ),
     # Releases with masks of the assistant's turns set the flag, or require a transformers where it is on.
     "sft-tokens-weighted-per-rank": lambda text: (
         "average_tokens_across_devices" not in text("sft_config") and "assistant_masks" not in text("sft_trainer")
