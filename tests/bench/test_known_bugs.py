@@ -34,10 +34,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
         and "add_generation_prompt=True" not in text("sft_trainer")
     ),
-    "reward-trainer-two-label-model": lambda text: (
-        "create_model_from_path(model, AutoModelForSequenceClassification" in text("reward_trainer")
-        and '["num_labels"] = 1' not in text("reward_trainer")
-    ),
     "sft-pretokenized-labels-ignored": lambda text: (
         "class DataCollatorForLanguageModeling(" in text("sft_trainer")
         and re.search(r'"labels" in example|"labels",', text("sft_trainer")) is None
