@@ -65,10 +65,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         "current_gradient_accumulation_steps" in method(text("grpo_trainer"), "compute_liger_loss")
         and "num_items_in_batch" not in method(text("grpo_trainer"), "compute_liger_loss")
     ),
-    "tokenizer-ignores-model-revision": lambda text: (
-        re.search(r"Auto(Tokenizer|Processor)\.from_pretrained\(", text("sft_trainer")) is not None
-        and "revision=model_revision" not in text("sft_trainer")
-    ),
     "grpo-vllm-sleep-stale-initial-weights": lambda text: (
         'collective_rpc("reload_weights")' in text("grpo_trainer") + text("../generation/vllm_generation")
     ),

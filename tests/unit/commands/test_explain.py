@@ -78,25 +78,25 @@ def test_explain_shows_what_is_not_repaired() -> None:
 
 
 def test_a_bug_without_a_repair_is_explained_and_nothing_of_a_patch_is_said() -> None:
-    bug_id = "tokenizer-ignores-model-revision"
+    bug_id = "sft-tokens-weighted-per-rank"
     process = run("explain", bug_id)
     assert process.returncode == 0, process.stderr
-    assert "Here: known, no repair here; fixed in TRL 1.13.0" in process.stdout
+    assert "Here: known, no repair here; fixed in TRL 0.19.0" in process.stdout
     assert "TRL 0.11.4 has this bug" in process.stdout
     assert "What the patch does" not in process.stdout
     assert "TRL_HOTFIX_SKIP" not in process.stdout
     answer = json.loads(run("explain", bug_id, "--json").stdout)
     assert (answer["state"], answer["reason"]) == ("known", "no-repair")
     assert (answer["revision"], answer["how"], answer["targets"], answer["trail"]) == (None, None, [], [])
-    assert answer["when"][0].startswith("SFT; model: text; model_init_kwargs.revision: set; processing_class: unset")
+    assert answer["when"][0].startswith("SFT; average_tokens_across_devices: unset or false")
     patch = json.loads(run("explain", ID, "--json").stdout)
     assert patch["when"][0].startswith("DPO; TRL >=0.11.0; if the model is a mixture of experts")
     refused = run("explain", bug_id, "--against", "trl.whl")
     assert (refused.returncode, "wraps no method" in refused.stderr) == (2, True)
-    assert f"did you mean '{bug_id}'?" in run("explain", "tokenizer-ignores-model").stderr
+    assert f"did you mean '{bug_id}'?" in run("explain", "sft-tokens-weighted-per-ran").stderr
 
 
 def test_a_bug_without_a_repair_cannot_be_asked_for() -> None:
-    process = run("list", TRL_HOTFIX_ONLY="tokenizer-ignores-model-revision")
+    process = run("list", TRL_HOTFIX_ONLY="sft-tokens-weighted-per-rank")
     assert process.returncode == 2
-    assert "'tokenizer-ignores-model-revision', a known bug that has no repair here" in process.stderr
+    assert "'sft-tokens-weighted-per-rank', a known bug that has no repair here" in process.stderr
