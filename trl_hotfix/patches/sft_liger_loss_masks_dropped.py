@@ -10,7 +10,7 @@ The wrapper has the dataset prepared as without Liger, and selects the columns i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
@@ -103,6 +103,9 @@ _CONVERSATIONS = [
 
 class _Tokenizer(CharacterTokenizer):
     """Its template has a letter for the role and the content, of which that of an assistant is in the mask."""
+
+    added_tokens_decoder: Mapping[int, Any] = MappingProxyType({})
+    """What assistant-mask-without-end-of-turn asks for, if it is on: no token ends a turn."""
 
     def apply_chat_template(self, messages: list[dict[str, str]], *args: Any, **kwargs: Any) -> Any:
         processed = self("".join(message["role"][0] + message["content"] for message in messages))
