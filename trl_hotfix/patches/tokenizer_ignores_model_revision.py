@@ -120,6 +120,7 @@ def _mistakes_elsewhere(module: ModuleType, trainer_class: Any, is_fixed: bool) 
     revision = "v1" if is_fixed else None
     of_config = {"model_init_kwargs": _options("v1")}
     runs: dict[str, tuple[dict[str, Any], list[str | None]]] = {
+        "no arguments": ({"model_init_kwargs": None}, [None]),
         "a model that is passed": ({"model": _model("org/policy"), **of_config}, [None]),
     }
     if "model_init_kwargs" in parameters:
@@ -146,13 +147,13 @@ def _runs_with_rewards(revision: str | None, of_config: dict[str, Any]) -> dict[
     """Return runs of trainers that load the tokenizers of reward models, and at which revisions they load them."""
     tokenizer = tiny_tokenizer()
     rewards = [_model("org/policy"), len, "org/reward", "org/policy"]
-    own: list[Any] = [None, None, tokenizer, None]
+    own: list[Any] = [tokenizer, None, None, None]
     return {
         "a reward model": ({"rewards": "org/reward", **of_config}, [revision, revision]),
         "reward models": ({"rewards": rewards, **of_config}, [revision, None, revision, revision]),
         "tokenizers of reward models": (
             {"rewards": rewards, "constructor": {"reward_processing_classes": own}, **of_config},
-            [revision, None, revision],
+            [revision, revision, revision],
         ),
         "a tokenizer": (
             {"rewards": rewards, "constructor": {"processing_class": tokenizer}, **of_config},
