@@ -29,6 +29,12 @@ ID, TARGET = "tokenizer-ignores-model-revision", "trl.trainer.sft_trainer:SFTTra
 OVERLAYS = ()
 PARITY = ">=0.18.0"
 DATA = True
+EQUIVALENT = {
+    "_which_are_names: `tokenizers += [None] * (len(rewards) - len(tokenizers))` -> "
+    "`tokenizers += [None] * (len(rewards) + len(tokenizers))`": "what is too long is cut by zip",
+    "_at_revision: `if next(turns, False):` -> `if next(turns, True):`": "nothing else is loaded",
+    "_as_list: without `if value is None:`": "None in a list is no reward model, and no tokenizer",
+}
 VARIANTS = "the tokenizer is loaded before the model is compiled, and whatever part of it is trained"
 
 POLICY, REWARD, REVISION = "org/policy", "org/reward", "v1"
