@@ -30,10 +30,6 @@ def method(text: str, name: str) -> str:
 
 SIGNS: dict[str, Callable[[Texts], bool]] = {
     "gold-eos-masked-when-pad-is-eos": lambda text: "[new_input_ids == pad_token_id] = -100" in text("gold_trainer"),
-    "sft-completion-mask-includes-assistant-header": lambda text: (
-        re.search(r'processing_class\.apply_chat_template\(\s*example\["prompt"\],', text("sft_trainer")) is not None
-        and "add_generation_prompt=True" not in text("sft_trainer")
-    ),
     "sft-pretokenized-labels-ignored": lambda text: (
         "class DataCollatorForLanguageModeling(" in text("sft_trainer")
         and re.search(r'"labels" in example|"labels",', text("sft_trainer")) is None

@@ -1,0 +1,228 @@
+"""SFT takes the header of the assistant's turn for a part of the completion.
+
+``tokenize`` in ``_prepare_dataset`` lets the completion start at the length of what ``apply_chat_template`` makes of
+the prompt's messages. Up to 0.18.2 the prompt was rendered with the generation prompt, by ``trl.apply_chat_template``.
+0.19.0 calls the tokenizer's own method, without ``add_generation_prompt``. Pull request 4201 adds that in 0.24.0.
+
+The wrapper gives TRL a view of the tokenizer that adds it to the call of a prompt. The next call is that of the prompt
+with its completion: in 0.19 it has no other arguments, so the view has to take them in turn. From 0.20.0 on only the
+second one asks for a dict. Under transformers 5 the first one has to ask for a list, whose length TRL takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from ..authoring import absent, argument, judge, replaced_argument
+from ..model import Outcome, Verdict
+from ..testing import CharacterTokenizer, sft_prepared
+
+
+def leave_the_header_to_the_prompt(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Give TRL such a tokenizer if the prompts are messages, and the loss is that of the completions.
+
+    With a formatting function TRL refuses that loss.
+    """
+    dataset, tokenizer, settings = (
+        argument(wrapped, args, kwargs, name) for name in ("dataset", "processing_class", "args")
+    )
+    if settings.completion_only_loss is not False and _has_prompts_of_messages(dataset):
+        args, kwargs = replaced_argument(wrapped, args, kwargs, "processing_class", _with_headers(tokenizer))
+    return wrapped(*args, **kwargs)
+
+
+def _has_prompts_of_messages(dataset: Any) -> bool:
+    from datasets import Dataset, IterableDataset
+
+    first = next(iter(dataset)) if isinstance(dataset, (Dataset, IterableDataset)) else {}
+    return "input_ids" not in first and isinstance(first.get("prompt"), list)
+
+
+def _with_headers(tokenizer: Any, code: str = "") -> Any:
+    """Return a view of ``tokenizer`` that renders every other conversation, a prompt, with the generation prompt.
+
+    The view is pickled as a call of this function: for worker processes, and for the cache key of ``datasets``.
+    ``code`` is a digest of this file. It is unused except that it changes that key when the file changes.
+    """
+    import wrapt
+
+    class View(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+        _self_after_prompt = False
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return _with_headers, (self.__wrapped__, hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
+
+        def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+            is_prompt = not self._self_after_prompt and not kwargs.get("return_dict")
+            # After an error the next row begins with its prompt.
+            self._self_after_prompt = False
+            # What a row's chat_template_kwargs say is passed on.
+            header = {"add_generation_prompt": True, "return_dict": False} if is_prompt else {}
+            rendered = self.__wrapped__.apply_chat_template(conversation, **{**header, **kwargs})
+            self._self_after_prompt = is_prompt
+            return rendered
+
+    return View(tokenizer)
+
+
+def _messages(*turns: str) -> list[dict[str, str]]:
+    """Return a message of each text. The first letter is that of the role."""
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    return [{"role": roles[turn[0]], "content": turn[1:]} for turn in turns]
+
+
+_ROWS = (
+    (("uab",), ("acd",), "cd\1"),
+    (("sx", "uabc"), ("ad",), "d\1"),
+    (("uab", "ac", "ud"), ("aefg",), "efg\1"),
+    # This prompt begins with the first one and its completion.
+    (("uab", "acd", "ue"), ("af", "ug", "ahi"), "f\1ug\1ahi\1"),
+    (("ub",), ("acd",), "cd\1"),
+)
+"""Prompts, completions, and what is to be trained. The template ends each message, and ``a`` is a header."""
+
+
+def headers_are_not_trained(module: ModuleType) -> Outcome:
+    """Count the tokens that are trained of conversations, with their headers and without them."""
+    prepare = getattr(module.SFTTrainer, "_prepare_dataset", None)
+    if prepare is None or "args" not in inspect.signature(prepare).parameters:
+        return absent("there is no loss of the completion alone")
+    found = _trained(module)
+    if found is None:
+        return absent("there is no loss of the completion alone")
+    trained = [text for _, _, text in _ROWS]
+    with_headers = [f"a{text}" for text in trained]
+    lengths = [sum(map(len, texts)) for texts in (found, trained, with_headers)]
+    outcome = judge(lengths[0], right=lengths[1], wrong=lengths[2], texts=found)
+    expected = trained if outcome.verdict is Verdict.FIXED else with_headers
+    if found != expected:
+        raise AssertionError(f"{found} are trained instead of {expected}")
+    if outcome.verdict is Verdict.FIXED:
+        mistakes = [*_mistakes_elsewhere(module), *_mistakes_of_the_view(), *_mistakes_of_the_wrapper()]
+        if mistakes:
+            raise AssertionError("; ".join(mistakes))
+    return outcome
+
+
+def _trained(module: ModuleType) -> list[str] | None:
+    """Return what is trained of each row, or None if there is no mask of completions."""
+    tokenizer = CharacterTokenizer()
+    rows = [{"prompt": _messages(*prompt), "completion": _messages(*completion)} for prompt, completion, _ in _ROWS]
+    prepared = sft_prepared(module, rows, tokenizer, completion_only_loss=True)
+    texts = [tokenizer.decode(row["input_ids"]) for row in prepared]
+    whole = ["".join(f"{turn}\1" for turn in (*prompt, *completion)) for prompt, completion, _ in _ROWS]
+    masks = [
+        row["completion_mask"] if "completion_mask" in row else [label != -100 for label in row.get("labels", ())]
+        for row in prepared
+    ]
+    if not masks[0]:
+        return None
+    if texts != whole:
+        raise AssertionError(f"the tokens are those of {texts}, expected {whole}")
+    return ["".join(itertools.compress(*parts)) for parts in zip(texts, masks, strict=True)]
+
+
+def _mistakes_elsewhere(module: ModuleType) -> list[str]:
+    """Return what is wrong with pairs of texts, and with messages, of which nothing is a prompt."""
+    tokenizer = CharacterTokenizer()
+    pairs = [{"prompt": "ab", "completion": "cd"}, {"prompt": "e", "completion": "fgh"}]
+    chats = [{"messages": _messages("uab", "ac")}, {"messages": _messages("ud", "aef")}]
+    kinds: dict[str, tuple[list[dict[str, Any]], bool, list[str]]] = {
+        "pairs": (pairs, True, ["abcd\1", "efgh\1"]),
+        "messages": (chats, False, ["uab\1ac\1", "ud\1aef\1"]),
+    }
+    mistakes = []
+    for name, (rows, completion_only_loss, expected) in kinds.items():
+        prepared = sft_prepared(module, rows, tokenizer, completion_only_loss=completion_only_loss)
+        texts = [tokenizer.decode(row["input_ids"]) for row in prepared]
+        mistakes += [f"of {name}, {texts} are tokenised"] * (texts != expected)
+    return mistakes
+
+
+def _mistakes_of_the_view() -> list[str]:
+    """Return what is wrong with the calls of each release, in another process, and after an error."""
+    import pickle
+
+    class Failing:
+        """A tokenizer that renders no message of nothing, and returns a dict unless it is told not to."""
+
+        def apply_chat_template(self, messages: Any, return_dict: bool = True, **kwargs: Any) -> Any:
+            if not messages[-1]["content"]:
+                raise ValueError
+            text = CharacterTokenizer().apply_chat_template(messages, tokenize=False, **kwargs)
+            return {"input_ids": text} if return_dict else text
+
+    prompt, whole, nothing = (_messages(*turns) for turns in (("ub",), ("ub", "ac"), ("ub", "a")))
+    view = _with_headers(tokenizer := CharacterTokenizer())
+    again = pickle.loads(pickle.dumps(view))
+    failing = _with_headers(Failing())
+    texts: dict[str, list[str]] = {
+        "0.19": [view.apply_chat_template(part, tokenize=False) for part in (prompt, whole) * 2],
+        "another process": [again.apply_chat_template(part, tokenize=False) for part in (prompt, whole)],
+    }
+    in_turn = ["ub\1a", "ub\1ac\1"]
+    expected = {"0.19": in_turn * 2, "another process": in_turn}
+    for name, failed in {"a prompt that fails": [nothing], "a completion that fails": [prompt, nothing]}.items():
+        with suppress(ValueError):
+            for part in failed:
+                failing.apply_chat_template(part)
+        texts[name] = [failing.apply_chat_template(prompt), failing.apply_chat_template(whole)["input_ids"]]
+        expected[name] = in_turn
+    dicts = [view.apply_chat_template(part, return_dict=True) for part in (whole, whole)]
+    texts["no prompt"] = [tokenizer.decode(encoded["input_ids"]) for encoded in dicts]
+    expected["no prompt"] = in_turn[1:] * 2
+    texts["the user's own"] = [view.apply_chat_template(prompt, tokenize=False, add_generation_prompt=False)]
+    expected["the user's own"] = ["ub\1"]
+    mistakes = [f"{name}: {texts[name]}" for name in expected if texts[name] != expected[name]]
+    if type(again.__wrapped__) is not CharacterTokenizer or not view.__reduce_ex__(2)[1][1]:
+        mistakes.append("what is pickled is another tokenizer, or has no digest")
+    return mistakes
+
+
+def _mistakes_of_the_wrapper() -> list[str]:
+    """Return which tokenizers are replaced that are to stay, and which stay that are not."""
+    conversation = {"prompt": _messages("ub"), "completion": _messages("ac")}
+    tokenizer, settings = CharacterTokenizer(), {"unset": None, "true": True, "false": False}
+    cases: dict[str, tuple[Any, str, bool]] = {
+        "a conversation": (_dataset(conversation), "unset", True),
+        "a conversation, with completion_only_loss": (_dataset(conversation), "true", True),
+        "a loss of all tokens": (_dataset(conversation), "false", False),
+        "tokens": (_dataset({**conversation, "input_ids": [97]}), "unset", False),
+        "texts": (_dataset({"prompt": "a", "completion": "b"}), "unset", False),
+        "messages": (_dataset({"messages": _messages("ub", "ac")}), "unset", False),
+        "no dataset": ([conversation], "unset", False),
+    }
+    mistakes = []
+    for name, (dataset, setting, is_replaced) in cases.items():
+        arguments = SimpleNamespace(completion_only_loss=settings[setting])
+        passed = leave_the_header_to_the_prompt(_tokenizer, None, (dataset, tokenizer), {"args": arguments})
+        if (passed is not tokenizer) != is_replaced:
+            mistakes.append(f"{name}: the tokenizer is {passed}")
+    return mistakes
+
+
+def _dataset(row: dict[str, Any]) -> Any:
+    """Return a dataset that can be iterated and nothing else. A real one takes milliseconds to make."""
+    from datasets import IterableDataset
+
+    class Rows(IterableDataset):  # type: ignore[misc]
+        def __init__(self) -> None: ...
+
+        def __iter__(self) -> Any:
+            return iter([row])
+
+    return Rows()
+
+
+def _tokenizer(dataset: Any, processing_class: Any, args: Any) -> Any:
+    """Have the arguments of ``_prepare_dataset`` that the wrapper reads, and return the tokenizer."""
+    return processing_class
