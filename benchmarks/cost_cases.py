@@ -308,6 +308,13 @@ def _(size: Size) -> Call:
     return lambda: trainer.data_collator.torch_call(examples)
 
 
+@case("sft-pretokenized-labels-ignored")
+def _(size: Size) -> Call:
+    labels = size.ids
+    examples = [{"labels": [-100] + [7] * (SEQUENCE - 1)} for _ in range(size.rows)]
+    return called(size.patch.train_on_the_labels, lambda examples: {"labels": labels}, None, examples)
+
+
 @case("dpo-precomputed-ref-logps-dropped")
 def _(size: Size) -> Call:
     examples = [dict.fromkeys(size.patch._COLUMNS, 0.5)] * size.rows
