@@ -31,9 +31,6 @@ def method(text: str, name: str) -> str:
 SIGNS: dict[str, Callable[[Texts], bool]] = {
     "gold-eos-masked-when-pad-is-eos": lambda text: "[new_input_ids == pad_token_id] = -100" in text("gold_trainer"),
     "grpo-no-attention-mask": lambda text: "get_per_token_logps(model, input_ids, num_" in text("grpo_trainer"),
-    "sft-bfd-packing-splits-conversations": lambda text: (
-        "for split_start in range(0, length, seq_length):" in text("data_utils") and "requeue" not in text("data_utils")
-    ),
     "grpo-reward-list-broadcast": lambda text: (
         "rewards_per_func[:, i] = torch.tensor(output_reward_func" in text("grpo_trainer")
         and "rewards, but " not in text("grpo_trainer")
