@@ -5,7 +5,6 @@ These bugs have no self-test. What is looked for is the line with the mistake, o
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path

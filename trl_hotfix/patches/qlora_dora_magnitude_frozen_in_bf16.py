@@ -73,6 +73,8 @@ def magnitudes_are_in_float32(module: ModuleType) -> Outcome:
         constructor.co_consts
     ):
         return absent("in this release this trainer casts no adapter to bfloat16")
+    if _magnitudes("the name of a model"):
+        raise AssertionError("a name has magnitude vectors")
     # A model that is not quantised is right in any case.
     kinds = ((True, False), (True, True), (False, False))
     outcomes = [_judged(module, trainer_class, is_quantised, with_adapter) for is_quantised, with_adapter in kinds]
@@ -88,10 +90,7 @@ def _judged(module: ModuleType, trainer_class: Any, is_quantised: bool, with_ada
 
     model = _model(is_quantised, with_adapter)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    make_adapter = module.get_peft_model
     made = _made(module, trainer_class, model, {} if with_adapter else {"peft_config": _dora()})
-    if module.get_peft_model is not make_adapter:
-        raise AssertionError(f"{module.__name__} is left with another get_peft_model")
     weights = dict(made.named_parameters())
     magnitudes = {name: weight for name, weight in weights.items() if ".lora_magnitude_vector.default" in name}
     matrices = {weight.dtype for name, weight in weights.items() if ".lora_A.default" in name}
@@ -140,8 +139,10 @@ def _made(module: ModuleType, trainer_class: Any, model: Any, adapter: Mapping[s
         stack.enter_context(single_process(module))
         for name in [name for name in shadows if hasattr(module, name)]:
             stack.enter_context(shadowed(module, name, shadows[name]))
-        stack.enter_context(suppress(StopConstruction))
-        Stub.__init__(object.__new__(Stub), model=model, **arguments, **adapter)
+        with suppress(StopConstruction):
+            Stub.__init__(object.__new__(Stub), model=model, **arguments, **adapter)
+        if module.get_peft_model is not make_adapter:
+            raise AssertionError(f"{module.__name__} is left with another get_peft_model")
     return handed_on[0]
 
 

@@ -258,6 +258,6 @@ def _rows() -> Any:
 def _arguments(module: ModuleType, trainer_class: Any, model_init_kwargs: Any) -> SimpleNamespace:
     """Return the defaults of the trainer's config, and what transformers would work out of the device."""
     one_device = {"n_gpu": 0, "distributed_state": SimpleNamespace(distributed_type="NO"), "eval_strategy": "no"}
-    one_device |= {"deepspeed_plugin": None, "bf16": False, "gradient_checkpointing": False, "n_gpu": 0}
+    one_device |= {"deepspeed_plugin": None, "bf16": False, "gradient_checkpointing": False}
     config_class = getattr(module, trainer_class.__name__.replace("Trainer", "Config"))
     return default_arguments(config_class, model_init_kwargs=model_init_kwargs, **one_device)
