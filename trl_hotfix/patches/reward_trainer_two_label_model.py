@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -89,8 +90,16 @@ def _loaded_with(module: ModuleType, model: Any, options: dict[str, Any] | None)
             stack.enter_context(shadowed(module, name, shadows[name]))
         try:
             module.RewardTrainer.__init__(
-                object.__new__(module.RewardTrainer), model=model, args=arguments, train_dataset=[]
+                object.__new__(module.RewardTrainer), model=model, args=arguments, train_dataset=_rows()
             )
         except StopConstruction:
             return loads[0] if loads else None
     raise AssertionError("the trainer is made without a tokenizer")
+
+
+@cache
+def _rows() -> Any:
+    """Return a dataset. To make one, of which a fingerprint is computed, takes longer than the constructor."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"text": ["a"]})

@@ -18,14 +18,15 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 DPOTrainer('m', args=DPOConfig('x', precompute_ref_log_probs=True, padding_free=True))
 SFTTrainer('m', args=SFTConfig('x', packing=True, completion_only_loss=True))
 """
+KNOWN = loading.without_repair()[0].id
 HIT = {"id": ID, "severity": "wrong-loss", "answer": "hit", "symptom": "s", "because": [], "unknown": []}
 RECORD = {
     "patches": [{"id": ID, "revision": 1, "word": "called", "called": 9, "acted": 0}],
-    "hits": [{**HIT, "id": "rloo-step-counted-twice", "state": "skipped", "reason": "version"}],
+    "hits": [{**HIT, "id": KNOWN, "state": "skipped", "reason": "version"}],
 }
 SCREENS = (
     *("list", "list --all", "list --all --trl 1.16.0", f"explain {ID}", "doctor", "scan --trl 0.20.0 s.py"),
-    *("explain rloo-step-counted-twice", "audit r.txt", "compare 0.16.1 1.16.0 s.py"),
+    *(f"explain {KNOWN}", "audit r.txt", "compare 0.16.1 1.16.0 s.py"),
     *("diff a.json b.json", "status a.json", f"verify {ID}", "fingerprint --wheel FOLDER", "--help"),
 )
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
