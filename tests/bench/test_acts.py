@@ -59,9 +59,6 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("ref-model-dtype-mismatch", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
-    ("tokenizer-ignores-model-revision", "self-test"): {
-        target.attribute: ENDS_EARLY for target in PATCHES["tokenizer-ignores-model-revision"].targets
-    },
     ("reward-trainer-two-label-model", "self-test"): {"RewardTrainer.__init__": ENDS_EARLY},
     ("qlora-dora-magnitude-frozen-in-bf16", "self-test"): {
         target.attribute: ENDS_EARLY for target in PATCHES["qlora-dora-magnitude-frozen-in-bf16"].targets

@@ -5,6 +5,7 @@ These bugs have no self-test. What is looked for is the line with the mistake, o
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,10 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
     "grpo-liger-dapo-normalizer": lambda text: (
         "current_gradient_accumulation_steps" in method(text("grpo_trainer"), "compute_liger_loss")
         and "num_items_in_batch" not in method(text("grpo_trainer"), "compute_liger_loss")
+    ),
+    "tokenizer-ignores-model-revision": lambda text: (
+        re.search(r"Auto(Tokenizer|Processor)\.from_pretrained\(", text("sft_trainer")) is not None
+        and "revision=model_revision" not in text("sft_trainer")
     ),
     "grpo-vllm-sleep-stale-initial-weights": lambda text: (
         'collective_rpc("reload_weights")' in text("grpo_trainer") + text("../generation/vllm_generation")
