@@ -14,6 +14,7 @@ from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Verdict
 
 import tiny
+from tiny.backward import measure_factors
 
 ID, TARGET = "reward-trainer-two-label-model", "trl.trainer.reward_trainer:RewardTrainer.__init__"
 OVERLAYS = ()
@@ -49,8 +50,12 @@ def reward(model: Any, *, options: Any = None, **settings: Any) -> Any:
     )
     score = trainer.model.score.weight
     score.data = 0.3 * torch.cos(torch.arange(score.numel())).reshape(score.shape)
+    factors = measure_factors(trainer)
     trainer.train()
     trainer.evaluate()
+    (factor,) = factors
+    for step in trainer.steps:
+        step.gradients = {name: gradient / factor for name, gradient in step.gradients.items()}
     return trainer
 
 
@@ -96,7 +101,7 @@ def judged(trainer: Any) -> Any:
                 parts[name].append(loss)
         kind = "right" if outcomes[-1].verdict is Verdict.FIXED else "wrong"
         names = list(step.gradients)
-        gradients = torch.autograd.grad(sum(parts[kind]) / 2, [weights[name] for name in names])
+        gradients = torch.autograd.grad(sum(parts[kind]), [weights[name] for name in names])
         assert (difference := step.difference(dict(zip(names, gradients, strict=True)))) < 1e-5, difference
     after = trainer.model.state_dict()
     for evaluation in trainer.evaluations:
@@ -121,7 +126,9 @@ def train() -> tiny.TrainingResult:
         # What is saved has as many outputs when it is loaded as a reward.
         trainer.save_model(f"{folder}/saved")
         assert len(reward(f"{folder}/saved").model.score.weight) == outputs
-    return tiny.result_of_runs({"reward": trainer}, outcome)
+    # The second step is another one where the gradient of the first is halved.
+    first = trainer.steps[0]
+    return tiny.TrainingResult(outcome, sum(part.loss for part in first.micro_batches), first.gradients)
 
 
 def unaffected() -> tiny.TrainingResult:

@@ -7,6 +7,7 @@ and with that of the completions and this header.
 from __future__ import annotations
 
 import functools
+from importlib.metadata import version
 from typing import Any
 
 from trl_hotfix.authoring import absent
@@ -85,19 +86,19 @@ def prepared(trainer: Any) -> dict[tuple[int, ...], int]:
 
 
 def train() -> tiny.TrainingResult:
-    import trl
     from packaging.version import Version
 
-    if Version(trl.__version__) < Version("0.17"):
+    # ``trl.__version__`` is "unknown" in 0.22.0.
+    if Version(version("trl")) < Version("0.17"):
         return tiny.TrainingResult(absent("there is no loss of the completion alone"))
     trainer, model = sft_steps.sft_steps(conversations(), chat_words())
     outcome = sft_steps.judged_sft_steps(trainer, model, {"right": trained_from(0), "wrong": trained_from(-1)})
-    if outcome.verdict is Verdict.FIXED and Version("0.19") <= Version(trl.__version__) < Version("0.24"):
-        check_other_data(trl)
+    if outcome.verdict is Verdict.FIXED and Version("0.19") <= Version(version("trl")) < Version("0.24"):
+        check_other_data()
     return tiny.result_of_runs({"conversations": trainer}, outcome)
 
 
-def check_other_data(trl: Any) -> None:
+def check_other_data() -> None:
     """Check other processes, a stream, several datasets, the config's own choice, packing, and the user's tokenizer."""
     from packaging.version import Version
 
@@ -108,7 +109,7 @@ def check_other_data(trl: Any) -> None:
         "plain": sft_steps.sft_steps(rows, tiny.chat_tokenizer())[0],
     }
     # Before 0.23.1 a stream has to have known columns.
-    if Version(trl.__version__) >= Version("0.23.1"):
+    if Version(version("trl")) >= Version("0.23.1"):
         runs["stream"] = sft_steps.sft_steps(rows, words, streaming=True)[0]
     for name, run in runs.items():
         assert prepared(run) == expected, f"the prompts of {name} have lengths {prepared(run)}: expected {expected}"
