@@ -197,9 +197,9 @@ def key_of(patch: Patch) -> str:
 
 
 def stale(patches: Iterable[Patch]) -> list[Patch]:
-    """Return the patches without a count on record, or with one of another patch or proof."""
-    counts = {patch.id: evidence.load(patch.id)["mutants"] or {} for patch in patches}
-    return [patch for patch in patches if counts[patch.id].get("key") != key_of(patch)]
+    """Return the patches whose count on record is of another patch or proof."""
+    counts = {patch.id: evidence.load(patch.id)["mutants"] for patch in patches}
+    return [patch for patch in patches if counts[patch.id] is not None and counts[patch.id]["key"] != key_of(patch)]
 
 
 def count(patches: Sequence[Patch], jobs: int, console: Console) -> list[Mutants]:
