@@ -17,7 +17,7 @@ from ..catalogue.packs import pack_of
 from ..errors import SettingError, listed, plain, quoted, reason, suggestion
 from ..model import Patch
 
-LARGEST = 1 << 16
+LARGEST = 1 << 18
 """The largest size of a freeze file in bytes. A record of a hundred patches takes a tenth of it."""
 
 

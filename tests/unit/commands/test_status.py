@@ -158,7 +158,7 @@ HOSTILE = "a\n\x1b[31m\u202eb"
     ("content", "expected"),
     [
         ("", "it is empty"),
-        (" " * (LARGEST + 1), "it has more than 64 KiB"),
+        (" " * (LARGEST + 1), "it has more than 256 KiB"),
         ("{", "Expecting"),
         ("[]", "Expected `object`"),
         ("[" * 50_000, "it is nested too deeply"),
