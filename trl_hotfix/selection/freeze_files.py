@@ -18,7 +18,7 @@ from ..errors import SettingError, listed, plain, quoted, reason, suggestion
 from ..model import Patch
 
 LARGEST = 1 << 18
-"""The largest size of a freeze file in bytes. A record of a hundred patches takes a tenth of it."""
+"""The largest size of a freeze file in bytes. A record of 87 patches that all hit takes a quarter of it."""
 
 
 SCHEMA = 2
