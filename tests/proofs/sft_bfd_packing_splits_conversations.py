@@ -15,6 +15,7 @@ from trl_hotfix.authoring import absent
 from trl_hotfix.model import Verdict
 
 import tiny
+from tiny.backward import measure_factors
 from tiny.sft_steps import judged_sft_steps
 
 ID = "sft-bfd-packing-splits-conversations"
@@ -75,7 +76,7 @@ def sft_steps(token_ids: list[list[int]], **settings: Any) -> tuple[Any, Any]:
             packed[name] = getattr(trainer, name)
             order = sorted(range(len(packed[name])), key=packed[name]["input_ids"].__getitem__, reverse=True)
             setattr(trainer, name, packed[name].select(order[:SEEN]))
-        factors = factors_of(trainer)
+        factors = measure_factors(trainer)
         trainer.train()
         trainer.evaluate()
     (factor,) = factors
@@ -83,20 +84,6 @@ def sft_steps(token_ids: list[list[int]], **settings: Any) -> tuple[Any, Any]:
         step.gradients = {name: gradient / factor for name, gradient in step.gradients.items()}
     trainer.packed = packed
     return trainer, copy
-
-
-def factors_of(trainer: Any) -> set[float]:
-    """Return a set to which each backward pass adds by what it multiplies the loss: 0.5 under transformers 5.2."""
-    factors: set[float] = set()
-    backward = trainer.accelerator.backward
-
-    def add_factor(loss: Any, *args: Any, **kwargs: Any) -> Any:
-        computed = trainer.steps[-1].micro_batches[-1].loss
-        factors.add(round(float(loss.detach()) / computed / trainer.accelerator.gradient_accumulation_steps, 4))
-        return backward(loss, *args, **kwargs)
-
-    trainer.accelerator.backward = add_factor
-    return factors
 
 
 def train() -> tiny.TrainingResult:

@@ -8,8 +8,8 @@ from typing import Any
 def measure_factors(trainer: Any) -> set[float]:
     """Return a set to which each backward pass of a ``stepwise`` trainer adds its factor.
 
-    It is 1 where the loss goes backward as it is, and one over the micro-batches where transformers divides by them. With
-    TRL 0.28.0 transformers 5.2 divides once more.
+    It is 1 where the loss goes backward as it is, and one over the micro-batches where transformers divides by them.
+    With TRL 0.28.0 transformers 5.2 divides once more.
     """
     factors: set[float] = set()
     backward = trainer.accelerator.backward
