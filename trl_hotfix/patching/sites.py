@@ -6,7 +6,9 @@ one for each patch. When the layers change, the installed wrapper is built anew 
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import weakref
 from collections.abc import Collection
 from contextlib import suppress
@@ -26,6 +28,15 @@ NOT_INSTALLED = object()
 MISSING = object()
 """The result of a failed look-up."""
 
+_CHANGING = threading.RLock()
+"""Held while an attribute and the site that describes it change together, or are compared. Nothing is imported then.
+
+Another thread would take our own wrapper for TRL's function between the two.
+"""
+
+if hasattr(os, "register_at_fork"):
+    # A child has no other thread, which could leave a change half done or the lock taken.
+    os.register_at_fork(before=_CHANGING.acquire, after_in_parent=_CHANGING.release, after_in_child=_CHANGING.release)
 
 _SITE = "_trl_hotfix_site"
 """The attribute of an installed function that has its site."""
@@ -63,15 +74,18 @@ class Site:
 
     def put_on(self, layer: Layer) -> None:
         """Add ``layer`` as the outermost. On ``OccupiedError`` or ``UnsupportedTargetError`` nothing has changed."""
-        self._set((*self._without(layer.patch_id), layer))
+        with _CHANGING:
+            self._set((*self._without(layer.patch_id), layer))
 
     def take_off(self, patch_id: str) -> None:
         """Remove a patch's layer. Without layers ``vars(owner)`` is as it was before. Raises ``OccupiedError``."""
-        self._set(self._without(patch_id))
+        with _CHANGING:
+            self._set(self._without(patch_id))
 
     def clear(self) -> None:
         """Remove all layers. Raises ``OccupiedError``."""
-        self._set(())
+        with _CHANGING:
+            self._set(())
 
     def _without(self, patch_id: str) -> tuple[Layer, ...]:
         return tuple(layer for layer in self.layers if layer.patch_id != patch_id)
@@ -127,8 +141,9 @@ class Site:
 
     def occupied(self) -> OccupiedError | None:
         """Return an error that names the attribute's present value, if it is neither TRL's own nor our wrapper."""
-        current = vars(self.owner).get(self.name, INHERITED)
-        expected = self.installed if self.layers else self.raw
+        with _CHANGING:
+            current = vars(self.owner).get(self.name, INHERITED)
+            expected = self.installed if self.layers else self.raw
         if current is expected:
             return None
         if current is INHERITED:
@@ -183,17 +198,18 @@ class Sites:
             owner = getattr(owner, step, MISSING)
         if owner is MISSING or not isinstance(owner, (type, ModuleType)) or not hasattr(owner, name):
             raise MissingTargetError(f"{target.module} has no {target.attribute}")
-        site = self._sites.get((owner, name))
-        if site is None:
-            site = self._sites[owner, name] = Site(owner, name, INHERITED, MISSING)
-        site.names.add((module.__name__, ".".join(owners)))
-        if site.reloaded():
-            site.start_over()
-        if not site.layers:
-            # None of our wrappers is on it, so the present value is the original.
-            bases = owner.__mro__[1:] if isinstance(owner, type) else ()
-            site.raw = vars(owner).get(name, INHERITED)
-            site.inherited = next((vars(base)[name] for base in bases if name in vars(base)), MISSING)
+        with _CHANGING:
+            site = self._sites.get((owner, name))
+            if site is None:
+                site = self._sites[owner, name] = Site(owner, name, INHERITED, MISSING)
+            site.names.add((module.__name__, ".".join(owners)))
+            if site.reloaded():
+                site.start_over()
+            if not site.layers:
+                # None of our wrappers is on it, so the present value is the original.
+                bases = owner.__mro__[1:] if isinstance(owner, type) else ()
+                site.raw = vars(owner).get(name, INHERITED)
+                site.inherited = next((vars(base)[name] for base in bases if name in vars(base)), MISSING)
         return site
 
     def clear(self) -> None:

@@ -17,8 +17,10 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
 from trl_hotfix.import_hooks import FINDER
-from trl_hotfix.model import Outcome, State, Verdict
+from trl_hotfix.model import Outcome, State, Target, Verdict
 from trl_hotfix.patching import engine
+from trl_hotfix.patching.sites import Site, Sites
+from trl_hotfix.patching.wrappers import Layer
 
 RUNS = 200
 
@@ -118,6 +120,33 @@ def test_concurrent_apply_and_revert_end_unpatched(declare: Any, target: None) -
     assert {action.state for action in trl_hotfix.apply()} == {State.APPLIED, State.SKIPPED}
     trl_hotfix.revert()
     assert vars(DPOTrainer)["dpo_loss"] is before
+
+
+def test_a_site_that_another_thread_looks_up_meanwhile_is_taken_off() -> None:
+    """Between the new attribute and the site's record of it, the wrapper would be taken for TRL's own function."""
+    looked_up: list[Site] = []
+    module, sites, at = ModuleType("trl.made_up"), Sites(), Target("trl.made_up", "Trainer.step", "wrapper")
+    looks = threading.Thread(target=lambda: looked_up.append(sites.at(module, at)), daemon=True)
+
+    class Watched(type):
+        def __setattr__(cls, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if not looks.ident:
+                looks.start()
+                looks.join(0.5)
+
+    class Trainer(metaclass=Watched):
+        def step(self) -> str:
+            return "old"
+
+    module.Trainer = Trainer  # type: ignore[attr-defined]
+    site = sites.at(module, at)
+    site.put_on(Layer("a-patch", 1, lambda wrapped, *_: f"new {wrapped()}", traced=False))
+    looks.join(60)
+    assert looked_up == [site]
+    assert Trainer().step() == "new old"
+    site.take_off("a-patch")
+    assert Trainer().step() == "old"
 
 
 def test_a_patch_reverted_during_an_import_is_off(declare: Any, target: None, monkeypatch: pytest.MonkeyPatch) -> None:
