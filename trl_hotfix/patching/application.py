@@ -16,7 +16,7 @@ from ..model import Decision, Evidence, Outcome, Patch, Reason, State, Target, V
 from ..witness import Counts, counts_of
 from .constructors import forget_constructor, note_constructors
 from .module_patch import ModulePatch
-from .reach import trainers_made_before
+from .reach import note_trainers_made_before
 from .self_test import self_test
 from .sites import INHERITED, MissingTargetError, OccupiedError, Site, Sites
 from .wrappers import Layer
@@ -197,7 +197,7 @@ def _install_and_retest(
         if not getattr(module.__spec__, "_initializing", False):
             traced = any(target.traced for target in module_patch.targets)
             module_patch.compiled = compiled_now(traced=traced)
-            module_patch.made_before = trainers_made_before(module_patch, located)
+            note_trainers_made_before(module_patch, located)
         for layer in layers:
             layer.armed = True
         # In the order of the targets. What other code has occupied in the meantime comes behind.

@@ -36,6 +36,7 @@ from . import previews
 from .application import try_apply
 from .configuration import Configuration, not_applied
 from .module_patch import ModulePatch
+from .reach import one_search
 from .references import Named, Reference
 from .registry import Registry
 from .self_test import failed
@@ -318,8 +319,9 @@ class Engine:
 
     def _watch_imports(self, module_patches: Iterable[ModulePatch]) -> None:
         """Have each module patch worked on when its module is imported, or now if it is imported already."""
-        for module in dict.fromkeys(module_patch.module for module_patch in module_patches):
-            FINDER.when_imported(module, self._imported)
+        with one_search():
+            for module in dict.fromkeys(module_patch.module for module_patch in module_patches):
+                FINDER.when_imported(module, self._imported)
 
     def _entering(self) -> list[ModulePatch]:
         """Return those that wait for their module: new, reverted, or with a module whose import was missed."""

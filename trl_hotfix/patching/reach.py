@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -71,27 +73,55 @@ def missed(module_patch: ModulePatch, objects: Sequence[Any]) -> list[Missed]:
     ]
 
 
-def trainers_made_before(module_patch: ModulePatch, sites: Iterable[Site]) -> list[weakref.ref[Any]]:
-    """Return the trainers that exist when the patch goes on, and that have been made, or prepared their data, before.
+_went_on: ContextVar[list[tuple[ModulePatch, set[Any]]] | None] = ContextVar("went_on", default=None)
+"""What went on in the present ``one_search``, with the owners of the sites."""
 
-    It looks only where the targets are called that early: the search takes some 30 ms.
+
+@contextmanager
+def one_search() -> Iterator[None]:
+    """Let all patches that go on in the block share one search for trainers, at its end.
+
+    A trainer that another thread makes within the block is taken for one that was made before.
     """
-    if not any(target.called in BEFORE_TRAINING for target in module_patch.targets):
-        return []
-    owners = {site.owner for site in sites}
-    references = _concerned(module_patch.patch, owners)
+    went_on: list[tuple[ModulePatch, set[Any]]] = []
+    token = _went_on.set(went_on)
+    try:
+        yield
+    finally:
+        _went_on.reset(token)
+        _note_trainers_made_before(went_on)
+
+
+def note_trainers_made_before(module_patch: ModulePatch, sites: Iterable[Site]) -> None:
+    """Note the trainers that exist when the patch goes on, and that have been made, or prepared their data, before.
+
+    It looks only where the targets are called that early: the search visits all objects, which takes some 60 ms.
+    """
+    module_patch.made_before = []
+    if any(target.called in BEFORE_TRAINING for target in module_patch.targets):
+        new = module_patch, {site.owner for site in sites}
+        together = _went_on.get()
+        if together is None:
+            _note_trainers_made_before([new])
+        else:
+            together.append(new)
+
+
+def _note_trainers_made_before(went_on: Collection[tuple[ModulePatch, set[Any]]]) -> None:
+    references = [weakref.ref(trainer) for trainer in (all_trainers() if went_on else ())]
     if references:
         # One that nobody holds any more may wait for the collector, and strict mode would raise for it.
         gc.collect()
-    return [reference for reference in references if reference() is not None]
+    for module_patch, owners in went_on:
+        module_patch.made_before = [
+            reference
+            for reference in references
+            if (trainer := reference()) is not None and _is_concerned(trainer, module_patch.patch, owners)
+        ]
 
 
-def _concerned(patch: Patch, owners: Collection[Any]) -> list[weakref.ref[Any]]:
-    return [
-        weakref.ref(trainer)
-        for trainer in all_trainers()
-        if not {*type(trainer).__mro__}.isdisjoint(owners) or _concerns(patch, trainer)
-    ]
+def _is_concerned(trainer: Any, patch: Patch, owners: Collection[Any]) -> bool:
+    return not {*type(trainer).__mro__}.isdisjoint(owners) or _concerns(patch, trainer)
 
 
 def concerning(module_patches: Iterable[ModulePatch], trainer: Any) -> set[str]:
@@ -120,7 +150,7 @@ def all_trainers() -> list[Any]:
 
 
 def instances_of(classes: Collection[type]) -> list[Any]:
-    """Return the instances of exactly these classes. The search through the garbage collector takes some 30 ms."""
+    """Return the instances of exactly these classes. The search through the garbage collector takes some 60 ms."""
     # type() is used, since the `__class__` of a proxy may be that of another object.
     return [
         referrer

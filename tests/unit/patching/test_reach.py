@@ -138,9 +138,24 @@ def test_nothing_is_searched_where_no_target_is_early(declare: Any, monkeypatch:
     declare(is_marked, mark, called=[Called.STEP])
     trl_hotfix.apply(strict=True)
     (module_patch,) = engine.ENGINE.module_patches()
-    searches.clear()
-    assert reach.trainers_made_before(module_patch, module_patch.sites) == []
+    reach.note_trainers_made_before(module_patch, module_patch.sites)
+    assert module_patch.made_before == []
     assert searches == []
+
+
+def test_all_patches_of_a_call_share_one_search(declare: Any, trl_like: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, searches, early = made(), [], [Called.CONSTRUCTION]
+    monkeypatch.setattr(reach, "all_trainers", lambda: searches.append(None) or [before])
+    hits = (Hit(("DPO",), "a symptom"),)
+    declare(is_marked, mark, called=early)
+    declare(doubles("scaled"), double, attribute="scaled", module=NAME, called=early, hits=hits, id="another")
+    trl_hotfix.apply()
+    module_patches = engine.ENGINE.module_patches()
+    assert [module_patch.decision.state for module_patch in module_patches] == [State.APPLIED] * 2
+    assert [[reference() for reference in module_patch.made_before] for module_patch in module_patches] == [
+        [before]
+    ] * 2
+    assert searches == [None]
 
 
 # A class that is not TRL's
