@@ -26,7 +26,13 @@ ID = "apply-chat-template-loses-chosen-tokens"
 OVERLAYS = ()
 PARITY = True
 DATA = True
-EQUIVALENT = {"applied twice": "what is rendered once more has the whole answer"}
+EQUIVALENT = {
+    "applied twice": "what is rendered once more has the whole answer",
+    'keep_the_whole_answer: `if result is example or not {"prompt", "chosen"} <= result.keys():` -> '
+    '`if result is example or not {"prompt", "chosen"} < result.keys():`': "a pair has a rejected answer, too",
+    "keep_the_whole_answer: `result is example or not {'prompt', 'chosen'} <= result.keys()` -> "
+    "`not {'prompt', 'chosen'} <= result.keys()`": "texts that are rendered once more are the same",
+}
 VARIANTS = "the data are rendered before the model is compiled, and whatever part of it is trained"
 
 BETA, EOS = 0.5, 1
