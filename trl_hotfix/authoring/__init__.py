@@ -5,6 +5,7 @@
 ``act``                   says that a wrapper acts where the witness cannot see it: in place, or by a hook
 ``once``                  what is done once for each trainer
 ``checkpoints``           what a callback keeps beside a checkpoint, and finds again in a resumed run
+``datasets``              what a dataset has before it is prepared: ``masks_prompts_of_messages``
 ``verdicts``              the answer of a self-test: ``judge`` and ``absent``
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
@@ -19,6 +20,7 @@ from __future__ import annotations
 from ..witness import act, act_of_this_call
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
+from .datasets import masks_prompts_of_messages
 from .flattened_batches import (
     MASKABLE,
     Places,
@@ -61,6 +63,7 @@ __all__ = [
     "judge",
     "keep_beside_checkpoint",
     "kept_beside_checkpoint",
+    "masks_prompts_of_messages",
     "micro_batches",
     "module_of",
     "nobody_divides",

@@ -6,7 +6,8 @@ the prompt's messages. Up to 0.18.2 the prompt was rendered with the generation 
 
 The wrapper gives TRL a view of the tokenizer that adds it to the call of a prompt. The next call is that of the prompt
 with its completion: in 0.19 it has no other arguments, so the view has to take them in turn. From 0.20.0 on only the
-second one asks for a dict. Under transformers 5 the first one has to ask for a list, whose length TRL takes.
+second one asks for a dict. (Under transformers 5 it is the first one that has to ask for a list: that is
+``sft-prompt-length-is-that-of-a-dict``.)
 """
 
 from __future__ import annotations
@@ -17,34 +18,22 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, argument, judge, replaced_argument
+from ..authoring import absent, argument, judge, masks_prompts_of_messages, replaced_argument
 from ..model import Outcome, Verdict
-from ..testing import CharacterTokenizer, sft_prepared
+from ..testing import CharacterTokenizer, messages, sft_prepared
 
 
 def leave_the_header_to_the_prompt(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Give TRL such a tokenizer if the prompts are messages, and the loss is that of the completions.
-
-    With a formatting function TRL refuses that loss.
-    """
-    dataset, tokenizer, settings = (
-        argument(wrapped, args, kwargs, name) for name in ("dataset", "processing_class", "args")
-    )
-    if settings.completion_only_loss is not False and _has_prompts_of_messages(dataset):
+    """Give TRL such a tokenizer if the prompts are messages, and the loss is that of the completions."""
+    if masks_prompts_of_messages(wrapped, args, kwargs):
+        tokenizer = argument(wrapped, args, kwargs, "processing_class")
         args, kwargs = replaced_argument(wrapped, args, kwargs, "processing_class", _with_headers(tokenizer))
     return wrapped(*args, **kwargs)
-
-
-def _has_prompts_of_messages(dataset: Any) -> bool:
-    from datasets import Dataset, IterableDataset
-
-    first = next(iter(dataset)) if isinstance(dataset, (Dataset, IterableDataset)) else {}
-    return "input_ids" not in first and isinstance(first.get("prompt"), list)
 
 
 def _with_headers(tokenizer: Any, code: str = "") -> Any:
@@ -66,18 +55,12 @@ def _with_headers(tokenizer: Any, code: str = "") -> Any:
             # After an error the next row begins with its prompt.
             self._self_after_prompt = False
             # What a row's chat_template_kwargs say is passed on.
-            header = {"add_generation_prompt": True, "return_dict": False} if is_prompt else {}
+            header = {"add_generation_prompt": True} if is_prompt else {}
             rendered = self.__wrapped__.apply_chat_template(conversation, **{**header, **kwargs})
             self._self_after_prompt = is_prompt
             return rendered
 
     return View(tokenizer)
-
-
-def _messages(*turns: str) -> list[dict[str, str]]:
-    """Return a message of each text. The first letter is that of the role."""
-    roles = {"s": "system", "u": "user", "a": "assistant"}
-    return [{"role": roles[turn[0]], "content": turn[1:]} for turn in turns]
 
 
 _ROWS = (
@@ -107,7 +90,7 @@ def headers_are_not_trained(module: ModuleType) -> Outcome:
     if found != expected:
         raise AssertionError(f"{found} are trained instead of {expected}")
     if outcome.verdict is Verdict.FIXED:
-        mistakes = [*_mistakes_elsewhere(module), *_mistakes_of_the_view(), *_mistakes_of_the_wrapper()]
+        mistakes = [*_mistakes_elsewhere(module), *_mistakes_of_the_view()]
         if mistakes:
             raise AssertionError("; ".join(mistakes))
     return outcome
@@ -116,7 +99,7 @@ def headers_are_not_trained(module: ModuleType) -> Outcome:
 def _trained(module: ModuleType) -> list[str] | None:
     """Return what is trained of each row, or None if there is no mask of completions."""
     tokenizer = CharacterTokenizer()
-    rows = [{"prompt": _messages(*prompt), "completion": _messages(*completion)} for prompt, completion, _ in _ROWS]
+    rows = [{"prompt": messages(*prompt), "completion": messages(*completion)} for prompt, completion, _ in _ROWS]
     prepared = sft_prepared(module, rows, tokenizer, completion_only_loss=True)
     texts = [tokenizer.decode(row["input_ids"]) for row in prepared]
     whole = ["".join(f"{turn}\1" for turn in (*prompt, *completion)) for prompt, completion, _ in _ROWS]
@@ -135,7 +118,7 @@ def _mistakes_elsewhere(module: ModuleType) -> list[str]:
     """Return what is wrong with pairs of texts, and with messages, of which nothing is a prompt."""
     tokenizer = CharacterTokenizer()
     pairs = [{"prompt": "ab", "completion": "cd"}, {"prompt": "e", "completion": "fgh"}]
-    chats = [{"messages": _messages("uab", "ac")}, {"messages": _messages("ud", "aef")}]
+    chats = [{"messages": messages("uab", "ac")}, {"messages": messages("ud", "aef")}]
     kinds: dict[str, tuple[list[dict[str, Any]], bool, list[str]]] = {
         "pairs": (pairs, True, ["abcd\1", "efgh\1"]),
         "messages": (chats, False, ["uab\1ac\1", "ud\1aef\1"]),
@@ -153,15 +136,14 @@ def _mistakes_of_the_view() -> list[str]:
     import pickle
 
     class Failing:
-        """A tokenizer that renders no message of nothing, and returns a dict unless it is told not to."""
+        """A tokenizer that renders no message of nothing."""
 
-        def apply_chat_template(self, messages: Any, return_dict: bool = True, **kwargs: Any) -> Any:
-            if not messages[-1]["content"]:
+        def apply_chat_template(self, turns: Any, **kwargs: Any) -> Any:
+            if not turns[-1]["content"]:
                 raise ValueError
-            text = CharacterTokenizer().apply_chat_template(messages, tokenize=False, **kwargs)
-            return {"input_ids": text} if return_dict else text
+            return CharacterTokenizer().apply_chat_template(turns, tokenize=False, **kwargs)
 
-    prompt, whole, nothing = (_messages(*turns) for turns in (("ub",), ("ub", "ac"), ("ub", "a")))
+    prompt, whole, nothing = (messages(*turns) for turns in (("ub",), ("ub", "ac"), ("ub", "a")))
     view = _with_headers(tokenizer := CharacterTokenizer())
     again = pickle.loads(pickle.dumps(view))
     failing = _with_headers(Failing())
@@ -175,7 +157,7 @@ def _mistakes_of_the_view() -> list[str]:
         with suppress(ValueError):
             for part in failed:
                 failing.apply_chat_template(part)
-        texts[name] = [failing.apply_chat_template(prompt), failing.apply_chat_template(whole)["input_ids"]]
+        texts[name] = [failing.apply_chat_template(part) for part in (prompt, whole)]
         expected[name] = in_turn
     dicts = [view.apply_chat_template(part, return_dict=True) for part in (whole, whole)]
     texts["no prompt"] = [tokenizer.decode(encoded["input_ids"]) for encoded in dicts]
@@ -186,43 +168,3 @@ def _mistakes_of_the_view() -> list[str]:
     if type(again.__wrapped__) is not CharacterTokenizer or not view.__reduce_ex__(2)[1][1]:
         mistakes.append("what is pickled is another tokenizer, or has no digest")
     return mistakes
-
-
-def _mistakes_of_the_wrapper() -> list[str]:
-    """Return which tokenizers are replaced that are to stay, and which stay that are not."""
-    conversation = {"prompt": _messages("ub"), "completion": _messages("ac")}
-    tokenizer, settings = CharacterTokenizer(), {"unset": None, "true": True, "false": False}
-    cases: dict[str, tuple[Any, str, bool]] = {
-        "a conversation": (_dataset(conversation), "unset", True),
-        "a conversation, with completion_only_loss": (_dataset(conversation), "true", True),
-        "a loss of all tokens": (_dataset(conversation), "false", False),
-        "tokens": (_dataset({**conversation, "input_ids": [97]}), "unset", False),
-        "texts": (_dataset({"prompt": "a", "completion": "b"}), "unset", False),
-        "messages": (_dataset({"messages": _messages("ub", "ac")}), "unset", False),
-        "no dataset": ([conversation], "unset", False),
-    }
-    mistakes = []
-    for name, (dataset, setting, is_replaced) in cases.items():
-        arguments = SimpleNamespace(completion_only_loss=settings[setting])
-        passed = leave_the_header_to_the_prompt(_tokenizer, None, (dataset, tokenizer), {"args": arguments})
-        if (passed is not tokenizer) != is_replaced:
-            mistakes.append(f"{name}: the tokenizer is {passed}")
-    return mistakes
-
-
-def _dataset(row: dict[str, Any]) -> Any:
-    """Return a dataset that can be iterated and nothing else. A real one takes milliseconds to make."""
-    from datasets import IterableDataset
-
-    class Rows(IterableDataset):  # type: ignore[misc]
-        def __init__(self) -> None: ...
-
-        def __iter__(self) -> Any:
-            return iter([row])
-
-    return Rows()
-
-
-def _tokenizer(dataset: Any, processing_class: Any, args: Any) -> Any:
-    """Have the arguments of ``_prepare_dataset`` that the wrapper reads, and return the tokenizer."""
-    return processing_class
