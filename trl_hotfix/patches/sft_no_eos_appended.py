@@ -18,7 +18,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome, Verdict
-from ..testing import CharacterTokenizer, only_iterable, sft_prepared
+from ..testing import CharacterTokenizer, sft_prepared
 
 
 def end_what_is_tokenised(
@@ -138,14 +138,14 @@ def _mistakes_of_the_wrapper() -> list[str]:
     without_end: Any = CharacterTokenizer()
     without_end.eos_token_id = None
     cases: dict[str, tuple[Any, Any, Any, bool]] = {
-        "a text": (only_iterable(text), tokenizer, None, True),
-        "a formatted conversation": (only_iterable({"messages": [message]}), tokenizer, str, True),
-        "a conversation": (only_iterable({"messages": [message]}), tokenizer, None, False),
-        "tokens": (only_iterable({**text, "input_ids": [97]}), tokenizer, None, False),
-        "formatted tokens": (only_iterable({**text, "input_ids": [97]}), tokenizer, str, False),
+        "a text": (_dataset(text), tokenizer, None, True),
+        "a formatted conversation": (_dataset({"messages": [message]}), tokenizer, str, True),
+        "a conversation": (_dataset({"messages": [message]}), tokenizer, None, False),
+        "tokens": (_dataset({**text, "input_ids": [97]}), tokenizer, None, False),
+        "formatted tokens": (_dataset({**text, "input_ids": [97]}), tokenizer, str, False),
         "no dataset": ([text], tokenizer, None, False),
-        "no end": (only_iterable(text), without_end, None, False),
-        "a processor": (only_iterable(text), SimpleNamespace(tokenizer=tokenizer), None, False),
+        "no end": (_dataset(text), without_end, None, False),
+        "a processor": (_dataset(text), SimpleNamespace(tokenizer=tokenizer), None, False),
     }
     mistakes = []
     for name, (dataset, words, function, is_replaced) in cases.items():
@@ -158,6 +158,19 @@ def _mistakes_of_the_wrapper() -> list[str]:
     if _ending(tokenizer).__reduce_ex__(2)[1][1] in ("", None) or tokenizer("a")["input_ids"] != [97]:
         mistakes.append("the digest is empty, or the user's tokenizer is changed")
     return mistakes
+
+
+def _dataset(row: dict[str, Any]) -> Any:
+    """Return a dataset that can be iterated and nothing else. A real one takes milliseconds to make."""
+    from datasets import IterableDataset
+
+    class Rows(IterableDataset):  # type: ignore[misc]
+        def __init__(self) -> None: ...
+
+        def __iter__(self) -> Any:
+            return iter([row])
+
+    return Rows()
 
 
 def _tokenizer(dataset: Any, processing_class: Any, formatting_func: Any) -> Any:

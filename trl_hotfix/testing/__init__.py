@@ -17,12 +17,13 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``sft``         SFT prepares a dataset (``sft_prepared``) and trains mixtures of experts (``sft_moe_loss``,
                 ``SftMoeStep`` to differentiate it)
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
-``tokenizers``  ``CharacterTokenizer`` and ``messages`` for it, ``tiny_tokenizer``
+``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
+``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
 ``adapters``    LoRA beneath a checkpoint (``base_and_lora``): which of its matrices have a gradient
                 (``lora_gradients``, ``judge_gradients``), after the constructor of a trainer (``judge_adapters``)
-``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` and ``only_iterable`` for datasets
-                without a cache, ``recorded_warnings``
+``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache,
+                ``recorded_warnings``
 ==============  =======================================================================================================
 
 torch, transformers, datasets and TRL are imported inside functions only, because a patch module must load without them.
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 from .accumulation import judge_accumulation
 from .adapters import base_and_lora, judge_adapters, judge_gradients, lora_gradients
+from .chats import messages, only_iterable
 from .dpo import (
     Pair,
     PairMicroBatch,
@@ -49,9 +51,9 @@ from .generation import PromptTokenizer, completions_of, scored_completions, stu
 from .grpo import metrics_by_mode, stub_grpo_trainer
 from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
 from .online import online_dpo_stub
-from .processes import only_iterable, recorded_warnings, single_process, stream
+from .processes import recorded_warnings, single_process, stream
 from .sft import SftMoeStep, sft_moe_loss, sft_prepared
-from .tokenizers import CharacterTokenizer, messages, tiny_tokenizer
+from .tokenizers import CharacterTokenizer, tiny_tokenizer
 from .trainers import (
     ONE_PROCESS,
     StopConstruction,

@@ -106,19 +106,6 @@ def _is_accelerates(function: Any) -> bool:
     return str(getattr(function, "__module__", None)).partition(".")[0] == "accelerate"
 
 
-def only_iterable(*rows: dict[str, Any]) -> Any:
-    """Return a dataset that can be iterated and nothing else. A real one takes milliseconds to make."""
-    from datasets import IterableDataset
-
-    class Rows(IterableDataset):  # type: ignore[misc]
-        def __init__(self) -> None: ...
-
-        def __iter__(self) -> Any:
-            return iter(rows)
-
-    return Rows()
-
-
 def stream(rows: list[dict[str, Any]]) -> Any:
     """Return ``rows`` as an ``IterableDataset``, which is mapped without a hash, a cache or a progress bar.
 

@@ -51,12 +51,6 @@ class CharacterTokenizer:
         }
 
 
-def messages(*turns: str) -> list[dict[str, str]]:
-    """Return a message of each text, for ``CharacterTokenizer``. The first letter is that of the role."""
-    roles = {"s": "system", "u": "user", "a": "assistant"}
-    return [{"role": roles[turn[0]], "content": turn[1:]} for turn in turns]
-
-
 def tiny_tokenizer() -> Any:
     """Return a tokenizer of transformers' own, with one token, for constructors that check the class."""
     from tokenizers import Tokenizer, models
