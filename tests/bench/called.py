@@ -185,7 +185,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *ON_POLICY,
     ),
     "1.8.0": (
-        *("KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
+        *("DPO", "KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
         "proof apply-chat-template-loses-chosen-tokens",
     ),
     "1.13.0": (

@@ -21,12 +21,19 @@ SECONDS_A_PATCH = 300
 ENDS_EARLY = "the self-test ends the call by an exception, and a call that raises is not counted as one that acted"
 NOT_TRAINED = "the proof trains another of the trainers that have this method"
 WARNS = "it warns, and changes nothing"
+NOTES_COLLATOR = "it notes whether the trainer is given a collator, and _prepare_dataset drops rows"
 NOTES = "it notes the dataset that is cut, and _prepare_dataset says what is lost"
 IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("dpo-aux-loss-dropped", "self-test"): {"DPOTrainer._compute_loss_liger": WARNS},
     ("dpo-aux-loss-dropped", "proof"): {"DPOTrainer._compute_loss_liger": WARNS},
     ("dpo-precomputed-ref-logps-cache-key", "self-test"): {
         f"{method}Trainer._precompute_ref_logps": ENDS_EARLY for method in ("DPO", "KTO")
+    },
+    **{
+        ("dpo-fully-truncated-completions-kept", run): {
+            f"{method}Trainer.__init__": NOTES_COLLATOR for method in ("DPO", "KTO")
+        }
+        for run in ("self-test", "proof")
     },
     ("grpo-continuous-batching-casts-master-weights", "self-test"): dict.fromkeys(
         (

@@ -42,12 +42,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")
         and "and self.state.global_step > 0" not in text("dpo_trainer") + text("kto_trainer")
     ),
-    "dpo-fully-truncated-completions-kept": lambda text: (
-        "truncation_mode" in text("dpo_trainer")
-        and "max_prompt_length" not in text("dpo_trainer")
-        and "Dropping fully truncated examples" not in text("dpo_trainer")
-        and "Dropping fully truncated examples" not in text("kto_trainer")
-    ),
     "sft-fully-truncated-examples": lambda text: (
         "completion_mask" in text("sft_trainer") and "Dropping fully masked examples" not in text("sft_trainer")
     ),
