@@ -185,7 +185,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *ON_POLICY,
     ),
     "1.8.0": (
-        *("DPO", "KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
+        *("DPO", "SFT", "KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
         "proof apply-chat-template-loses-chosen-tokens",
     ),
     "1.13.0": (

@@ -35,6 +35,9 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    **{
+        ("sft-fully-truncated-examples", run): {"SFTTrainer.__init__": NOTES_COLLATOR} for run in ("self-test", "proof")
+    },
     ("grpo-continuous-batching-casts-master-weights", "self-test"): dict.fromkeys(
         (
             "GRPOTrainer._generate_and_score_completions",
