@@ -19,6 +19,7 @@ PATCHES = {patch.id: patch for patch in loading.load()}
 SECONDS_A_PATCH = 300
 
 ENDS_EARLY = "the self-test ends the call by an exception, and a call that raises is not counted as one that acted"
+REFUSES = "it ends the call by an error, and a call that raises is not counted as one that acted"
 NOT_TRAINED = "the proof trains another of the trainers that have this method"
 WARNS = "it warns, and changes nothing"
 NOTES_COLLATOR = "it notes whether the trainer is given a collator, and _prepare_dataset drops rows"
@@ -53,6 +54,12 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         target.attribute: ENDS_EARLY for target in PATCHES["grpo-model-generation-config-leak"].targets
     },
     ("grpo-resume-replays-epoch-0-order", "proof"): {"DistillationTrainer._get_train_sampler": NOT_TRAINED},
+    **{
+        ("grpo-reward-list-broadcast", run): {
+            target.attribute: REFUSES for target in PATCHES["grpo-reward-list-broadcast"].targets
+        }
+        for run in ("self-test", "proof")
+    },
     ("grpo-zero-loss-diagnosis", "self-test"): {
         "GRPOTrainer.__init__": "the self-test looks at the log; the proof makes trainers with adapters too"
     },

@@ -55,7 +55,7 @@ def test_the_pins_decide_which_bugs_are_here(tmp_path: Path) -> None:
 
 def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
     file = pins(tmp_path, "trl==0.28.0\n")
-    assert answers(file)["grpo-reward-list-broadcast"] == ("here", "none")
+    assert answers(file)["grpo-vllm-sleep-stale-initial-weights"] == ("here", "none")
     output = run(file).output
     assert "known, no repair here; fixed in TRL 1.10.0" in output
     without = [bug.id for bug in loading.without_repair() if gates.has_bug("0.28.0", bug)]
@@ -67,9 +67,9 @@ def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
 
 def test_an_old_run_is_told_of_a_bug_without_a_repair_whatever_its_record_says(tmp_path: Path) -> None:
     folder = output_folder(tmp_path / "out", "GRPOConfig", gradient_accumulation_steps=4)
-    (folder / "README.md").write_text("- TRL: 0.16.1\n- Transformers: 4.50.3\n")
-    (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "0.16.1", "patches": []}))
-    assert answers(str(folder))["grpo-reward-list-broadcast"] == ("cannot tell", "none")
+    (folder / "README.md").write_text("- TRL: 0.14.0\n- Transformers: 4.48.0\n")
+    (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "0.14.0", "patches": []}))
+    assert answers(str(folder))["grpo-no-attention-mask"] == ("cannot tell", "none")
 
 
 def test_the_arguments_of_an_old_run_decide_which_bugs_hit_it(tmp_path: Path) -> None:
