@@ -37,10 +37,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")
         and "and self.state.global_step > 0" not in text("dpo_trainer") + text("kto_trainer")
     ),
-    "grpo-liger-dapo-normalizer": lambda text: (
-        "current_gradient_accumulation_steps" in method(text("grpo_trainer"), "compute_liger_loss")
-        and "num_items_in_batch" not in method(text("grpo_trainer"), "compute_liger_loss")
-    ),
     "tokenizer-ignores-model-revision": lambda text: (
         re.search(r"Auto(Tokenizer|Processor)\.from_pretrained\(", text("sft_trainer")) is not None
         and "revision=model_revision" not in text("sft_trainer")
