@@ -41,10 +41,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         re.search(r"Auto(Tokenizer|Processor)\.from_pretrained\(", text("sft_trainer")) is not None
         and "revision=model_revision" not in text("sft_trainer")
     ),
-    "qlora-dora-magnitude-frozen-in-bf16": lambda text: (
-        "param.data = param.data.to(torch.bfloat16)" in text("sft_trainer")
-        and "lora_magnitude_vector" not in text("sft_trainer")
-    ),
     "grpo-vllm-sleep-stale-initial-weights": lambda text: (
         'collective_rpc("reload_weights")' in text("grpo_trainer") + text("../generation/vllm_generation")
     ),

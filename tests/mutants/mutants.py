@@ -136,7 +136,9 @@ def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
     """Return the file with the gradients of the first fixed release, if they are kept and can be compared."""
     if not patch.upstream.fixed_in or not proofs.has_parity(patch, place.release):
         return None
-    files = [proofs.gradients_of(patch, fixed) for fixed in layout.places([patch.upstream.fixed_in])]
+    # Those of the same stack if possible, as in ``proofs.parity``: another one may round otherwise in bfloat16.
+    fixed_on = sorted(layout.places([patch.upstream.fixed_in]), key=lambda fixed: fixed.stack != place.stack)
+    files = [proofs.gradients_of(patch, fixed) for fixed in fixed_on]
     return next((str(file) for file in files if file.is_file()), None)
 
 
