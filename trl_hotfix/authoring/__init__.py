@@ -6,6 +6,7 @@
 ``once``                  what is done once for each trainer
 ``checkpoints``           what a callback keeps beside a checkpoint, and finds again in a resumed run
 ``datasets``              what a dataset has before it is prepared: ``masks_prompts_of_messages``
+``dropped_rows``          rows that a trainer must not have: ``only_rows``
 ``verdicts``              the answer of a self-test: ``judge`` and ``absent``
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
@@ -21,6 +22,7 @@ from ..witness import act, act_of_this_call
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
 from .datasets import masks_prompts_of_messages
+from .dropped_rows import only_rows
 from .flattened_batches import (
     MASKABLE,
     Places,
@@ -67,6 +69,7 @@ __all__ = [
     "micro_batches",
     "module_of",
     "nobody_divides",
+    "only_rows",
     "places_in_rows",
     "plain_model",
     "prepared_first",
