@@ -12,6 +12,7 @@ import functools
 import inspect
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -111,7 +112,6 @@ def sft(
     model: Any = POLICY, *, revision: str | None = REVISION, by_its_old_name: bool = False, **arguments: Any
 ) -> Any:
     """Return an SFT trainer that has trained two steps and evaluated. ``arguments`` are those of the trainer."""
-    import trl
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -123,7 +123,8 @@ def sft(
     settings = {name: str(Path(tempfile.gettempdir(), "sft")) for name in ("output_dir", "logging_dir")}
     settings |= {"max_seq_length": 32, "max_length": 32, "dataset_text_field": "text"}
     options = None if revision is None else {"revision": revision}
-    if options is not None and Version(trl.__version__) < Version("0.10"):
+    # ``trl.__version__`` is "unknown" in 0.22.0.
+    if options is not None and Version(version("trl")) < Version("0.10"):
         options["torch_dtype"] = None  # 0.9.6 fails without it.
     dataset = Dataset.from_list([{"text": text} for text in TEXTS])
     trainer = tiny.trainer(
@@ -264,7 +265,6 @@ def made(method: str, trainer_class: Any, config_class: Any) -> Any:
 
 def unaffected() -> tiny.TrainingResult:
     """Train with a tokenizer that is passed, by its old name too, without a revision, and a model that is passed."""
-    import trl
 
     with downloads():
         runs = {
@@ -272,7 +272,7 @@ def unaffected() -> tiny.TrainingResult:
             "no revision": sft(revision=None),
             "a model": sft(model_of(1), revision=None, tokenizer=words(7)),
         }
-        if Version("0.12") <= Version(trl.__version__) < Version("0.16"):
+        if Version("0.12") <= Version(version("trl")) < Version("0.16"):
             runs["the old name"] = sft(tokenizer=words(7), by_its_old_name=True)
     for name, trainer in runs.items():
         if tiny.acts(ID, TARGET, trainer):
