@@ -15,16 +15,13 @@ from trl_hotfix.authoring import absent
 
 import tiny
 from tiny import distillation, gkd_steps, grpo_steps
+from tiny.gkd_steps import words
 
 ID = "gkd-grad-accum-scaling"
 OVERLAYS = ()
 PARITY = True
 
 MICRO_BATCHES = 2
-
-
-def words(first: int, count: int) -> str:
-    return " ".join(f"w{(first + 7 * place) % 60}" for place in range(count))
 
 
 ROWS = [(words(number, 1 + number % 3), words(number + 30, 2 + (5 * number) % 8)) for number in range(8)]

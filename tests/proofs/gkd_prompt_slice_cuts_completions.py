@@ -14,6 +14,7 @@ from trl_hotfix.authoring import absent
 
 import tiny
 from tiny import distillation, gkd_steps, grpo_steps
+from tiny.gkd_steps import words
 
 ID = "gkd-prompt-slice-cuts-completions"
 OVERLAYS = ()
@@ -23,10 +24,6 @@ EQUIVALENT = {
     "applied twice": "the inner wrapper is given prompts of one column, before which there are no labels",
     "first row for all": "of the prompts TRL takes the width alone",
 }
-
-
-def words(first: int, count: int) -> str:
-    return " ".join(f"w{(first + 7 * place) % 60}" for place in range(count))
 
 
 PROMPTS = range(1, 17, 2)

@@ -36,6 +36,8 @@ from .flattened_batches import (
 )
 from .once import Once
 from .training import (
+    GeneratedLabels,
+    copies_of_a_loss_of_all_gpus,
     copies_of_the_loss,
     deepspeed_divides,
     micro_batches,
@@ -48,6 +50,7 @@ from .verdicts import absent, judge
 
 __all__ = [
     "MASKABLE",
+    "GeneratedLabels",
     "Once",
     "Places",
     "absent",
@@ -57,6 +60,7 @@ __all__ = [
     "attention_keeps_apart",
     "block_diagonal",
     "called_with",
+    "copies_of_a_loss_of_all_gpus",
     "copies_of_the_loss",
     "deepspeed_divides",
     "in_rows",

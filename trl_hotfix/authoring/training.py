@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ..by_identity import ByIdentity
+from ..witness import act
 from .calls import argument, replaced_argument, with_config
 
 
@@ -69,6 +70,39 @@ def copies_of_the_loss(trainer: Any) -> int:
     if "n_gpu" in names and trainer.args.n_gpu > 1:
         return int(trainer.args.n_gpu)
     return int(trainer.accelerator.num_processes // (trainer.get_tp_size() if "get_tp_size" in names else 1))
+
+
+def copies_of_a_loss_of_all_gpus(trainer: Any) -> int:
+    """Return ``copies_of_the_loss`` of a trainer that computes its loss from the outputs of the whole batch.
+
+    Several GPUs in one process share one batch, and their loss is computed once.
+    """
+    return 1 if trainer.args.n_gpu > 1 else copies_of_the_loss(trainer)
+
+
+class GeneratedLabels:
+    """The labels that were generated last, by which such a batch is told from one of the dataset.
+
+    One object is for all trainers of a process, since a static method has no trainer to store them on. They are
+    compared by value: ``Trainer`` may copy them on their way.
+    """
+
+    def __init__(self) -> None:
+        self._labels: Any = None
+
+    def note(self, labels: Any) -> None:
+        """Keep the labels. The wrapper that does this acts."""
+        self._labels = labels
+        act()
+
+    def are(self, labels: Any) -> bool:
+        """Return whether these labels are those that were generated last."""
+        import torch
+
+        return self._labels is not None and torch.equal(self._labels.to(labels.device), labels)
+
+    def forget(self) -> None:
+        self._labels = None
 
 
 def prepared_first(module: ModuleType, dataset: Any, function: Callable[..., Any], settings: Any, doing: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..authoring import absent, act, argument, judge
 from ..model import Outcome, Verdict
-from ..testing import absent_if_reexported, default_arguments, stub_trainer, tiny_causal_lm
+from ..testing import absent_if_reexported, compare_gradients, distillation_stub, divergence
 
 
 def keep_the_first_end(
@@ -92,26 +92,10 @@ _ENDLESS = ((5, 6, 0, 1, 2), (7, 0, 1, 2, 3))
 
 
 class _Case:
-    """A trainer with a student of one matrix, and a teacher at half its weights."""
-
     def __init__(self, module: ModuleType, *, training: bool = True) -> None:
-        import torch
-
-        self.student, self.teacher = tiny_causal_lm(), tiny_causal_lm()
-        with torch.no_grad():
-            self.teacher.weight.mul_(0.5)
-        self.trainer = stub_trainer(
-            module.GKDTrainer,
-            default_arguments(module.GKDConfig),
-            model=self.student.train(training),
-            teacher_model=self.teacher,
-            beta=0.5,
-            use_liger_gkd_loss=False,
-            get_tp_size=lambda: 1,
-            state=SimpleNamespace(global_step=0),
-            # That of 0.11 mixes the log-probs.
-            generalized_jsd_loss=_mean_divergence,
-        )
+        # That of 0.11 mixes the log-probs.
+        self.trainer = distillation_stub(module.GKDTrainer, module.GKDConfig, generalized_jsd_loss=_mean_divergence)
+        self.trainer.model.train(training)
 
     def judged(
         self,
@@ -138,30 +122,25 @@ class _Case:
         given = ends if ends_of_model is None else None
         ids, mask, labels = generate(writer, inputs, SimpleNamespace(eos_token_id=given), *padding)
         batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "prompts": inputs["prompts"]}
-        loss = self.trainer.compute_loss(self.student, batch)
+        loss = self.trainer.compute_loss(self.trainer.model, batch)
 
         known = [ends] if isinstance(ends, int) else ends or []
         lengths = [next((place + 1 for place, token in enumerate(row) if token in known), len(row)) for row in rows]
         kept = torch.tensor([[place < length for place in range(5)] for length in lengths])
         of_prompts = inputs.get("prompt_attention_mask", inputs["prompts"] != pad)
         masks = {"right": torch.cat([of_prompts, kept], dim=1).bool(), "wrong": tokens != pad}
-        totals = {name: self._divergence(tokens, of_kind) for name, of_kind in masks.items()}
+        # The first token of a completion is the sixth.
+        of_tokens = divergence(self.trainer, tokens)[:, 4:]
+        totals = {name: of_tokens[of_kind[:, 5:]].mean() for name, of_kind in masks.items()}
         outcome = judge(float(loss.detach()), **{name: float(total.detach()) for name, total in totals.items()})
         kind = "right" if outcome.verdict is Verdict.FIXED else "wrong"
-        gradient, expected = (torch.autograd.grad(value, self.student.weight)[0] for value in (loss, totals[kind]))
-        if not torch.allclose(gradient, expected, rtol=1e-4, atol=1e-7):
-            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {expected}")
+        compare_gradients(self.trainer, loss, totals[kind])
         expected_labels = tokens.where(masks[kind], -100)[:, 5:]
         if not (torch.equal(mask, masks[kind].long()) and torch.equal(labels[:, 5:], expected_labels)):
             raise AssertionError(f"mask and labels are not {kind}: {mask}, {labels}, expected {masks[kind]}")
         if not torch.equal(ids, tokens):
             raise AssertionError(f"the tokens are {ids}, and not {tokens}")
         return outcome
-
-    def _divergence(self, tokens: Any, mask: Any) -> Any:
-        """Return the mean over the completions' tokens of this mask."""
-        students, teachers = (model.weight[tokens[:, 4:-1]] for model in (self.student, self.teacher))
-        return _mean_divergence(students, teachers.detach(), tokens.where(mask, -100)[:, 5:])
 
 
 def _mean_divergence(student_logits: Any, teacher_logits: Any, labels: Any, beta: float = 0.5, **unused: Any) -> Any:

@@ -17,30 +17,28 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import (
+    GeneratedLabels,
     absent,
-    act,
     argument,
-    copies_of_the_loss,
+    copies_of_a_loss_of_all_gpus,
     deepspeed_divides,
     judge,
     micro_batches,
     nobody_divides,
 )
 from ..model import Outcome, Verdict
-from ..testing import absent_if_reexported, default_arguments, stub_trainer, tiny_causal_lm
+from ..testing import absent_if_reexported, compare_gradients, distillation_stub, divergence
 
-_generated: list[Any] = []
-"""The labels that were generated last. They are compared by value, since ``Trainer`` may copy them on their way."""
+_generated = GeneratedLabels()
 
 
 def note_what_is_generated(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Keep the labels for ``compute_loss``. They are global because a static method has no trainer to store them on."""
+    """Keep the labels for ``compute_loss``."""
     generated = wrapped(*args, **kwargs)
     _, _, labels = generated
-    _generated[:] = [labels]
-    act()
+    _generated.note(labels)
     return generated
 
 
@@ -56,13 +54,9 @@ def weigh_by_tokens(wrapped: Callable[..., Any], instance: Any, args: tuple[Any,
 
 
 def _share(trainer: Any, labels: Any, items: Any) -> Any:
-    import torch
-
-    if any(torch.equal(generated.to(labels.device), labels) for generated in _generated):
+    if _generated.are(labels):
         return 1 / micro_batches(trainer)
-    # Several GPUs in one process share one batch, and the loss is computed from the outputs of all of them.
-    ranks = 1 if trainer.args.n_gpu > 1 else copies_of_the_loss(trainer)
-    return (labels != -100).sum() * ranks / items
+    return (labels != -100).sum() * copies_of_a_loss_of_all_gpus(trainer) / items
 
 
 def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
@@ -94,10 +88,10 @@ def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"the micro-batches do not agree: {outcomes}")
     case.as_it_was(case.batch(*rows[0]), items=None)
-    case.student.eval()
+    case.trainer.model.eval()
     case.as_it_was(case.batch(*rows[0]), items=7)
-    case.student.train()
-    _generated.clear()
+    case.trainer.model.train()
+    _generated.forget()
     for attributes in ({"model_accepts_loss_kwargs": False}, {"is_deepspeed_enabled": True}):
         other = _Case(module)
         vars(other.trainer).update(attributes)
@@ -113,26 +107,13 @@ def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
 
 
 class _Case:
-    """A trainer with a student of one matrix, and a teacher with its rows in the other order."""
-
     def __init__(self, module: ModuleType, *, processes: int = 1, **settings: Any) -> None:
-        import torch
-
-        self.student, self.teacher = tiny_causal_lm(), tiny_causal_lm()
-        with torch.no_grad():
-            self.teacher.weight.copy_(self.student.weight.flip(0))
-        defaults = {"n_gpu": 1, "average_tokens_across_devices": True, "gradient_accumulation_steps": 5}
-        self.trainer = stub_trainer(
+        self.trainer = distillation_stub(
             module.GKDTrainer,
-            default_arguments(module.GKDConfig, **{**defaults, **settings}),
-            model=self.student,
-            teacher_model=self.teacher,
-            beta=0.5,
-            use_liger_gkd_loss=False,
-            get_tp_size=lambda: 1,
+            module.GKDConfig,
+            {"gradient_accumulation_steps": 5, **settings},
             model_accepts_loss_kwargs=True,
             is_deepspeed_enabled=False,
-            state=SimpleNamespace(global_step=0),
             # The last step of an epoch has fewer.
             current_gradient_accumulation_steps=3,
         )
@@ -169,7 +150,7 @@ class _Case:
         """Judge loss and gradient by the mean divergence times a share of the step, or by the mean alone."""
         loss, mean = self._losses(batch, items, **options)
         outcome = judge(float(loss.detach()), right=float(mean.detach()) * right, wrong=float(mean.detach()))
-        self._compare_gradients(loss, mean * (right if outcome.verdict is Verdict.FIXED else 1))
+        compare_gradients(self.trainer, loss, mean * (right if outcome.verdict is Verdict.FIXED else 1))
         return outcome
 
     def as_it_was(self, batch: dict[str, Any], *, items: int | None) -> None:
@@ -179,31 +160,19 @@ class _Case:
         loss, mean = self._losses(batch, items)
         if not torch.allclose(loss, mean, rtol=1e-5, atol=1e-7):
             raise AssertionError(f"the loss is {loss}, expected {mean}")
-        self._compare_gradients(loss, mean)
+        compare_gradients(self.trainer, loss, mean)
 
     def _losses(self, batch: dict[str, Any], items: int | None, **options: Any) -> tuple[Any, Any]:
-        """Return TRL's loss, and the mean divergence over the labels, arXiv:2306.13649 with beta = 1/2."""
+        """Return TRL's loss, and the mean divergence over the labels."""
         import torch
 
         count = None if items is None else torch.tensor(items)
-        result = self.trainer.compute_loss(self.student, batch, num_items_in_batch=count, **options)
+        result = self.trainer.compute_loss(self.trainer.model, batch, num_items_in_batch=count, **options)
         loss = result[0] if options else result
         if options and result[1].logits.shape[:2] != batch["input_ids"].shape:
             raise AssertionError(f"the outputs are not those of the batch: {result[1].logits.shape}")
-        students, teachers = (
-            model.weight[batch["input_ids"][:, :-1]].softmax(-1) for model in (self.student, self.teacher)
-        )
-        teachers = teachers.detach()
-        mixture = (students + teachers) / 2
-        divergence = sum(0.5 * (side * (side / mixture).log()).sum(-1) for side in (students, teachers))
         # TRL begins behind the prompts.
         behind = torch.arange(1, batch["labels"].shape[1]) >= batch["prompts"].shape[1]
         counted = (batch["labels"][:, 1:] != -100) & behind
-        return loss, (divergence * counted).sum() / counted.sum()
-
-    def _compare_gradients(self, loss: Any, expected: Any) -> None:
-        import torch
-
-        gradient, right = (torch.autograd.grad(value, self.student.weight)[0] for value in (loss, expected))
-        if not torch.allclose(gradient, right, rtol=1e-4, atol=1e-7):
-            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {right}")
+        of_tokens = divergence(self.trainer, batch["input_ids"])
+        return loss, (of_tokens * counted).sum() / counted.sum()

@@ -19,22 +19,28 @@ from inspect import signature
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act, argument, copies_of_the_loss, judge, micro_batches, replaced_argument
+from ..authoring import (
+    GeneratedLabels,
+    absent,
+    argument,
+    copies_of_a_loss_of_all_gpus,
+    judge,
+    micro_batches,
+    replaced_argument,
+)
 from ..model import Outcome, Verdict
-from ..testing import default_arguments, stub_trainer, tiny_causal_lm
+from ..testing import compare_gradients, distillation_stub, divergence
 
-_generated: list[Any] = []
-"""The labels that were generated last. They are compared by value, since ``Trainer`` may copy them on their way."""
+_generated = GeneratedLabels()
 
 
 def note_what_is_generated(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Keep the labels for ``compute_loss``. They are global because a static method has no trainer to store them on."""
+    """Keep the labels for ``compute_loss``."""
     generated = wrapped(*args, **kwargs)
     _, _, labels = generated
-    _generated[:] = [labels]
-    act()
+    _generated.note(labels)
     return generated
 
 
@@ -42,17 +48,14 @@ def divide_by_the_tokens_of_the_loss(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Give ``compute_loss`` the number of tokens by which its sum, averaged over the ranks, must be divided."""
-    import torch
-
     items = argument(wrapped, args, kwargs, "num_items_in_batch")
     if items is None:
         return wrapped(*args, **kwargs)
     labels = argument(wrapped, args, kwargs, "inputs")["labels"]
-    if any(torch.equal(generated.to(labels.device), labels) for generated in _generated):
+    if _generated.are(labels):
         items = (labels != -100).sum().clamp(min=1) * micro_batches(instance)
     else:
-        # Several GPUs in one process share one batch, and the loss is computed from the outputs of all of them.
-        ranks = 1 if instance.args.n_gpu > 1 else copies_of_the_loss(instance)
+        ranks = copies_of_a_loss_of_all_gpus(instance)
         if ranks == 1:
             return wrapped(*args, **kwargs)
         items = items / ranks
@@ -84,52 +87,39 @@ def loss_is_divided_by_its_own_tokens(module: ModuleType) -> Outcome:
     from_dataset = {**batch, "labels": torch.where(batch["labels"] == -100, -100, batch["labels"] + 1)}
     case.judged(from_dataset, 34, right=34)
     case.judged(from_dataset, None, right=tokens)
-    case.student.eval()
+    case.trainer.model.eval()
     case.judged(from_dataset, 34, right=34)
     case.trainer.accelerator.num_processes = 4
     outcomes += [case.judged(from_dataset, 34, right=34 / 4, wrong=34)]
     outcomes += [_Case(module, ranks=4).judged(from_dataset, 34, right=34 / 4, wrong=34)]
     _Case(module, ranks=4, average_tokens_across_devices=False).judged(from_dataset, 34, right=34)
     _Case(module, n_gpu=2).judged(from_dataset, 34, right=34)
+    is_on = _generated.are(batch["labels"])
     # As an evaluation of earlier transformers: it counts nothing.
     case.judged(batch, None, right=tokens)
     if "pad_token_id" in signature(module.GKDTrainer.generate_on_policy_outputs).parameters:
         # These releases leave out a completion that ends at once, if the end of the sequence is the padding too.
         empty = {**batch, "labels": torch.full_like(batch["labels"], -100)}
-        _generated[:] = [empty["labels"]] if _generated else []
+        if is_on:
+            _generated.note(empty["labels"])
         case.judged(empty, 34, right=1)
     one = {
         **batch,
         "labels": batch["labels"].where(torch.arange(batch["labels"].numel()).view_as(batch["labels"]) == 2, -100),
     }
-    _generated[:] = [one["labels"]] if _generated else []
+    if is_on:
+        _generated.note(one["labels"])
     outcomes.append(case.judged(one, 34, right=accumulated, wrong=34))
-    _generated.clear()
+    _generated.forget()
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"the batches do not agree: {outcomes}")
     return outcomes[0]
 
 
 class _Case:
-    """A trainer with a student of one matrix, and a teacher at half its weights."""
-
     def __init__(self, module: ModuleType, *, ranks: int = 1, **settings: Any) -> None:
-        import torch
-
-        self.student, self.teacher = tiny_causal_lm(), tiny_causal_lm()
-        with torch.no_grad():
-            self.teacher.weight.mul_(0.5)
-        defaults = {"n_gpu": 1, "average_tokens_across_devices": True, "gradient_accumulation_steps": 5}
-        self.trainer = stub_trainer(
-            module.GKDTrainer,
-            default_arguments(module.GKDConfig, **{**defaults, **settings}),
-            model=self.student,
-            teacher_model=self.teacher,
-            beta=0.5,
-            use_liger_gkd_loss=False,
-            get_tp_size=lambda: 1,
-            state=SimpleNamespace(global_step=0),
-        )
+        settings = {"gradient_accumulation_steps": 5, **settings}
+        self.trainer = distillation_stub(module.GKDTrainer, module.GKDConfig, settings)
         self.trainer.accelerator.num_processes = ranks
 
     def generated(self, number: int) -> dict[str, Any]:
@@ -147,27 +137,14 @@ class _Case:
         return {"input_ids": ids, "attention_mask": mask, "labels": labels, "prompts": prompts}
 
     def judged(self, batch: dict[str, Any], items: int | None, *, right: float, wrong: float = -1.0) -> Outcome:
-        """Judge the loss and its gradient by the divergence over a number of tokens, the right one or the wrong one.
-
-        The divergence is beta times KL(teacher, mixture) + (1 - beta) times KL(student, mixture) of each token,
-        arXiv:2306.13649.
-        """
+        """Judge the loss and its gradient by the divergence over a number of tokens, the right one or the wrong one."""
         import torch
 
         inputs = {name: value.clone() for name, value in batch.items()}
         count = None if items is None else torch.tensor(items)
-        loss = self.trainer.compute_loss(self.student, inputs, num_items_in_batch=count)
-        students, teachers = (
-            model.weight[batch["input_ids"][:, :-1]].softmax(-1) for model in (self.student, self.teacher)
-        )
-        teachers = teachers.detach()
-        mixture = (students + teachers) / 2
-        divergence = sum(0.5 * (p * (p / mixture).log()).sum(-1) for p in (students, teachers))
-        total = (divergence * (batch["labels"][:, 1:] != -100)).sum()
+        loss = self.trainer.compute_loss(self.trainer.model, inputs, num_items_in_batch=count)
+        total = (divergence(self.trainer, batch["input_ids"]) * (batch["labels"][:, 1:] != -100)).sum()
         by = {"right": float(total.detach()) / right, "wrong": float(total.detach()) / wrong}
         outcome = judge(float(loss.detach()), **by, divided_by=right)
-        gradient, expected = (torch.autograd.grad(value, self.student.weight)[0] for value in (loss, total))
-        expected = expected / (right if outcome.verdict is Verdict.FIXED else wrong)
-        if not torch.allclose(gradient, expected, rtol=1e-4, atol=1e-7):
-            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {expected}")
+        compare_gradients(self.trainer, loss, total / (right if outcome.verdict is Verdict.FIXED else wrong))
         return outcome

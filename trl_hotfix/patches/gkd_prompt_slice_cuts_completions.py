@@ -12,12 +12,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument
 from ..model import Outcome, Verdict
-from ..testing import StopConstruction, absent_if_reexported, default_arguments, stub_trainer, tiny_causal_lm
+from ..testing import StopConstruction, absent_if_reexported, compare_gradients, distillation_stub, divergence
 
 
 def begin_at_the_first_column(
@@ -66,11 +66,11 @@ def loss_is_over_whole_completions(module: ModuleType) -> Outcome:
         outcomes.append(case.judged(case.batch(rows)))
     # Of the longer one the first token is cut.
     outcomes.append(_Case(module).judged(case.batch([([7], [8, 9, 1, 2]), ([1, 2], [4, 4])])))
-    case.student.eval()
+    case.trainer.model.eval()
     outcomes.append(case.judged(case.batch(_ROWS)))
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"the batches do not agree: {outcomes}")
-    case.student.train()
+    case.trainer.model.train()
     case.not_affected(case.batch([([1, 2], [3, 4]), ([5], [6])]))
     case.not_affected(case.batch(_ROWS[:1]))
     generated = case.generated(_ROWS)
@@ -81,32 +81,16 @@ def loss_is_over_whole_completions(module: ModuleType) -> Outcome:
     without_mask = case.batch(_ROWS)
     del without_mask["prompt_attention_mask"]
     case.not_affected(without_mask)
-    if hasattr(case.trainer, "use_liger_gkd_loss"):
+    if "use_liger_gkd_loss" in inspect.unwrap(module.GKDTrainer.compute_loss).__code__.co_names:
         case.liger_is_given_the_batch()
     return outcomes[0]
 
 
 class _Case:
-    """A trainer with a student of one matrix, and a teacher with its rows in the other order."""
-
     def __init__(self, module: ModuleType) -> None:
-        import torch
-
-        self.student, self.teacher = tiny_causal_lm(), tiny_causal_lm()
-        with torch.no_grad():
-            self.teacher.weight.copy_(self.student.weight.flip(0))
+        self.trainer = distillation_stub(module.GKDTrainer, module.GKDConfig)
         loss_of = inspect.unwrap(module.GKDTrainer.generalized_jsd_loss)
-        has_liger = "use_liger_gkd_loss" in inspect.unwrap(module.GKDTrainer.compute_loss).__code__.co_names
-        self.is_mixture_of_probs = "logsumexp" in loss_of.__code__.co_names
-        self.trainer = stub_trainer(
-            module.GKDTrainer,
-            default_arguments(module.GKDConfig),
-            model=self.student,
-            teacher_model=self.teacher,
-            beta=0.5,
-            state=SimpleNamespace(global_step=0),
-            **({"use_liger_gkd_loss": False} if has_liger else {}),
-        )
+        self.mixes_log_probs = "logsumexp" not in loss_of.__code__.co_names
 
     def batch(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return what the data collator makes of these rows, padded on the left with 0."""
@@ -147,7 +131,7 @@ class _Case:
         loss, outputs = self._loss(batch)
         outcome = judge(float(loss.detach()), **{name: float(value.detach()) for name, value in expected.items()})
         of_formula = expected["right" if outcome.verdict is Verdict.FIXED else "wrong"]
-        self._compare_gradients(loss, of_formula)
+        compare_gradients(self.trainer, loss, of_formula)
         if outputs.logits.shape[:2] != batch["input_ids"].shape:
             raise AssertionError(f"the outputs are not those of the batch: {outputs.logits.shape}")
         return outcome
@@ -160,7 +144,7 @@ class _Case:
         expected = self._divergence(batch, torch.arange(batch["labels"].shape[1]) >= batch["prompts"].shape[1])
         if not torch.allclose(loss, expected, rtol=1e-5, atol=1e-7):
             raise AssertionError(f"the loss is {loss}, expected {expected}")
-        self._compare_gradients(loss, expected)
+        compare_gradients(self.trainer, loss, expected)
 
     def liger_is_given_the_batch(self) -> None:
         """Raise if the batch is another one on its way to a loss that goes by the labels."""
@@ -179,40 +163,24 @@ class _Case:
         batch = Batch(self.batch(_ROWS))
         forwards = {"use_liger_gkd_loss": True, "_forward_redirection": end, "_liger_student_forward": None}
         vars(self.trainer).update(forwards)
-        self.student.get_decoder = lambda: end
+        self.trainer.model.get_decoder = lambda: end
         with suppress(StopConstruction):
-            self.trainer.compute_loss(self.student, batch)
+            self.trainer.compute_loss(self.trainer.model, batch)
         if not batch.is_read:
             raise AssertionError("Liger's loss is given another batch")
 
     def _loss(self, batch: dict[str, Any]) -> tuple[Any, Any]:
         given = {name: value.clone() for name, value in batch.items()}
-        loss, outputs = self.trainer.compute_loss(self.student, given, return_outputs=True)
+        loss, outputs = self.trainer.compute_loss(self.trainer.model, given, return_outputs=True)
         if any(not given[name].equal(value) for name, value in batch.items()):
             raise AssertionError("the batch was changed")
         return loss, outputs
 
     def _divergence(self, batch: dict[str, Any], columns: Any) -> Any:
-        """Return the mean of the divergence over the labels in these columns, arXiv:2306.13649 with beta = 1/2.
-
-        The mixture is that of the probabilities; up to 0.11.2 TRL mixes the log-probs.
-        """
-        students, teachers = (
-            model.weight[batch["input_ids"][:, :-1]].log_softmax(-1) for model in (self.student, self.teacher)
-        )
-        teachers = teachers.detach()
-        mean = (students + teachers) / 2
-        mixture = ((students.exp() + teachers.exp()) / 2).log() if self.is_mixture_of_probs else mean
-        divergence = sum(0.5 * (side.exp() * (side - mixture)).sum(-1) for side in (students, teachers))
+        """Return the mean of the divergence over the labels in these columns."""
+        of_tokens = divergence(self.trainer, batch["input_ids"], mixes_log_probs=self.mixes_log_probs)
         counted = ((batch["labels"] != -100) & columns)[:, 1:]
-        return (divergence * counted).sum() / counted.sum()
-
-    def _compare_gradients(self, loss: Any, expected: Any) -> None:
-        import torch
-
-        gradient, right = (torch.autograd.grad(value, self.student.weight)[0] for value in (loss, expected))
-        if not torch.allclose(gradient, right, rtol=1e-4, atol=1e-7):
-            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {right}")
+        return (of_tokens * counted).sum() / counted.sum()
 
 
 def _left_padded(rows: Sequence[Sequence[int]], filler: int = 0) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, replaced_argument, shadowed
 from ..model import Outcome, Verdict
-from ..testing import default_arguments, single_process, stub_trainer, tiny_causal_lm
+from ..testing import compare_gradients, distillation_stub, divergence, single_process
 
 
 def divide_by_the_tokens_of_the_step(
@@ -61,9 +61,9 @@ def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
     part = case.trainer._buffered_inputs[0]
     case.judged(part, None, right=7)
     case.judged(part, torch.tensor(24), right=24)
-    case.student.eval()
+    case.trainer.model.eval()
     case.judged(part, torch.tensor(5), right=5)
-    case.student.train()
+    case.trainer.model.train()
     # No micro-batch has a token, or a single one: without any the loss is 0, and not 0 / 0.
     empty, one = ({**part, "labels": torch.full_like(part["labels"], -100)} for _ in range(2))
     one["labels"][1, 1] = 3
@@ -96,33 +96,26 @@ def _check_across_tokenizers(case: _Case, module: ModuleType) -> None:
     teacher_inputs = part["input_ids"], part["labels"], part["attention_mask"], None
     with shadowed(module, "build_teacher_inputs_from_texts", lambda *args, **kwargs: teacher_inputs):
         texts = {"original_prompt_text": [""] * 2, "original_completion_text": [""] * 2}
-        loss = case.trainer.compute_loss(case.student, {**part, **texts}, num_items_in_batch=torch.tensor(5))
-    if case.gathered != gathered or not torch.equal(loss, case.student.weight[part["input_ids"]].sum()):
+        loss = case.trainer.compute_loss(case.trainer.model, {**part, **texts}, num_items_in_batch=torch.tensor(5))
+    if case.gathered != gathered or not torch.equal(loss, case.trainer.model.weight[part["input_ids"]].sum()):
         raise AssertionError(f"the loss across tokenizers is {loss}, and {case.gathered - gathered} were gathered")
 
 
 class _Case:
-    """A trainer with a student of one matrix, and a teacher at half its weights. A step has three micro-batches."""
+    """A trainer whose step has three micro-batches."""
 
     def __init__(self, module: ModuleType, *, ranks: int = 1, **settings: Any) -> None:
         import torch
 
         self.module, self.ranks = module, ranks
-        self.student, self.teacher = tiny_causal_lm(), tiny_causal_lm()
-        with torch.no_grad():
-            self.teacher.weight.mul_(0.5)
-        one_device = {"average_tokens_across_devices": True, "gradient_accumulation_steps": 3, "report_to": []}
-        self.trainer = stub_trainer(
+        self.trainer = distillation_stub(
             module.GOLDTrainer,
-            default_arguments(module.GOLDConfig, **{**one_device, **settings}),
-            model=self.student,
-            teacher_model=self.teacher,
+            module.GOLDConfig,
+            {"gradient_accumulation_steps": 3, "report_to": [], **settings},
             temperature=1.0,
             teacher_tokenizer=None,
             processing_class=SimpleNamespace(pad_token_id=None),
             pad_token_id=None,
-            use_liger_gkd_loss=False,
-            state=SimpleNamespace(global_step=0),
             _vlm_collator=None,
             _buffered_inputs=None,
             _step=0,
@@ -163,28 +156,13 @@ class _Case:
         return outcomes
 
     def judged(self, part: dict[str, Any], count: Any, *, right: float, wrong: float = -1.0) -> Outcome:
-        """Judge the loss and its gradient by the divergence over a number of tokens, the right one or the wrong one.
-
-        The divergence is beta times KL(teacher, mixture) + (1 - beta) times KL(student, mixture) of each token,
-        arXiv:2306.13649.
-        """
-        import torch
-
+        """Judge the loss and its gradient by the divergence over a number of tokens, the right one or the wrong one."""
         # Trainer passes the count by name.
-        loss = self.trainer.compute_loss(self.student, dict(part), num_items_in_batch=count)
-        students, teachers = (
-            model.weight[part["input_ids"][:, :-1]].softmax(-1) for model in (self.student, self.teacher)
-        )
-        teachers = teachers.detach()
-        mixture = (students + teachers) / 2
-        divergence = sum(0.5 * (probs * (probs / mixture).log()).sum(-1) for probs in (students, teachers))
-        total = (divergence * (part["labels"][:, 1:] != -100)).sum()
+        loss = self.trainer.compute_loss(self.trainer.model, dict(part), num_items_in_batch=count)
+        total = (divergence(self.trainer, part["input_ids"]) * (part["labels"][:, 1:] != -100)).sum()
         by = {"right": float(total.detach()) / right, "wrong": float(total.detach()) / wrong}
         outcome = judge(float(loss.detach()), **by, divided_by=right)
-        gradient, expected = (torch.autograd.grad(value, self.student.weight)[0] for value in (loss, total))
-        expected = expected / (right if outcome.verdict is Verdict.FIXED else wrong)
-        if not torch.allclose(gradient, expected, rtol=1e-4, atol=1e-7):
-            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {expected}")
+        compare_gradients(self.trainer, loss, total / (right if outcome.verdict is Verdict.FIXED else wrong))
         return outcome
 
 

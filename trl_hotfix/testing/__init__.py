@@ -16,6 +16,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``
 ``sft``         SFT prepares a dataset (``sft_prepared``) and trains mixtures of experts (``sft_moe_loss``,
                 ``SftMoeStep`` to differentiate it)
+``gkd``         GKD and GOLD: ``distillation_stub``, the ``divergence`` of its models, ``compare_gradients``
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
@@ -48,6 +49,7 @@ from .dpo import (
     weighted_log_probs,
 )
 from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
+from .gkd import compare_gradients, distillation_stub, divergence
 from .grpo import metrics_by_mode, stub_grpo_trainer
 from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
 from .online import online_dpo_stub
@@ -78,9 +80,12 @@ __all__ = [
     "absent_if_reexported",
     "base_and_lora",
     "begin_trainer",
+    "compare_gradients",
     "completions_of",
     "constructed",
     "default_arguments",
+    "distillation_stub",
+    "divergence",
     "dpo_stub",
     "forwarded",
     "judge_accumulation",

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from trl_hotfix.authoring import (
+    GeneratedLabels,
+    copies_of_a_loss_of_all_gpus,
     copies_of_the_loss,
     micro_batches,
     plain_model,
@@ -59,6 +61,31 @@ def test_an_averaged_loss_is_multiplied_by_the_ranks(average: bool, copies: int)
         get_tp_size=lambda: 1,
     )
     assert copies_of_the_loss(trainer) == copies
+
+
+@pytest.mark.parametrize(("gpus", "copies"), [(1, 4), (2, 1)])
+def test_several_gpus_of_a_process_compute_one_loss(gpus: int, copies: int) -> None:
+    pytest.importorskip("transformers")
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(average_tokens_across_devices=True, n_gpu=gpus),
+        accelerator=SimpleNamespace(num_processes=4),
+        get_tp_size=lambda: 1,
+    )
+    assert copies_of_a_loss_of_all_gpus(trainer) == copies
+
+
+def test_generated_labels_are_told_by_value_until_they_are_forgotten() -> None:
+    torch = pytest.importorskip("torch")
+    generated, labels = GeneratedLabels(), torch.tensor([[1, 2, -100]])
+    assert not generated.are(labels)
+    generated.note(labels)
+    assert generated.are(labels.clone())
+    assert not generated.are(labels + 1)
+    assert not generated.are(labels[:, :2])
+    generated.note(labels + 1)
+    assert not generated.are(labels)
+    generated.forget()
+    assert not generated.are(labels + 1)
 
 
 def test_the_main_process_maps_first_and_streams_are_lazy() -> None:

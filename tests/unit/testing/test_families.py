@@ -13,6 +13,9 @@ import pytest
 
 from trl_hotfix.testing import (
     CharacterTokenizer,
+    compare_gradients,
+    distillation_stub,
+    divergence,
     dpo_stub,
     online_dpo_stub,
     sft_moe_loss,
@@ -115,3 +118,32 @@ def test_the_moe_model_adds_its_auxiliary_loss() -> None:
     module = a_module(SFTTrainer, "SFT")
     assert sft_moe_loss(module, 0.5, offset=0.0) == 3.0 + 0.5 * 2.0
     assert sft_moe_loss(module, 0.5, cross_entropy=1.0, aux_loss=4.0, num_items_in_batch=3, offset=0.5) == 6.5
+
+
+def test_the_divergence_of_a_distillation_stub_is_that_of_torch() -> None:
+    trainer = distillation_stub(object, MadeUpConfig, {"n_gpu": 2}, temperature=0.7)
+    assert (trainer.beta, trainer.args.n_gpu, trainer.temperature) == (0.5, 2, 0.7)
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    student, teacher = (model.weight[ids[:, :-1]].log_softmax(-1) for model in (trainer.model, trainer.teacher_model))
+    kl = torch.nn.functional.kl_div
+    for mixes_log_probs, mixture in (
+        (False, (student.exp() + teacher.exp()).div(2).log()),
+        (True, (student + teacher) / 2),
+    ):
+        expected = sum(
+            0.5 * kl(mixture, side, log_target=True, reduction="none").sum(-1) for side in (student, teacher)
+        )
+        found = divergence(trainer, ids, mixes_log_probs=mixes_log_probs)
+        assert found.shape == (2, 2)
+        torch.testing.assert_close(found, expected)
+
+
+def test_gradients_of_a_distillation_stub_are_compared() -> None:
+    trainer = distillation_stub(object, MadeUpConfig)
+
+    def loss() -> Any:
+        return divergence(trainer, torch.tensor([[1, 2, 3]])).sum()
+
+    compare_gradients(trainer, loss(), loss())
+    with pytest.raises(AssertionError, match="the gradient is not that of the loss"):
+        compare_gradients(trainer, loss(), loss() * 2)
