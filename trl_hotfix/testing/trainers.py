@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -95,7 +96,6 @@ def begin_trainer(
     Its superclass only takes model and arguments, and calls ``parent`` with the trainer. ``shadows`` replace names of
     the module meanwhile, those that it has; ``settings`` are arguments. The trainer is returned as it is then.
     """
-    from datasets import Dataset
 
     class Parent(*trainer_class.__bases__):  # type: ignore[misc]
         def __init__(self, *, model: Any, args: Any, **unused: Any) -> None:
@@ -125,10 +125,18 @@ def begin_trainer(
             model=model,
             args=default_arguments(config_class, **{**one_device, **step, **settings}),
             **({"reward_funcs": len} if with_rewards else {}),
-            train_dataset=Dataset.from_dict({"prompt": ["a"], "completion": ["b"], "label": [True]}),
+            train_dataset=_one_row(),
             processing_class=tiny_tokenizer(),
         )
     return trainer
+
+
+@functools.cache
+def _one_row() -> Any:
+    """Return a dataset. It is made once, since that takes as long as all else that the constructor does."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": ["a"], "completion": ["b"], "label": [True]})
 
 
 def absent_if_reexported(module: ModuleType, method: Any) -> Outcome | None:
