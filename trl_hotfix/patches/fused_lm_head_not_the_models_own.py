@@ -236,8 +236,7 @@ def _warn(message: str, *values: Any) -> None:
 
 def loss_is_that_of_the_models_logits(module: ModuleType) -> Outcome:
     """Compute losses, their gradients and other outputs of micro-batches, with several heads and kinds of models."""
-    # Chunks end within a row.
-    with recorded_warnings() as warnings, shadowed(sys.modules[__name__], "_TOKENS", 3):
+    with recorded_warnings() as warnings:
         case = _Case(module, "dense")
         right, wrong = (case.expected(0, head)["loss"].detach() for head in ("dense", "plain"))
         outcome = judge(float(case.scored(0).loss.detach()), right=float(right), wrong=float(wrong))
@@ -305,10 +304,13 @@ class _Case:
                 return _Kernel.apply(states @ weight.T, weight, *arguments)
 
         keywords = {"labels": self.labels[index], "num_items_in_batch": items, "output_router_logits": False}
-        if not self.is_fused:
-            return self.model(input_ids=self.ids[index], **keywords)
-        with shadowed(self.module, "_ChunkedLogProbFunction", Kernel):
-            return self.model(input_ids=self.ids[index], fused_lm_head=True, **keywords)
+        # Chunks end within a row.
+        tokens = 3 if (self.head, self.kind) == ("dense", "plain") else _TOKENS
+        with shadowed(sys.modules[__name__], "_TOKENS", tokens):
+            if not self.is_fused:
+                return self.model(input_ids=self.ids[index], **keywords)
+            with shadowed(self.module, "_ChunkedLogProbFunction", Kernel):
+                return self.model(input_ids=self.ids[index], fused_lm_head=True, **keywords)
 
     def expected(self, index: int, head: str, items: int | None = None) -> dict[str, Any]:
         """Return what the outputs are by the formula, if the model has this head."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..authoring import Once, absent, judge, shadowed
 from ..model import Outcome, Verdict
-from ..testing import absent_if_reexported, recorded_warnings, stub_trainer
+from ..testing import absent_if_reexported, quick_is_peft_model, recorded_warnings, stub_trainer
 
 Layers = dict[int, list[Any]]
 """The layers with an adapter, by the ids of the weights beneath them."""
@@ -129,18 +129,23 @@ def base_model_stays(module: ModuleType) -> Outcome:
     reexported = absent_if_reexported(module, method)
     if reexported is not None:
         return reexported
-    server = _Case(module, holder, method.__name__, mode="server")
+    with quick_is_peft_model(module):
+        return _judged(module, holder, method.__name__)
+
+
+def _judged(module: ModuleType, holder: Any, method: str) -> Outcome:
+    server = _Case(module, holder, method, mode="server")
     outcome = server.judged()
     if outcome.verdict is Verdict.FIXED:
-        colocate = _Case(module, holder, method.__name__, mode="colocate")
-        other_rank = _Case(module, holder, method.__name__, mode="server", is_main_process=False)
+        colocate = _Case(module, holder, method, mode="colocate")
+        other_rank = _Case(module, holder, method, mode="server", is_main_process=False)
         others = [case.judged() for case in (colocate, other_rank)]
         if any(other.verdict is not Verdict.FIXED for other in others):
             raise AssertionError(f"the base model does not always stay: {others}")
         for case in (server, colocate):
             case.fail()
         for settings in ({"dtype": "float32"}, {"adapter": False}):
-            _Case(module, holder, method.__name__, mode="colocate", **settings).left_alone()
+            _Case(module, holder, method, mode="colocate", **settings).left_alone()
         server.left_to_deepspeed_and_fsdp()
         _quantised_is_left_alone()
         _adapters_of_one_module_are_merged()

@@ -5,7 +5,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 
 ==============  =======================================================================================================
 ``trainers``    a trainer of any family: ``stub_trainer``, ``constructed``, ``begin_trainer`` with ``StopConstruction``,
-                ``default_arguments`` of a config, ``absent_if_reexported``
+                ``default_arguments`` of a config, ``absent_if_reexported``, ``quick_is_peft_model``
 ``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``; steps of pairs and their loss by the formula (``Pair``,
                 ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``, ``weighted_log_probs``,
                 ``pair_loss``, ``judge_with_gradients``); batches that may be flattened (``absent_if_never_flattened``,
@@ -63,6 +63,7 @@ from .trainers import (
     begin_trainer,
     constructed,
     default_arguments,
+    quick_is_peft_model,
     stub_trainer,
 )
 from .vision import CharacterProcessor
@@ -101,6 +102,7 @@ __all__ = [
     "pair_log_probs",
     "pair_loss",
     "pair_micro_batches",
+    "quick_is_peft_model",
     "recorded_warnings",
     "scored_completions",
     "sft_moe_loss",

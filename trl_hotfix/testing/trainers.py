@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import MISSING, fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -78,6 +79,19 @@ def constructed(trainer_class: type, **arguments: Any) -> Any:
     return trainer
 
 
+def quick_is_peft_model(module: ModuleType) -> AbstractContextManager[None]:
+    """Have the ``is_peft_model`` of a module, if it has one, look at the class alone inside the block.
+
+    That of accelerate reads the metadata of the installed PEFT at each call, which takes a millisecond.
+    """
+
+    def is_peft_model(model: Any) -> bool:
+        peft: Any = sys.modules.get("peft")
+        return peft is not None and isinstance(model, peft.PeftModel)
+
+    return shadowed(module, "is_peft_model", is_peft_model) if hasattr(module, "is_peft_model") else nullcontext()
+
+
 class StopConstruction(Exception):
     """The constructor has gone as far as the self-test needs."""
 
@@ -119,6 +133,7 @@ def begin_trainer(
         for name, substitute in {"set_seed": lambda *args, **kwargs: None, **(shadows or {})}.items():
             if hasattr(module, name):
                 stack.enter_context(shadowed(module, name, substitute))
+        stack.enter_context(quick_is_peft_model(module))
         stack.enter_context(suppress(StopConstruction))
         Stub.__init__(
             trainer,

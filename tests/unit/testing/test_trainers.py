@@ -9,7 +9,14 @@ import pytest
 from trl_hotfix import testing
 from trl_hotfix.model import Verdict
 from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
-from trl_hotfix.testing import absent_if_reexported, begin_trainer, constructed, default_arguments, stub_trainer
+from trl_hotfix.testing import (
+    absent_if_reexported,
+    begin_trainer,
+    constructed,
+    default_arguments,
+    quick_is_peft_model,
+    stub_trainer,
+)
 
 
 @dataclasses.dataclass
@@ -101,6 +108,23 @@ def test_a_constructor_runs_until_it_is_stopped() -> None:
     assert seeds == []
     assert module.create_reference_model is None  # type: ignore[attr-defined]
     assert not hasattr(module, "other")
+
+
+def test_is_peft_model_of_a_module_looks_at_the_class_meanwhile() -> None:
+    from peft import get_peft_model
+
+    def slow(model: Any) -> bool:
+        raise AssertionError("it is not called")
+
+    module = ModuleType("made_up")
+    with quick_is_peft_model(module):
+        assert not hasattr(module, "is_peft_model")
+    module.is_peft_model = slow  # type: ignore[attr-defined]
+    model, lora = testing.base_and_lora()
+    with quick_is_peft_model(module):
+        assert module.is_peft_model(model) is False
+        assert module.is_peft_model(get_peft_model(model, lora)) is True
+    assert module.is_peft_model is slow
 
 
 def test_a_method_that_a_module_only_reexports_is_absent() -> None:
