@@ -6,7 +6,8 @@
 ``once``                  what is done once for each trainer
 ``checkpoints``           what a callback keeps beside a checkpoint, and finds again in a resumed run
 ``datasets``              what a dataset has before it is prepared: ``masks_prompts_of_messages``
-``dropped_rows``          rows that a trainer must not have: ``only_rows``
+``dropped_rows``          rows that a trainer must not have: ``only_rows``, and whether the collator is the user's
+``views``                 views of tokenizers, which TRL is given: how they are pickled
 ``verdicts``              the answer of a self-test: ``judge`` and ``absent``
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
@@ -22,7 +23,7 @@ from ..witness import act, act_of_this_call
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
 from .datasets import masks_prompts_of_messages
-from .dropped_rows import only_rows
+from .dropped_rows import has_own_collator, note_own_collator, only_rows
 from .flattened_batches import (
     MASKABLE,
     Places,
@@ -47,6 +48,7 @@ from .training import (
     with_coefficient_of_plain_model,
 )
 from .verdicts import absent, judge
+from .views import pickled_as_made
 
 __all__ = [
     "MASKABLE",
@@ -63,6 +65,7 @@ __all__ = [
     "copies_of_a_loss_of_all_gpus",
     "copies_of_the_loss",
     "deepspeed_divides",
+    "has_own_collator",
     "in_rows",
     "is_sharded",
     "isolated",
@@ -73,7 +76,9 @@ __all__ = [
     "micro_batches",
     "module_of",
     "nobody_divides",
+    "note_own_collator",
     "only_rows",
+    "pickled_as_made",
     "places_in_rows",
     "plain_model",
     "prepared_first",

@@ -6,6 +6,24 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ..by_identity import ByIdentity
+from .calls import argument
+
+_has_own_collator: ByIdentity[bool] = ByIdentity()
+
+
+def note_own_collator(wrapped: Callable[..., Any], trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note whether this call of a trainer's constructor is given a collator.
+
+    A trainer prepares its datasets while it is made, and keeps no word of where its collator is from.
+    """
+    _has_own_collator[trainer] = argument(wrapped, args, kwargs, "data_collator") is not None
+
+
+def has_own_collator(trainer: Any) -> bool:
+    """Return whether it was noted that the trainer was given a collator."""
+    return bool(_has_own_collator.get(trainer))
+
 
 def only_rows(module: ModuleType, dataset: Any, keep: Callable[[Any], bool], settings: Any, doing: str) -> Any:
     """Return the rows of ``dataset`` of which ``keep(row)`` is true, or the dataset itself if all are.

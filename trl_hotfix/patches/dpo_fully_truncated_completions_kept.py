@@ -18,20 +18,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from ..authoring import absent, argument, judge, module_of, replaced_argument
-from ..authoring.dropped_rows import only_rows
-from ..by_identity import ByIdentity
+from ..authoring import (
+    absent,
+    argument,
+    has_own_collator,
+    judge,
+    module_of,
+    note_own_collator,
+    only_rows,
+    replaced_argument,
+)
 from ..model import Outcome, Verdict
 from ..testing import constructed, default_arguments, single_process, stream, tiny_attention_model
-
-_has_own_collator: ByIdentity[bool] = ByIdentity()
 
 
 def note_the_collator(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Make the trainer, and note before whether it is given a collator."""
-    _has_own_collator[instance] = argument(wrapped, args, kwargs, "data_collator") is not None
+    note_own_collator(wrapped, instance, args, kwargs)
     wrapped(*args, **kwargs)
 
 
@@ -58,7 +63,7 @@ def drop_rows_without_an_answer(
 def _limit(trainer: Any, settings: Any) -> int | None:
     """Return how many tokens of a row are kept, from its start on, or None if what is kept has the answer's end."""
     # DPO of 0.29 cuts what a collator of the user's returns, too.
-    if _has_own_collator.get(trainer) and not hasattr(trainer, "_truncate_inputs"):
+    if has_own_collator(trainer) and not hasattr(trainer, "_truncate_inputs"):
         return None
     if getattr(settings, "truncation_mode", "keep_start") != "keep_start":
         return None

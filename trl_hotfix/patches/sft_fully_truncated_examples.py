@@ -21,20 +21,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from ..authoring import absent, argument, judge, module_of
-from ..authoring.dropped_rows import only_rows
-from ..by_identity import ByIdentity
+from ..authoring import absent, argument, has_own_collator, judge, module_of, note_own_collator, only_rows
 from ..model import Outcome, Verdict
 from ..testing import CharacterTokenizer, default_arguments, single_process, stream, stub_trainer
-
-_has_own_collator: ByIdentity[bool] = ByIdentity()
 
 
 def note_the_collator(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Make the trainer, and note before whether it is given a collator."""
-    _has_own_collator[instance] = argument(wrapped, args, kwargs, "data_collator") is not None
+    note_own_collator(wrapped, instance, args, kwargs)
     wrapped(*args, **kwargs)
 
 
@@ -64,7 +60,7 @@ def drop_rows_without_a_label(
 def _masks_and_cuts(trainer: Any, settings: Any, module: ModuleType) -> bool:
     """Return whether this trainer's collator is TRL's, which masks, and its rows are cut at ``max_length``."""
     fields = module.DataCollatorForLanguageModeling.__dataclass_fields__
-    if _has_own_collator.get(trainer):
+    if has_own_collator(trainer):
         return False
     # Without padding, 0.17 and 0.18 have the collator of transformers, and that of 1.0.0 to 1.7.1 does not cut.
     return not settings.padding_free or ("padding_free" in fields and "max_length" not in fields)
