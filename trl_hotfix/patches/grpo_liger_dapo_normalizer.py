@@ -68,7 +68,7 @@ _GENERATION = (((5, 3, 9), (8, 3, 4, 6)), ((7,), (2, 5)))
 _ADVANTAGES = ((1.5, -0.5), (-2.0, 0.25))
 _PROMPT = (3, 4)
 _MORE = 3.0
-"""How many more tokens each count has on the other rank."""
+"""How many more tokens each count has on the other rank, if there are any."""
 
 
 def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
@@ -92,13 +92,17 @@ def loss_is_divided_by_the_tokens_of_the_step(module: ModuleType) -> Outcome:
     else:
         # Up to 0.27.0 an evaluation is divided by the micro-batches of a step, too.
         cases += evaluations
+    # One token of both ranks, and none at all: the kernel divides by one or more.
+    cases.append(make("dapo", 0, kept=(1, None), more=-1.0))
+    for number in range(2):
+        make("dapo", number, kept=(0, 0), more=0.0).check_that_it_is_right()
     for kind in ("bnpo", "dr_grpo"):
         make(kind, 0).check_that_it_is_right()
     return judge_with_gradients(list(cases[0].model.parameters()), [case.losses() for case in cases])
 
 
 class _Case:
-    """A micro-batch of the generation. A mask may leave out the last token of each completion."""
+    """A micro-batch of the generation. A mask may leave out a completion, or all but some tokens of a micro-batch."""
 
     def __init__(
         self,
@@ -109,25 +113,30 @@ class _Case:
         *,
         micro_batches: int = 2,
         left_out: str = "",
+        kept: tuple[int | None, int | None] = (None, None),
+        more: float = _MORE,
         training: bool = True,
     ) -> None:
         import torch
 
-        self.model, self.kind, self.micro_batches, self.training = model, kind, micro_batches, training
+        self.model, self.kind, self.micro_batches, self.training, self.more = model, kind, micro_batches, training, more
         generation = [_batch(index, left_out) for index in range(2)]
+        for part, tokens in zip(generation, kept, strict=True):
+            if tokens is not None:
+                part["completion_mask"].view(-1)[tokens:] = 0
         self.batch = generation[number]
         counted = [int(_mask(part).sum()) for part in (generation if training else [self.batch])]
         self.tokens, self.own_tokens = sum(counted), int(_mask(self.batch).sum())
         for part in generation:
-            part["num_items_in_batch"] = torch.tensor(2 * self.tokens + _MORE)
+            part["num_items_in_batch"] = torch.tensor(2 * self.tokens + more)
         settings = {"loss_type": kind, "beta": 0.0, "steps_per_generation": 2, "temperature": 1.0}
         trainer = stub_grpo_trainer(module, training=training, **settings)
         # Up to 1.7 the kernel has another name.
         name = "liger_loss" if _names(module, "liger_loss") else "liger_grpo_loss"
-        self.own = {name: functools.partial(_kernel, kind), "current_gradient_accumulation_steps": micro_batches}
+        self.own = {name: functools.partial(_kernel, kind, more), "current_gradient_accumulation_steps": micro_batches}
         vars(trainer).update(**self.own, _buffered_inputs=generation, model_kwarg_keys=set(), _is_vlm=False)
         trainer.accelerator.num_processes, trainer.accelerator.state = 2, SimpleNamespace(deepspeed_plugin=None)
-        trainer.accelerator.gather = lambda values: torch.stack([values, values + _MORE]).flatten()
+        trainer.accelerator.gather = lambda values: torch.stack([values, values + more]).flatten()
         self.trainer = trainer
 
     def losses(self) -> tuple[Any, Any, Any]:
@@ -137,8 +146,8 @@ class _Case:
             raise AssertionError("the trainer is left with another kernel, or another number of micro-batches")
         mask = _mask(self.batch)
         total = _sum_over_tokens(self.kind, _log_probs(self.model, self.batch), self.batch["advantages"], mask)
-        divisor = (2 * self.tokens + _MORE) / 2 * (self.micro_batches / 2 if self.training else 1)
-        wrong = (2 * self.own_tokens + _MORE) / 2 * self.micro_batches
+        mean, own_mean = (max((2 * tokens + self.more) / 2, 1) for tokens in (self.tokens, self.own_tokens))
+        divisor, wrong = mean * (self.micro_batches / 2 if self.training else 1), own_mean * self.micro_batches
         return measured, total / divisor, total / wrong
 
     def check_that_it_is_right(self) -> None:
@@ -149,7 +158,8 @@ class _Case:
             mask = _mask(self.batch)
             total = _sum_over_tokens(self.kind, _log_probs(self.model, self.batch), self.batch["advantages"], mask)
             right = total / rows[self.kind] / self.micro_batches
-        if abs(float((measured - right).detach())) > 1e-6:
+        # What is not a number is not right.
+        if not abs(float((measured - right).detach())) <= 1e-6:
             raise AssertionError(f"{self.kind} is {measured} and not {right}")
 
 
@@ -203,6 +213,7 @@ def _sum_over_tokens(kind: str, log_probs: Any, advantages: Any, mask: Any) -> A
 
 def _kernel(
     kind: str,
+    more: float,
     *,
     _input: Any,
     lin_weight: Any,
@@ -215,6 +226,6 @@ def _kernel(
     """Return what ``LigerFusedLinearGRPOLoss`` returns on the first of two ranks. From 0.8.2 on it takes a number."""
     log_probs = (_input @ lin_weight.T).log_softmax(-1).gather(-1, selected_token_ids[..., None])[..., 0]
     own = attention_mask.sum()
-    tokens = 2 * own + _MORE if num_items_in_batch is None else num_items_in_batch
-    divisor = {"bnpo": own, "dr_grpo": 100.0}.get(kind, tokens / 2)
+    tokens = 2 * own + more if num_items_in_batch is None else num_items_in_batch
+    divisor = {"bnpo": own, "dr_grpo": 100.0}.get(kind, (tokens / 2).clamp(min=1))
     return _sum_over_tokens(kind, log_probs, advantages, attention_mask) / divisor, (own * 0.0,)

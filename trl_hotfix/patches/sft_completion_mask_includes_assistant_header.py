@@ -12,18 +12,16 @@ second one asks for a dict. (Under transformers 5 it is the first one that has t
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, masks_prompts_of_messages, replaced_argument
+from ..authoring import absent, argument, judge, masks_prompts_of_messages, pickled_as_made, replaced_argument
 from ..model import Outcome, Verdict
-from ..testing import CharacterTokenizer, messages, sft_prepared
+from ..testing import CharacterTokenizer, messages, only_iterable, prepared_completions, sft_prepared
 
 
 def leave_the_header_to_the_prompt(
@@ -39,8 +37,7 @@ def leave_the_header_to_the_prompt(
 def _with_headers(tokenizer: Any, code: str = "") -> Any:
     """Return a view of ``tokenizer`` that renders every other conversation, a prompt, with the generation prompt.
 
-    The view is pickled as a call of this function: for worker processes, and for the cache key of ``datasets``.
-    ``code`` is a digest of this file. It is unused except that it changes that key when the file changes.
+    ``code`` is for ``pickled_as_made``.
     """
     import wrapt
 
@@ -48,7 +45,7 @@ def _with_headers(tokenizer: Any, code: str = "") -> Any:
         _self_after_prompt = False
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            return _with_headers, (self.__wrapped__, hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
+            return pickled_as_made(_with_headers, self.__wrapped__)
 
         def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
             is_prompt = not self._self_after_prompt and not kwargs.get("return_dict")
@@ -79,10 +76,11 @@ def headers_are_not_trained(module: ModuleType) -> Outcome:
     prepare = getattr(module.SFTTrainer, "_prepare_dataset", None)
     if prepare is None or "args" not in inspect.signature(prepare).parameters:
         return absent("there is no loss of the completion alone")
-    found = _trained(module)
-    if found is None:
+    prepared = prepared_completions(module, [(prompt, answer) for prompt, answer, _ in _ROWS], CharacterTokenizer())
+    if not prepared[0][1]:
         return absent("there is no loss of the completion alone")
-    trained = [text for _, _, text in _ROWS]
+    found = ["".join(itertools.compress(*row)) for row in prepared]
+    trained = [text for _, _, text in _ROWS] * 2
     with_headers = [f"a{text}" for text in trained]
     lengths = [sum(map(len, texts)) for texts in (found, trained, with_headers)]
     outcome = judge(lengths[0], right=lengths[1], wrong=lengths[2], texts=found)
@@ -94,24 +92,6 @@ def headers_are_not_trained(module: ModuleType) -> Outcome:
         if mistakes:
             raise AssertionError("; ".join(mistakes))
     return outcome
-
-
-def _trained(module: ModuleType) -> list[str] | None:
-    """Return what is trained of each row, or None if there is no mask of completions."""
-    tokenizer = CharacterTokenizer()
-    rows = [{"prompt": messages(*prompt), "completion": messages(*completion)} for prompt, completion, _ in _ROWS]
-    prepared = sft_prepared(module, rows, tokenizer, completion_only_loss=True)
-    texts = [tokenizer.decode(row["input_ids"]) for row in prepared]
-    whole = ["".join(f"{turn}\1" for turn in (*prompt, *completion)) for prompt, completion, _ in _ROWS]
-    masks = [
-        row["completion_mask"] if "completion_mask" in row else [label != -100 for label in row.get("labels", ())]
-        for row in prepared
-    ]
-    if not masks[0]:
-        return None
-    if texts != whole:
-        raise AssertionError(f"the tokens are those of {texts}, expected {whole}")
-    return ["".join(itertools.compress(*parts)) for parts in zip(texts, masks, strict=True)]
 
 
 def _mistakes_elsewhere(module: ModuleType) -> list[str]:
@@ -126,9 +106,17 @@ def _mistakes_elsewhere(module: ModuleType) -> list[str]:
     mistakes = []
     for name, (rows, completion_only_loss, expected) in kinds.items():
         prepared = sft_prepared(module, rows, tokenizer, completion_only_loss=completion_only_loss)
-        texts = [tokenizer.decode(row["input_ids"]) for row in prepared]
-        mistakes += [f"of {name}, {texts} are tokenised"] * (texts != expected)
+        tokenised = [tokenizer.decode(row["input_ids"]) for row in prepared]
+        mistakes += [f"of {name}, {tokenised} are tokenised"] * (tokenised != expected)
+    texts = only_iterable({"prompt": "a", "completion": "b"}), tokenizer, SimpleNamespace(completion_only_loss=None)
+    if leave_the_header_to_the_prompt(_tokenizer, None, texts, {}) is not tokenizer:
+        mistakes.append("the tokenizer of texts is another one")
     return mistakes
+
+
+def _tokenizer(dataset: Any, processing_class: Any, args: Any) -> Any:
+    """Have the arguments of ``_prepare_dataset`` that the wrapper reads, and return the tokenizer."""
+    return processing_class
 
 
 def _mistakes_of_the_view() -> list[str]:

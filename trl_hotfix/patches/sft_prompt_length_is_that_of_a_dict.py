@@ -9,24 +9,14 @@ The wrapper gives TRL a view of the tokenizer that tells it where the call says 
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, masks_prompts_of_messages, replaced_argument
+from ..authoring import absent, argument, judge, masks_prompts_of_messages, pickled_as_made, replaced_argument
 from ..model import Outcome, Verdict
-from ..testing import (
-    CharacterTokenizer,
-    default_arguments,
-    messages,
-    only_iterable,
-    single_process,
-    stream,
-    stub_trainer,
-)
+from ..testing import CharacterTokenizer, messages, only_iterable, prepared_completions
 
 
 def take_the_length_of_the_prompt(
@@ -42,14 +32,13 @@ def take_the_length_of_the_prompt(
 def _with_lists(tokenizer: Any, code: str = "") -> Any:
     """Return a view of ``tokenizer`` that renders a conversation as a list unless it is asked for a dict.
 
-    The view is pickled as a call of this function: for worker processes, and for the cache key of ``datasets``.
-    ``code`` is a digest of this file. It is unused except that it changes that key when the file changes.
+    ``code`` is for ``pickled_as_made``.
     """
     import wrapt
 
     class View(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
         def __reduce_ex__(self, protocol: Any) -> Any:
-            return _with_lists, (self.__wrapped__, hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
+            return pickled_as_made(_with_lists, self.__wrapped__)
 
         def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
             return self.__wrapped__.apply_chat_template(conversation, **{"return_dict": False, **kwargs})
@@ -76,12 +65,13 @@ def prompts_are_not_trained(module: ModuleType) -> Outcome:
     render = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
     if not render["return_dict"].default:
         return absent("in this transformers a tokenizer renders a list of token ids")
-    # A trainer prepares its datasets one after the other, and there may be other trainers.
-    trainers, datasets = [_trainer(module) for _ in range(2)], (_ROWS[:2], _ROWS[2:])
-    found = [length for trainer in trainers for rows in datasets for length in _prompt_lengths(module, trainer, rows)]
-    if not found:
+    prepared = prepared_completions(module, _ROWS, _Tokenizer())
+    if not prepared[0][1]:
         return absent("the length of the prompt is not taken from its tokens")
-    right = [sum(len(turn) + 1 for turn in prompt) for prompt, _ in _ROWS] * len(trainers)
+    if any(trained != sorted(trained) for _, trained in prepared):
+        raise AssertionError("a completion does not go on to the end")
+    found = [trained.index(True) for _, trained in prepared]
+    right = [sum(len(turn) + 1 for turn in prompt) for prompt, _ in _ROWS] * 2
     wrong = [2] * len(right)
     if found not in (right, wrong):
         raise AssertionError(f"the prompts have {found} tokens, expected {right}")
@@ -127,33 +117,6 @@ class _Tokenizer(CharacterTokenizer):
         **kwargs: Any,
     ) -> Any:
         return super().apply_chat_template(messages, tokenize, return_dict, add_generation_prompt, **kwargs)
-
-
-def _trainer(module: ModuleType) -> Any:
-    """Return a trainer that prepares datasets for the loss of completions. It neither truncates nor packs."""
-    lengths = {"max_length": None, "max_seq_length": None, "shuffle_dataset": False}
-    return stub_trainer(
-        module.SFTTrainer,
-        default_arguments(module.SFTConfig, completion_only_loss=True, **lengths),
-        chat_template=None,
-        completion_only_loss=True,
-        _is_vlm=False,
-    )
-
-
-def _prompt_lengths(module: ModuleType, trainer: Any, pairs: Any) -> list[int]:
-    """Return how many tokens of each row are before the completion. There are none without a mask of completions."""
-    rows = [{"prompt": messages(*prompt), "completion": messages(*completion)} for prompt, completion in pairs]
-    with single_process(module):
-        prepared = list(trainer._prepare_dataset(stream(rows), _Tokenizer(), trainer.args, False, None, "train"))
-    whole = ["".join(f"{turn}\1" for turn in (*prompt, *completion)) for prompt, completion in pairs]
-    texts = [CharacterTokenizer().decode(row["input_ids"]) for row in prepared]
-    if texts != whole:
-        raise AssertionError(f"the tokens are those of {texts}, expected {whole}")
-    masks = [row["completion_mask"] for row in prepared if "completion_mask" in row]
-    if any(mask != sorted(mask) for mask in masks):
-        raise AssertionError("a completion does not go on to the end")
-    return [mask.index(1) for mask in masks]
 
 
 def _mistakes_of_the_view() -> list[str]:

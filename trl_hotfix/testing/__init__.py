@@ -20,6 +20,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
+``completions`` the completions of such messages, as SFT prepares them: ``prepared_completions``
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
 ``adapters``    LoRA beneath a checkpoint (``base_and_lora``): which of its matrices have a gradient
                 (``lora_gradients``, ``judge_gradients``), after the constructor of a trainer (``judge_adapters``)
@@ -35,6 +36,7 @@ from __future__ import annotations
 from .accumulation import judge_accumulation
 from .adapters import base_and_lora, judge_adapters, judge_gradients, lora_gradients
 from .chats import messages, only_iterable
+from .completions import prepared_completions
 from .dpo import (
     Pair,
     PairMicroBatch,
@@ -102,6 +104,7 @@ __all__ = [
     "pair_log_probs",
     "pair_loss",
     "pair_micro_batches",
+    "prepared_completions",
     "quick_is_peft_model",
     "recorded_warnings",
     "scored_completions",
