@@ -82,6 +82,9 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("qlora-dora-magnitude-frozen-in-bf16", "proof"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("GRPO", "Reward", "RLOO", "DPO", "KTO")), NOT_TRAINED
     ),
+    ("tokenizer-ignores-model-revision", "self-test"): {
+        target.attribute: ENDS_EARLY for target in PATCHES["tokenizer-ignores-model-revision"].targets
+    },
     ("reward-trainer-two-label-model", "self-test"): {"RewardTrainer.__init__": ENDS_EARLY},
     ("sft-padding-free-contamination", "proof"): {
         "SFTTrainer.__init__": "the collator is changed for worker processes, and for the prompts of 0.17 and 0.18"

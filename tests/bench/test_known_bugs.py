@@ -5,7 +5,6 @@ These bugs have no self-test. What is looked for is the line with the mistake, o
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,10 +35,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("dpo_trainer")
         and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")
         and "and self.state.global_step > 0" not in text("dpo_trainer") + text("kto_trainer")
-    ),
-    "tokenizer-ignores-model-revision": lambda text: (
-        re.search(r"Auto(Tokenizer|Processor)\.from_pretrained\(", text("sft_trainer")) is not None
-        and "revision=model_revision" not in text("sft_trainer")
     ),
     "grpo-vllm-sleep-stale-initial-weights": lambda text: (
         'collective_rpc("reload_weights")' in text("grpo_trainer") + text("../generation/vllm_generation")
