@@ -30,7 +30,6 @@ def method(text: str, name: str) -> str:
 
 SIGNS: dict[str, Callable[[Texts], bool]] = {
     "gold-eos-masked-when-pad-is-eos": lambda text: "[new_input_ids == pad_token_id] = -100" in text("gold_trainer"),
-    "grpo-no-attention-mask": lambda text: "get_per_token_logps(model, input_ids, num_" in text("grpo_trainer"),
     "dpo-evaluate-precomputes-with-trained-policy": lambda text: (
         'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("dpo_trainer")
         and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")

@@ -66,10 +66,10 @@ def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
 
 
 def test_an_old_run_is_told_of_a_bug_without_a_repair_whatever_its_record_says(tmp_path: Path) -> None:
-    folder = output_folder(tmp_path / "out", "GRPOConfig", gradient_accumulation_steps=4)
-    (folder / "README.md").write_text("- TRL: 0.14.0\n- Transformers: 4.48.0\n")
-    (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "0.14.0", "patches": []}))
-    assert answers(str(folder))["grpo-no-attention-mask"] == ("cannot tell", "none")
+    folder = output_folder(tmp_path / "out", "GOLDConfig", lmbda=0.5)
+    (folder / "README.md").write_text("- TRL: 1.0.0\n- Transformers: 4.57.0\n")
+    (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "1.0.0", "patches": []}))
+    assert answers(str(folder))["gold-eos-masked-when-pad-is-eos"] == ("cannot tell", "none")
 
 
 def test_the_arguments_of_an_old_run_decide_which_bugs_hit_it(tmp_path: Path) -> None:
