@@ -186,7 +186,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "1.8.0": (
         *("DPO", "SFT", "KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
-        "proof apply-chat-template-loses-chosen-tokens",
+        *("proof apply-chat-template-loses-chosen-tokens", "proof grpo-vllm-sleep-stale-initial-weights"),
     ),
     "1.13.0": (
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),

@@ -60,6 +60,9 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    ("grpo-vllm-sleep-stale-initial-weights", "proof"): {
+        "RLOOTrainer._generate_single_turn": "up to 0.26 RLOO has vLLM answer conversations only; that of 0.27 trains"
+    },
     ("grpo-zero-loss-diagnosis", "self-test"): {
         "GRPOTrainer.__init__": "the self-test looks at the log; the proof makes trainers with adapters too"
     },

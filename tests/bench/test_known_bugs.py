@@ -35,9 +35,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")
         and "and self.state.global_step > 0" not in text("dpo_trainer") + text("kto_trainer")
     ),
-    "grpo-vllm-sleep-stale-initial-weights": lambda text: (
-        'collective_rpc("reload_weights")' in text("grpo_trainer") + text("../generation/vllm_generation")
-    ),
     "peft-config-reinitialises-peftmodel": lambda text: (
         "get_peft_model(model, peft_config)" in text("grpo_trainer")
         and "merge_and_unload()" not in text("grpo_trainer")

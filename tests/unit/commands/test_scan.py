@@ -368,22 +368,23 @@ REWARD = "from trl import RewardTrainer\nRewardTrainer(model='Qwen/Qwen2-0.5B')\
 
 
 def test_a_bug_without_a_repair_is_told_as_such_in_every_form(tmp_path: Path) -> None:
-    file, bug_id = tmp_path / "grpo.py", "grpo-vllm-sleep-stale-initial-weights"
-    settings = "use_vllm=True, vllm_mode='colocate', vllm_enable_sleep_mode=True"
-    file.write_text(f"from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer('gpt2', args=GRPOConfig({settings}))\n")
+    file, bug_id = tmp_path / "gold.py", "gold-eos-masked-when-pad-is-eos"
+    file.write_text(
+        "from trl.experimental.gold import GOLDConfig, GOLDTrainer\nGOLDTrainer('gpt2', args=GOLDConfig())\n"
+    )
     result = run(str(file), "--trl", "0.27.0", "--fail-on", "unknown")
     assert f"  cannot tell  {bug_id}" in result.output.splitlines()
-    assert "(wrong-gradient; known, no repair here; fixed in TRL 1.10.0)" in result.output
+    assert "(wrong-gradient; known, no repair here; fixed in TRL 1.9.0)" in result.output
     assert result.return_value is Exit.DEGRADED
     (trainer,) = json.loads(run(str(file), "--trl", "0.27.0", "--json").output)["files"][0]["trainers"]
     repairs = {bug["id"]: (bug["repair"], bug["on_by_default"], bug["fixed_in"]) for bug in trainer["cannot_tell"]}
-    assert repairs[bug_id] == ("none", False, "1.10.0")
+    assert repairs[bug_id] == ("none", False, "1.9.0")
     (log,) = json.loads(run(str(file), "--trl", "0.27.0", "--format", "sarif").output)["runs"]
     rules = {rule["id"]: rule for rule in log["tool"]["driver"]["rules"]}
     text = rules[bug_id]["help"]["text"]
-    assert text == f"trl_hotfix: known, no repair here; fixed in TRL 1.10.0\n\ntrl-hotfix explain {bug_id}"
+    assert text == f"trl_hotfix: known, no repair here; fixed in TRL 1.9.0\n\ntrl-hotfix explain {bug_id}"
     assert bug_id in run(str(file), "--trl", "0.27.0", "--format", "github").output
-    clean = run(str(file), "--trl", "1.10.0", "--json")
+    clean = run(str(file), "--trl", "1.9.0", "--json")
     (trainer,) = json.loads(clean.output)["files"][0]["trainers"]
     assert bug_id not in {bug["id"] for bug in (*trainer["hits"], *trainer["cannot_tell"])}
 
