@@ -35,11 +35,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")
         and "and self.state.global_step > 0" not in text("dpo_trainer") + text("kto_trainer")
     ),
-    "peft-config-reinitialises-peftmodel": lambda text: (
-        "get_peft_model(model, peft_config)" in text("grpo_trainer")
-        and "merge_and_unload()" not in text("grpo_trainer")
-        and "You passed a `PeftModel` instance" not in text("grpo_trainer")
-    ),
     "grpo-pretrained-adapter-reference-is-base": lambda text: (
         "disable_adapter()" in text("grpo_trainer") and "elif peft_config is None:" not in text("grpo_trainer")
     ),
