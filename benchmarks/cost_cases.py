@@ -185,6 +185,19 @@ def _(size: Size) -> Call:
     return called(size.patch.normalise, compute_loss, trainer, size.model, inputs, options=options)
 
 
+@case("grpo-pretrained-adapter-reference-is-base")
+def _(size: Size) -> Call:
+    # The weights of the model stand for those of an adapter.
+    copy = dict(size.model.named_parameters())
+    trainer = SimpleNamespace(model=size.model, accelerator=size.accelerator, **{size.patch._COPY: copy})
+
+    def score(inputs: Any) -> None:
+        with trainer.model.disable_adapter():
+            pass
+
+    return called(size.patch.take_them_for_the_reference, score, trainer, [])
+
+
 @case("left-padded-logprobs-absolute-positions")
 def _(size: Size) -> Call:
     size.model.config.model_type = "gpt2"

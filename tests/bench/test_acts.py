@@ -23,6 +23,7 @@ REFUSES = "it ends the call by an error, and a call that raises is not counted a
 NOT_TRAINED = "the proof trains another of the trainers that have this method"
 WARNS = "it warns, and changes nothing"
 NOTES_COLLATOR = "it notes whether the trainer is given a collator, and _prepare_dataset drops rows"
+NOTES_ADAPTER = "it keeps the weights of the adapter, which are taken where the reference is computed"
 NOTES = "it notes the dataset that is cut, and _prepare_dataset says what is lost"
 IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("dpo-aux-loss-dropped", "self-test"): {"DPOTrainer._compute_loss_liger": WARNS},
@@ -52,6 +53,12 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("grpo-loss-type-by-normalisation", "self-test"): {"GRPOTrainer.__init__": ENDS_EARLY},
     ("grpo-model-generation-config-leak", "self-test"): {
         target.attribute: ENDS_EARLY for target in PATCHES["grpo-model-generation-config-leak"].targets
+    },
+    **{
+        ("grpo-pretrained-adapter-reference-is-base", run): {
+            f"{method}Trainer.__init__": NOTES_ADAPTER for method in ("GRPO", "RLOO")
+        }
+        for run in ("self-test", "proof")
     },
     ("grpo-resume-replays-epoch-0-order", "proof"): {"DistillationTrainer._get_train_sampler": NOT_TRAINED},
     **{
