@@ -19,7 +19,7 @@ from trl_hotfix.model import Called, Patch, Target
 import layout
 from running import process
 
-SECONDS_A_CASE = 100
+SECONDS_A_CASE = 200
 STACKS = dict.fromkeys(("0.13.0", "0.14.0", "0.15.0"), "tf4.51")
 """Releases that are not run on their main stack.
 
