@@ -28,7 +28,7 @@ RLOO of 0.26 trains on a part of each generation alone (rloo-step-counted-twice)
 VARIANTS = {"full": "the reference of a whole model is a copy of it"}
 
 STEPS, MICRO_BATCHES, BETA = 2, 2, 0.5
-METHODS = ("__init__", "_prepare_inputs", "_generate_and_score_completions", "compute_loss")
+METHODS = ("__init__", "_prepare_inputs", "_generate_and_score_completions", "_compute_loss", "compute_liger_loss")
 
 
 def train() -> tiny.TrainingResult:
