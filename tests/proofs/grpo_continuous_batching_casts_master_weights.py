@@ -3,7 +3,8 @@ batching, and evaluate.
 
 Continuous batching needs a GPU, so a substitute for ``generate_batch`` returns the completions of the padded
 ``generate``. The expected result is a run with the padded ``generate``: it has the same losses, the same gradients in
-both steps, the same evaluation and the same weights in the end.
+both steps, the same evaluation and the same weights in the end. A model in bfloat16, whose rotary frequencies are in
+float32 as when it is loaded so, has the same frequencies, too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EOS = 1
 
 @dataclass
 class Run:
-    """Losses, gradients by step, the trained weights in the end, and the bits of the weights that generated."""
+    """Losses, gradients by step, weights and buffers in the end, and the bits of the weights that generated."""
 
     losses: list[float] = field(default_factory=list)
     gradients: dict[str, Any] = field(default_factory=dict)
@@ -42,35 +43,37 @@ def train() -> tiny.TrainingResult:
     if not methods:
         return tiny.TrainingResult(absent("this release has no continuous batching"))
     kept = trained = 0
-    runs = {method: _run(method, batching=True) for method in methods}
-    for method, batched in runs.items():
-        padded = _run(method, batching=False)
+    runs = {}
+    cases = [(method, method, None) for method in methods]
+    for name, method, dtype in [*cases, (f"{methods[0]} in bfloat16", methods[0], torch.bfloat16)]:
+        runs[name] = batched = _run(method, batching=True, dtype=dtype)
+        padded = _run(method, batching=False, dtype=dtype)
         if batched.generation_bits != {16}:
-            raise AssertionError(f"{method} generated with {batched.generation_bits} bits")
-        trained += len(padded.weights)
+            raise AssertionError(f"{name} generated with {batched.generation_bits} bits")
+        trained += sum(weight.dtype == torch.float32 for weight in padded.weights.values())
         full_precision = [name for name, weight in batched.weights.items() if weight.dtype == torch.float32]
         kept += len(full_precision)
         if not full_precision:
             continue
         different = [
-            name
+            key
             for expected, measured in ((padded.weights, batched.weights), (padded.gradients, batched.gradients))
-            for name in expected
-            if not torch.equal(measured[name], expected[name])
+            for key in expected
+            if not torch.equal(measured[key], expected[key])
         ]
         if different or batched.losses != padded.losses:
-            raise AssertionError(f"{method}: not as with the padded generate: {different}, {batched.losses}")
+            raise AssertionError(f"{name}: not as with the padded generate: {different}, {batched.losses}")
     return _result(runs, judge(kept, right=trained, wrong=0))
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Train with the padded ``generate``, without mixed precision, and with weights in bfloat16 from the beginning."""
+    """Train with the padded ``generate``, without mixed precision, and with all of a model cast from the beginning."""
     import torch
 
     runs = {
         "padded": _run("GRPO", batching=False),
         "float32": _run("GRPO", batching=True, bf16=False),
-        "bfloat16": _run("GRPO", batching=True, dtype=torch.bfloat16),
+        "bfloat16": _run("GRPO", batching=True, dtype=torch.bfloat16, whole=True),
     }
     return _result(runs, absent("nothing is cast"))
 
@@ -85,7 +88,8 @@ def _result(runs: dict[str, Run], outcome: Any) -> tiny.TrainingResult:
     return tiny.TrainingResult(outcome, sum(sum(run.losses) for run in runs.values()), gradients)
 
 
-def _run(method: str, *, batching: bool, bf16: bool = True, dtype: Any = None) -> Run:
+def _run(method: str, *, batching: bool, bf16: bool = True, dtype: Any = None, whole: bool = False) -> Run:
+    """Train with weights of this type, and with ``whole`` with buffers of it, too."""
     import torch
     from transformers import TrainerCallback
 
@@ -111,8 +115,11 @@ def _run(method: str, *, batching: bool, bf16: bool = True, dtype: Any = None) -
     }
     with tempfile.TemporaryDirectory() as folder:
         policy = tiny.llama(folder, seed=0)
-        if dtype is not None:
+        if whole:
             policy.to(dtype)
+        elif dtype is not None:
+            for weight in policy.parameters():
+                weight.data = weight.data.to(dtype)
         torch.manual_seed(0)
         if method == "OnlineDPO":
             trainer = tiny.online_dpo(Recorder, config_class, policy, **settings)
@@ -161,5 +168,5 @@ def _run(method: str, *, batching: bool, bf16: bool = True, dtype: Any = None) -
         raise AssertionError(f"expected {STEPS} steps of {MICRO_BATCHES} micro-batches: {run.losses}")
     run.weights = {
         name: parameter.detach() for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
-    }
+    } | dict(trainer.model.named_buffers())
     return run
