@@ -15,14 +15,14 @@ mask by TRL, and calls the model itself.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act_of_this_call, argument, judge, replaced_argument, shadowed
-from ..model import Outcome, Verdict
-from ..testing import PromptTokenizer, stub_that_scores, wrapped_like_deepspeed
+from ..authoring import absent, act_of_this_call, argument, replaced_argument, shadowed
+from ..model import Outcome
+from ..testing import PromptTokenizer, judge_with_gradients, stub_with_reference, token_losses_of_a_group
 
 
 def mask_the_padding_of_prompts(
@@ -159,31 +159,19 @@ class _Trainer:
         self.masks: list[Any] = []
         self.policy, self.reference = _model(0.0, self.masks), _model(1.0, self.masks)
         self.max_prompt_length = max_prompt_length
-        self.trainer = stub_that_scores(
+        self.trainer = stub_with_reference(
             module,
-            [()] * len(_REWARDS),
+            self.policy,
+            self.reference,
+            self._generate,
             _REWARDS,
-            model=wrapped_like_deepspeed(self.policy) if has_adapter else self.policy,
-            reference=self.reference,
+            has_adapter=has_adapter,
             temperature=1.0,
             beta=_BETA,
             num_generations=2,
         )
         self.tokenizer = _Tokenizer(returns_a_mask=returns_a_mask)
         vars(self.trainer).update(processing_class=self.tokenizer, max_prompt_length=max_prompt_length)
-        self.policy.generate = self._generate
-        if has_adapter:
-            self.trainer.ref_model = None
-            self.policy.disable_adapter = self._disable_adapter
-            self.trainer.accelerator.unwrap_model = lambda model, *args, **kwargs: model.module
-
-    @contextmanager
-    def _disable_adapter(self) -> Iterator[None]:
-        weight, self.policy.weight.data = self.policy.weight.data, self.reference.weight.data
-        try:
-            yield
-        finally:
-            self.policy.weight.data = weight
 
     def _generate(self, input_ids: Any, **kwargs: Any) -> Any:
         import torch
@@ -209,34 +197,24 @@ class _Trainer:
 
     def judged(self, prompts: tuple[str, ...], global_step: int, *, training: bool) -> Outcome:
         """Judge loss and gradient of a micro-batch of completions of these prompts."""
-        import torch
-
         self.trainer.state.global_step = global_step
         self.trainer.model.train(training)
         loss = self.loss_of(prompts)
         cut = [len(prompt[-(self.max_prompt_length or 0) :]) for prompt in prompts]
         right, wrong = self._expected(cut), self._expected([max(cut)] * len(cut))
-        outcome = judge(float(loss.detach()), right=float(right.detach()), wrong=float(wrong.detach()))
-        expected = right if outcome.verdict is Verdict.FIXED else wrong
-        gradient, of_formula = (torch.autograd.grad(value, self.policy.weight)[0] for value in (loss, expected))
-        if not torch.allclose(gradient, of_formula, rtol=1e-4, atol=1e-6):
-            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {of_formula}")
-        return outcome
+        return judge_with_gradients([self.policy.weight], [(loss, right, wrong)])
 
     def _expected(self, lengths: list[int]) -> Any:
-        """Return the loss by DeepSeekMath (arXiv:2402.03300), equations 3 and 4, if prompts have so many tokens."""
+        """Return the loss by the formula, if prompts have so many tokens: means over sequences of means over tokens."""
         import torch
 
-        rewards = torch.tensor(_REWARDS).view(3, 2, 1)
-        advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+        rewards = torch.tensor(_REWARDS).view(3, 2)
         trained_on = torch.arange(4) <= torch.tensor(_LENGTHS).view(3, 2, 1)
         losses = []
         for prompt, length in enumerate(lengths):
             ids = self.tokens.view(3, 2, -1)[prompt, :, -4 - length :]
             policy, reference = (_log_probs(model.weight, ids) for model in (self.policy, self.reference))
-            log_ratio = reference.detach() - policy
-            kl = torch.exp(log_ratio) - log_ratio - 1
-            token_losses = _BETA * kl - torch.exp(policy - policy.detach()) * advantages[prompt]
+            token_losses = token_losses_of_a_group(policy, reference, rewards[prompt], _BETA)
             losses.append((token_losses * trained_on[prompt]).sum(1) / trained_on[prompt].sum(1))
         return torch.stack(losses).mean()
 

@@ -11,14 +11,19 @@ whose logits are divided.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, replaced_argument, shadowed
-from ..model import Outcome, Verdict
-from ..testing import scored_completions, stub_that_scores, tiny_causal_lm, wrapped_like_deepspeed
+from ..authoring import absent, argument, replaced_argument, shadowed
+from ..model import Outcome
+from ..testing import (
+    judge_with_gradients,
+    scored_completions,
+    stub_with_reference,
+    tiny_causal_lm,
+    token_losses_of_a_group,
+)
 
 
 def divide_the_logits(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,31 +110,19 @@ class _Trainer:
     def __init__(self, module: ModuleType, temperature: float, *, has_adapter: bool = False) -> None:
         self.temperature = temperature
         self.policy, self.reference = _model(0.0), _model(1.0)
-        self.trainer = stub_that_scores(
+        self.trainer = stub_with_reference(
             module,
-            [()] * len(_REWARDS),
+            self.policy,
+            self.reference,
+            self._generate,
             _REWARDS,
-            model=wrapped_like_deepspeed(self.policy) if has_adapter else self.policy,
-            reference=self.reference,
+            has_adapter=has_adapter,
             temperature=temperature,
             beta=_BETA,
         )
         vars(self.trainer).update(epsilon_low=0.2, epsilon_high=0.2)
-        self.policy.generate = self._generate
-        if has_adapter:
-            self.trainer.ref_model = None
-            self.policy.disable_adapter = self._disable_adapter
-            self.trainer.accelerator.unwrap_model = lambda model, *args, **kwargs: model.module
         # 0.14.0 generates in the method that computes the loss.
         self.generates_in_the_loss = not hasattr(module.GRPOTrainer, "_get_per_token_logps")
-
-    @contextmanager
-    def _disable_adapter(self) -> Iterator[None]:
-        weight, self.policy.weight.data = self.policy.weight.data, self.reference.weight.data
-        try:
-            yield
-        finally:
-            self.policy.weight.data = weight
 
     def _generate(self, input_ids: Any, **kwargs: Any) -> Any:
         import torch
@@ -153,26 +146,18 @@ class _Trainer:
         if trainer.ref_model is not reference:
             raise AssertionError("the trainer has another reference afterwards")
         right, wrong = self._expected(self.temperature), self._expected(1.0)
-        outcome = judge(float(loss.detach()), right=float(right.detach()), wrong=float(wrong.detach()))
-        expected = right if outcome.verdict is Verdict.FIXED else wrong
-        gradient, of_formula = (torch.autograd.grad(value, self.policy.weight)[0] for value in (loss, expected))
-        if not torch.allclose(gradient, of_formula, rtol=1e-4, atol=1e-6):
-            raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {of_formula}")
-        return outcome
+        return judge_with_gradients([self.policy.weight], [(loss, right, wrong)])
 
     def _expected(self, temperature: float) -> Any:
-        """Return the loss by DeepSeekMath (arXiv:2402.03300), equations 3 and 4; all completions are equally long."""
+        """Return the loss by the formula at this temperature. All completions are equally long."""
         import torch
 
         def log_probs(weight: Any) -> Any:
             distribution = (weight[self.tokens[:, 1:-1]] / temperature).log_softmax(-1)
             return distribution.gather(-1, self.tokens[:, 2:, None])[..., 0]
 
-        policy, reference = log_probs(self.policy.weight), log_probs(self.reference.weight).detach()
-        rewards, log_ratio = torch.tensor(_REWARDS), reference - policy
-        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-        ratio = torch.exp(policy - policy.detach())
-        return (_BETA * (torch.exp(log_ratio) - log_ratio - 1) - ratio * advantages[:, None]).mean()
+        policy, reference = (log_probs(model.weight) for model in (self.policy, self.reference))
+        return token_losses_of_a_group(policy, reference, torch.tensor(_REWARDS), _BETA).mean()
 
 
 def _model(phase: float) -> Any:

@@ -13,6 +13,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``grpo``        the loss of GRPO: ``stub_grpo_trainer``, and an empty ``metrics_by_mode``
 ``generation``  GRPO and RLOO generate (``stub_that_generates``, ``completions_of``) and score (``stub_that_scores``,
                 ``scored_completions``), with a ``PromptTokenizer``
+``references``  the loss of GRPO with a reference or an adapter (``stub_with_reference``), and that of its formula
+                (``token_losses_of_a_group``)
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``
 ``sft``         SFT prepares a dataset (``sft_prepared``) and trains mixtures of experts (``sft_moe_loss``,
                 ``SftMoeStep`` to differentiate it)
@@ -56,6 +58,7 @@ from .grpo import metrics_by_mode, stub_grpo_trainer
 from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
 from .online import online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
+from .references import stub_with_reference, token_losses_of_a_group
 from .sft import SftMoeStep, sft_moe_loss, sft_prepared
 from .tokenizers import CharacterTokenizer, tiny_tokenizer
 from .trainers import (
@@ -116,10 +119,12 @@ __all__ = [
     "stub_that_generates",
     "stub_that_scores",
     "stub_trainer",
+    "stub_with_reference",
     "tiny_attention_model",
     "tiny_causal_lm",
     "tiny_moe_lm",
     "tiny_tokenizer",
+    "token_losses_of_a_group",
     "weighted_log_probs",
     "wrapped_like_deepspeed",
 ]
