@@ -22,7 +22,7 @@ from typing import Any
 
 from ..authoring import absent, act, judge, shadowed
 from ..model import Outcome, Verdict
-from ..testing import absent_if_reexported, default_arguments, stub_that_generates
+from ..testing import class_with_vllm, default_arguments, stub_that_generates
 
 
 def hand_over_again(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,7 +124,7 @@ class _Engine:
         return [SimpleNamespace(prompt_token_ids=[3, 4], outputs=[completion]) for _ in prompts]
 
 
-_HOLDERS = {
+_METHODS = {
     "GRPOTrainer": "_generate_single_turn",
     "RLOOTrainer": "_generate_single_turn",
     "VLLMGeneration": "generate",
@@ -141,14 +141,11 @@ def vllm_has_the_trained_weights(module: ModuleType) -> Outcome:
     Right are completions from the model's weights. Wrong are those of the checkpoint where TRL reloads it last, and
     those of no weights where it leaves vLLM without.
     """
-    holder, name = next(((vars(module)[name], name) for name in _HOLDERS if name in vars(module)), (None, ""))
-    method = getattr(holder, _HOLDERS.get(name, ""), None)
-    if method is None:
-        return absent("this module does not generate with vLLM")
-    reexported = absent_if_reexported(module, method)
-    if reexported is not None:
-        return reexported
-    code, is_trainer = inspect.unwrap(method).__code__, name != "VLLMGeneration"
+    holder = class_with_vllm(module, _METHODS, "this module does not generate with vLLM")
+    if isinstance(holder, Outcome):
+        return holder
+    code = inspect.unwrap(getattr(holder, _METHODS[holder.__name__])).__code__
+    is_trainer = holder.__name__ != "VLLMGeneration"
     if is_trainer and "weights" not in code.co_consts:
         return absent("weights of vLLM are not woken up by themselves: it keeps them when it sleeps")
     with _vllm(module):
@@ -190,7 +187,7 @@ class _Case:
             self.engine.sleep(level=2)
         make = _generation if holder.__name__ == "VLLMGeneration" else _trainer
         self.instance = make(module, holder, self.model, self.engine, sleeps=sleeps)
-        self.method = getattr(self.instance, _HOLDERS[holder.__name__])
+        self.method = getattr(self.instance, _METHODS[holder.__name__])
 
     def move(self, value: int) -> None:
         import torch

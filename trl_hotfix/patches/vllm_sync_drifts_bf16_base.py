@@ -18,9 +18,9 @@ from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import Once, absent, judge, shadowed
+from ..authoring import Once, judge, shadowed
 from ..model import Outcome, Verdict
-from ..testing import absent_if_reexported, quick_is_peft_model, recorded_warnings, stub_trainer
+from ..testing import class_with_vllm, quick_is_peft_model, recorded_warnings, stub_trainer
 
 Layers = dict[int, list[Any]]
 """The layers with an adapter, by the ids of the weights beneath them."""
@@ -105,7 +105,7 @@ def _merged(layers: Iterable[Any]) -> Iterator[None]:
             weight.data = before[key]
 
 
-_HOLDERS = {
+_METHODS = {
     "GRPOTrainer": "_move_model_to_vllm",
     "RLOOTrainer": "_move_model_to_vllm",
     "OnlineDPOTrainer": "_move_model_to_vllm",
@@ -122,15 +122,11 @@ def base_model_stays(module: ModuleType) -> Outcome:
     vLLM keeps what it is given and reads it after the method has returned, as a server that packs its tensors may. The
     base model must be as it was to the last bit, and vLLM be given it with the adapter added to it once.
     """
-    holder, name = next(((vars(module)[name], name) for name in _HOLDERS if name in vars(module)), (None, ""))
-    method = getattr(holder, _HOLDERS.get(name, ""), None)
-    if method is None:
-        return absent("this module hands no weights over to vLLM")
-    reexported = absent_if_reexported(module, method)
-    if reexported is not None:
-        return reexported
+    holder = class_with_vllm(module, _METHODS, "this module hands no weights over to vLLM")
+    if isinstance(holder, Outcome):
+        return holder
     with quick_is_peft_model(module):
-        return _judged(module, holder, method.__name__)
+        return _judged(module, holder, _METHODS[holder.__name__])
 
 
 def _judged(module: ModuleType, holder: Any, method: str) -> Outcome:

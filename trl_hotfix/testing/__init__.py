@@ -24,6 +24,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
 ``completions`` the completions of such messages, as SFT prepares them: ``prepared_completions``
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
+``vllm``        the class that hands weights over to vLLM, or generates with it (``class_with_vllm``)
 ``adapters``    LoRA beneath a checkpoint (``base_and_lora``): which of its matrices have a gradient
                 (``lora_gradients``, ``judge_gradients``), after the constructor of a trainer (``judge_adapters``)
 ``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache,
@@ -72,6 +73,7 @@ from .trainers import (
     stub_trainer,
 )
 from .vision import CharacterProcessor
+from .vllm import class_with_vllm
 
 __all__ = [
     "ONE_PROCESS",
@@ -86,6 +88,7 @@ __all__ = [
     "absent_if_reexported",
     "base_and_lora",
     "begin_trainer",
+    "class_with_vllm",
     "compare_gradients",
     "completions_of",
     "constructed",
