@@ -41,22 +41,12 @@ def train() -> tiny.TrainingResult:
     for method, run in runs.items():
         _compare(method, run, _run(method, quantised=False))
     moving = [name for name, gradient in runs["GRPO"].steps[0].gradients.items() if gradient.abs().max() > 1e-9]
-    return _result(runs, judge(len(moving), right=8, wrong=0))
+    return tiny.result_of_runs(runs, judge(len(moving), right=8, wrong=0))
 
 
 def unaffected() -> tiny.TrainingResult:
     """Train an adapter on a model that is not quantised."""
-    return _result({"GRPO": _run("GRPO", quantised=False)}, absent("the arguments are not copied"))
-
-
-def _result(runs: dict[str, Any], outcome: Any) -> tiny.TrainingResult:
-    gradients = {
-        f"{method}.{number}.{name}": value
-        for method, run in runs.items()
-        for number, step in enumerate(run.steps)
-        for name, value in step.gradients.items()
-    }
-    return tiny.TrainingResult(outcome, sum(sum(_losses(run)) for run in runs.values()), gradients)
+    return tiny.result_of_runs({"GRPO": _run("GRPO", quantised=False)}, absent("the arguments are not copied"))
 
 
 def _losses(trainer: Any) -> list[float]:

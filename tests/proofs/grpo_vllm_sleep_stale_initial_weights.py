@@ -223,14 +223,10 @@ def losses_of(trainer: Any) -> list[float]:
 
 def result(runs: dict[str, Any], outcome: Any) -> tiny.TrainingResult:
     """Return the losses of the first run's steps, and all gradients. Some releases divide those of evaluations."""
-    gradients = {
-        f"{name} {number} {key}": value
-        for name, run in runs.items()
-        for number, step in enumerate(run.steps)
-        for key, value in step.gradients.items()
-    }
-    losses = [micro_batch.loss for step in next(iter(runs.values())).steps for micro_batch in step.micro_batches]
-    return tiny.TrainingResult(outcome, sum(losses), gradients)
+    of_all = tiny.result_of_runs(runs, outcome)
+    steps_of_first = next(iter(runs.values())).steps
+    of_all.loss = sum(micro_batch.loss for step in steps_of_first for micro_batch in step.micro_batches)
+    return of_all
 
 
 def train() -> tiny.TrainingResult:

@@ -26,26 +26,22 @@ STEPS, MICRO_BATCHES = 3, 2
 
 
 def train() -> tiny.TrainingResult:
-    outcomes = {}
-    losses: list[float] = []
-    gradients: dict[str, Any] = {}
+    outcomes, runs = {}, {}
     for name in ("GRPO", "RLOO"):
         if not hands_over(name):
             continue
-        trainer = trained(name)
+        runs[name] = trainer = trained(name)
         # One for each step but the first, and one for the evaluation.
         if len(trainer.given) != STEPS or len(trainer.steps) != STEPS or not trainer.evaluations:
             raise AssertionError(f"vLLM was given {len(trainer.given)} states in {len(trainer.steps)} steps")
         outcomes[name] = judge(drift(trainer.model, trainer.base), right=0.0, wrong=drift(trainer.twin, trainer.base))
         if outcomes[name].verdict is Verdict.FIXED:
             compare(trainer, trained(name, hand_over=False))
-        losses += losses_of(trainer)
-        gradients |= {f"{name}.{key}": value for key, value in gradients_of(trainer).items()}
     if not outcomes:
         return tiny.TrainingResult(absent("this release has no vLLM"))
     if len({outcome.verdict for outcome in outcomes.values()}) != 1:
         raise AssertionError(f"the base models do not all stay: {outcomes}")
-    return tiny.TrainingResult(next(iter(outcomes.values())), sum(losses), gradients)
+    return tiny.result_of_runs(runs, next(iter(outcomes.values())))
 
 
 def unaffected() -> tiny.TrainingResult:
@@ -53,9 +49,7 @@ def unaffected() -> tiny.TrainingResult:
     runs = {"fp32": trained("GRPO", dtype="float32")}
     if tiny.variant != "lora":
         runs["no adapter"] = trained("GRPO", adapter=False)
-    gradients = {f"{name}.{key}": value for name, run in runs.items() for key, value in gradients_of(run).items()}
-    losses = [loss for run in runs.values() for loss in losses_of(run)]
-    return tiny.TrainingResult(absent("the base model does not drift"), sum(losses), gradients)
+    return tiny.result_of_runs(runs, absent("the base model does not drift"))
 
 
 def hands_over(name: str) -> bool:
