@@ -290,6 +290,23 @@ def _(size: Size) -> Call:
     return lambda: trainer.get_batch_samples(iter([batch]), 1, *device)
 
 
+@case("sft-tokens-weighted-per-rank")
+def _(size: Size) -> Call:
+    """The count of this rank alone: how long the others take is up to the network."""
+    import torch
+    from transformers import Trainer
+
+    method = CLOCK.theirs(lambda self, model, inputs, num_items_in_batch: None)
+    trainer: Any = Trainer.__new__(type("SFTTrainer", (Trainer,), {"__module__": "trl", "training_step": method}))
+    vars(trainer).update(model_accepts_loss_kwargs=True, compute_loss_func=None)
+    arguments = SimpleNamespace(average_tokens_across_devices=False, world_size=2)
+    gather = CLOCK.theirs(lambda counts: counts[None])
+    accelerator = SimpleNamespace(gather=gather, device=torch.device("cpu"), num_processes=2)
+    vars(trainer).update(args=arguments, accelerator=accelerator)
+    called(size.patch.divide_by_the_mean_count, lambda: None, trainer)()
+    return lambda: trainer.training_step(size.model, {"input_ids": size.ids}, 2_000)
+
+
 @case("sft-padding-free-contamination")
 def _(size: Size) -> Call:
     import torch

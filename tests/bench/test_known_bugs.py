@@ -35,10 +35,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
         and 'eval_dataset = self._precompute_ref_logps(eval_dataset, "eval", batch_size)' in text("kto_trainer")
         and "and self.state.global_step > 0" not in text("dpo_trainer") + text("kto_trainer")
     ),
-    # Releases with masks of the assistant's turns set the flag, or require a transformers where it is on.
-    "sft-tokens-weighted-per-rank": lambda text: (
-        "average_tokens_across_devices" not in text("sft_config") and "assistant_masks" not in text("sft_trainer")
-    ),
 }
 
 

@@ -40,6 +40,6 @@ def test_each_bug_has_a_record() -> None:
     dapo = records["x_trl_hotfix-grpo-dapo-normaliser"]
     assert dapo["references"][0] == {"type": "REPORT", "url": "https://github.com/huggingface/trl/issues/5619"}
     assert dapo["database_specific"]["kind"] == "wrong-gradient"
-    unrepaired = records["x_trl_hotfix-sft-tokens-weighted-per-rank"]
-    assert unrepaired["database_specific"] == {"kind": "wrong-loss", "repair": "none"}
-    assert unrepaired["details"].endswith("Repair by trl_hotfix: none (known, no repair here; fixed in TRL 0.19.0)")
+    unrepaired = records["x_trl_hotfix-dpo-evaluate-precomputes-with-trained-policy"]
+    assert unrepaired["database_specific"] == {"kind": "wrong-metric", "repair": "none"}
+    assert unrepaired["details"].endswith("Repair by trl_hotfix: none (known, no repair here; fixed in TRL 1.9.0)")

@@ -57,12 +57,12 @@ def test_a_script_leaves_what_hits_it(tmp_path: Path) -> None:
 
 
 def test_a_bug_without_a_repair_is_told_as_such() -> None:
-    answer = json.loads(run("0.18.2", "0.19.0", "--json").output)
-    (bug,) = (bug for bug in answer["repaired"] if bug["id"] == "sft-tokens-weighted-per-rank")
-    assert (bug["repair"], bug["on_by_default"], bug["fixed_in"]) == ("none", False, "0.19.0")
+    answer = json.loads(run("1.8.0", "1.9.0", "--json").output)
+    (bug,) = (bug for bug in answer["repaired"] if bug["id"] == "dpo-evaluate-precomputes-with-trained-policy")
+    assert (bug["repair"], bug["on_by_default"], bug["fixed_in"]) == ("none", False, "1.9.0")
     shown = [bug for name in ("repaired", "stay", "brought") for bug in answer[name]]
     without = sum(bug["repair"] == "none" for bug in shown)
-    lines = run("0.18.2", "0.19.0").output.splitlines()
+    lines = run("1.8.0", "1.9.0").output.splitlines()
     assert lines[-1] == f"trl_hotfix repairs them in the release that has them, all but {without}."
     assert sum("known, no repair here" in line for line in lines) == without
 

@@ -78,25 +78,25 @@ def test_explain_shows_what_is_not_repaired() -> None:
 
 
 def test_a_bug_without_a_repair_is_explained_and_nothing_of_a_patch_is_said() -> None:
-    bug_id = "sft-tokens-weighted-per-rank"
+    bug_id = "dpo-evaluate-precomputes-with-trained-policy"
     process = run("explain", bug_id)
     assert process.returncode == 0, process.stderr
-    assert "Here: known, no repair here; fixed in TRL 0.19.0" in process.stdout
-    assert "TRL 0.11.4 has this bug" in process.stdout
+    assert "Here: known, no repair here; fixed in TRL 1.9.0" in process.stdout
+    assert "TRL 0.11.4 does not have this bug (>=1.7.0,<1.9.0)" in process.stdout
     assert "What the patch does" not in process.stdout
     assert "TRL_HOTFIX_SKIP" not in process.stdout
     answer = json.loads(run("explain", bug_id, "--json").stdout)
     assert (answer["state"], answer["reason"]) == ("known", "no-repair")
     assert (answer["revision"], answer["how"], answer["targets"], answer["trail"]) == (None, None, [], [])
-    assert answer["when"][0].startswith("SFT; average_tokens_across_devices: unset or false")
+    assert answer["when"][0].startswith("DPO, KTO; precompute_ref_log_probs: true; ref_model: unset")
     patch = json.loads(run("explain", ID, "--json").stdout)
     assert patch["when"][0].startswith("DPO; TRL >=0.11.0; if the model is a mixture of experts")
     refused = run("explain", bug_id, "--against", "trl.whl")
     assert (refused.returncode, "wraps no method" in refused.stderr) == (2, True)
-    assert f"did you mean '{bug_id}'?" in run("explain", "sft-tokens-weighted-per-ran").stderr
+    assert f"did you mean '{bug_id}'?" in run("explain", "dpo-evaluate-precomputes-with-trained-polic").stderr
 
 
 def test_a_bug_without_a_repair_cannot_be_asked_for() -> None:
-    process = run("list", TRL_HOTFIX_ONLY="sft-tokens-weighted-per-rank")
+    process = run("list", TRL_HOTFIX_ONLY="dpo-evaluate-precomputes-with-trained-policy")
     assert process.returncode == 2
-    assert "'sft-tokens-weighted-per-rank', a known bug that has no repair here" in process.stderr
+    assert "'dpo-evaluate-precomputes-with-trained-policy', a known bug that has no repair here" in process.stderr
