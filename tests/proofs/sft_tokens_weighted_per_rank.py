@@ -59,6 +59,9 @@ def rank_of_two(rank: int, folder: str) -> Iterator[None]:
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
         try:
             yield
+            # Whoever ends first would cut off what the other still reads.
+            store.set(f"{rank} has ended", "")
+            store.wait([f"{1 - rank} has ended"], limit)
         finally:
             torch.distributed.destroy_process_group()
             forget_processes()

@@ -39,13 +39,10 @@ def keep_the_weights_as_they_are(
 
     dtype = torch.bfloat16 if instance.args.bf16 else torch.float16 if instance.args.fp16 else None
     batching = any(getattr(instance, name, False) for name in _OPTIONS) and not instance.use_vllm
-    model = instance.model
-    cast, cast_buffers = (
-        [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dtype != dtype]
-        for tensors in (model.parameters(), model.buffers())
-    )
-    if not batching or dtype is None or not (cast or cast_buffers):
+    if not batching or dtype is None:
         return wrapped(*args, **kwargs)
+    model = instance.model
+    cast = [weight for weight in model.parameters() if weight.is_floating_point() and weight.dtype != dtype]
     if cast and (instance.is_fsdp_enabled or any(hasattr(weight, "ds_id") for weight in cast)):
         if _first_warning(instance):
             _log.warning(
@@ -77,11 +74,7 @@ def _replaced_parameters(model: Any, cast: list[Any]) -> Iterator[Callable[[], N
     import torch
 
     # Tied weights stay tied. A subclass (quantised, DTensor) cannot be rebuilt from its data alone.
-    substitutes = {
-        id(weight): torch.nn.Parameter(weight.data, requires_grad=False)
-        for weight in cast
-        if type(weight) is torch.nn.Parameter
-    }
+    substitutes = {id(weight): torch.nn.Parameter(weight.data) for weight in cast if type(weight) is torch.nn.Parameter}
     originals = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
 
     def restore() -> None:
