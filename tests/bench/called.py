@@ -177,15 +177,17 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "0.26.1": ("DPO", "GRPO, reusing", "RLOO, reusing", "proof vllm-sync-drifts-bf16-base"),
     "0.28.0": (
-        *("DPO", "SFT", "KTO", "GKD", "ORPO", "GRPO, Liger", *ON_POLICY),
+        *("DPO", "SFT", "KTO", "GKD", "ORPO", "Reward", "GRPO, Liger", *ON_POLICY),
         *("proof dpo-padding-free-liger", "proof vllm-sync-drifts-bf16-base"),
+        "proof sft-bfd-packing-splits-conversations",
     ),
     "1.5.1": (
         *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GKD", "GRPO, Liger"),
         *ON_POLICY,
     ),
     "1.8.0": (
-        *("DPO", "SFT", "KTO", "KTO, precomputed", "GKD", "GKD, dataset", "GRPO, reusing"),
+        *("DPO", "SFT", "KTO", "KTO, precomputed", "ORPO", "CPO", "BCO", "Reward", "GKD", "GKD, dataset"),
+        *("GRPO, reusing", "RLOO, reusing", "proof grpo-liger-dapo-normalizer"),
         *("proof apply-chat-template-loses-chosen-tokens", "proof grpo-vllm-sleep-stale-initial-weights"),
     ),
     "1.13.0": (
