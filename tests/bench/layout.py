@@ -200,7 +200,7 @@ def _build(selected: tuple[Place, ...], report: Callable[[str], None]) -> None:
         _build_stack(stack, report)
     overlays = {place.release: (f"trl=={place.release}",) for place in selected}
     special = {settings()["special"].get(place.release, {}).get("overlay") for place in selected}
-    special |= {"coverage", "deepspeed", "scikit-learn", "trackers", "trackio"}
+    special |= {"coverage", "deepspeed", "liger", "scikit-learn", "trackers", "trackio"}
     overlays |= {name: tuple(settings()["overlays"][name]) for name in special - {None}}
     _build_overlays(overlays, selected[0].python, report)
 

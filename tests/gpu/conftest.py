@@ -33,7 +33,6 @@ SCRIPT = Path(__file__).with_name("train_on_device.py")
 
 OVERLAYS: dict[str, tuple[str, ...]] = {
     "gpu-bitsandbytes": ("bitsandbytes==0.50.2",),
-    "gpu-liger": ("liger-kernel==0.8.5",),
 }
 """Packages that only these tests need, on top of a stack, by the name of their folder."""
 

@@ -90,14 +90,14 @@ def test_a_compiled_model_has_the_loss_of_the_eager_one(measure: Any) -> None:
 @pytest.mark.gpu_only
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ligers_cross_entropy_is_that_of_transformers(measure: Any, dtype: str) -> None:
-    assert_close(measure("liger_sft", "0.22.0", "off", overlays=("gpu-liger",), dtype=dtype), dtype)
+    assert_close(measure("liger_sft", "0.22.0", "off", overlays=("liger",), dtype=dtype), dtype)
 
 
 @pytest.mark.gpu_only
 @patches("dpo-padding-free-liger")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ligers_dpo_loss_of_a_flattened_batch_is_a_number(measure: Any, dtype: str) -> None:
-    on, off = (measure("liger_dpo", "0.28.0", switch, overlays=("gpu-liger",), dtype=dtype) for switch in ("on", "off"))
+    on, off = (measure("liger_dpo", "0.28.0", switch, overlays=("liger",), dtype=dtype) for switch in ("on", "off"))
     assert_close(on, dtype)
     assert off["loss"] is None
 

@@ -30,7 +30,7 @@ def run(case: str, release: str, ranks: int, switch: str) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         out = Path(folder, "result.pt")
         command = [str(place.python), *launcher, str(SCRIPT), str(out), case, switch]
-        environment = {**place.environment(), "OMP_NUM_THREADS": "1"}
+        environment = {**place.environment(*(["liger"] if "liger" in case else [])), "OMP_NUM_THREADS": "1"}
         process = subprocess.run(
             command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
         )
@@ -47,8 +47,14 @@ def run(case: str, release: str, ranks: int, switch: str) -> dict[str, Any]:
         ("sequence", "0.16.1"),
         ("dapo", "0.22.0"),
         ("dapo", "1.8.0"),
+        ("truncated", "0.22.0"),
+        ("truncated", "1.8.0"),
+        ("liger", "0.23.0"),
+        ("liger", "1.10.0"),
         # In older releases of transformers each rank counts its own tokens, so two ranks are a mean of means.
         ("tokens", "1.16.0"),
+        # Where they do, each rank may be weighted by its own number nevertheless.
+        ("counted", "0.17.0"),
         ("experts", "0.23.0"),
         ("experts", "1.14.2"),
         ("generated", "1.16.0"),

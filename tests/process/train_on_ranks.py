@@ -8,6 +8,7 @@ The learning rate is 0, so that a release may take the rows of a generation in a
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
@@ -24,20 +25,24 @@ RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 NORMALISATION, DAPO, KL = "grpo-loss-normalisation", "grpo-dapo-normaliser", "grpo-kl-metric-token-level"
 NORMALISER, GKD = "sft-loss-normaliser-counts-first-token", "gkd-onpolicy-normaliser-from-dataset-labels"
 GOLD, SMOOTHING = "gold-loss-normaliser-counts-dataset-labels", "sft-label-smoothing-times-gas"
+COUNTED, MICRO_BATCHES = "sft-tokens-weighted-per-rank", "gkd-grad-accum-scaling"
+TRUNCATED, LIGER = "grpo-dapo-normaliser-counts-masked-tokens", "grpo-liger-dapo-normalizer"
 AUX = ("sft-aux-loss-counted-twice", "sft-moe-aux-loss-times-gas")
 
 
-def grpo(trainer_class: type, folder: str, steps: int = 1, **settings: Any) -> Any:
-    """Return a trainer that takes the rows of a generation in so many optimizer steps."""
+def grpo(trainer_class: type, folder: str, steps: int = 1, micro_batches: int = 1, **settings: Any) -> Any:
+    """Return a trainer that takes the rows of a generation in so many optimizer steps of so many micro-batches."""
     import tiny
 
     lengths = LENGTHS[RANK] if RANKS > 1 else LENGTHS[0] + LENGTHS[1]
+    parts = steps * micro_batches
     trainer = tiny.grpo(
         trainer_class,
         tiny.llama(folder, seed=0),
         lengths=lengths,
-        per_device_train_batch_size=len(lengths) // steps,
-        steps_per_generation=steps,
+        per_device_train_batch_size=len(lengths) // parts,
+        gradient_accumulation_steps=micro_batches,
+        steps_per_generation=parts,
         max_steps=steps,
         learning_rate=0.0,
         **settings,
@@ -46,6 +51,36 @@ def grpo(trainer_class: type, folder: str, steps: int = 1, **settings: Any) -> A
         # The reference must differ from the policy, or the divergence is 0.
         for parameter in trainer.ref_model.parameters():
             parameter.data.mul_(1.5)
+    return trainer
+
+
+def grpo_that_truncates(trainer_class: type, folder: str, **settings: Any) -> Any:
+    """Return a trainer whose longest completions have no end, and are out of the loss."""
+    trainer = grpo(trainer_class, folder, mask_truncated_completions=True, **settings)
+    complete = trainer.model.generate
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        ids = complete(*args, **kwargs)
+        ids[:, -1] = ids[:, -1].masked_fill(ids[:, -1] == 1, 7)
+        return ids
+
+    trainer.model.generate = generate
+    return trainer
+
+
+def grpo_with_liger(trainer_class: type, folder: str, **settings: Any) -> Any:
+    """Return a trainer with the loss of Liger, which is torch's own operations, and none of its kernels."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+    from trl.models.utils import _ForwardRedirection
+
+    trainer = grpo(trainer_class, folder, **settings)
+    trainer.use_liger_loss = trainer.use_liger_kernel = True
+    trainer._forward_redirection = _ForwardRedirection()
+    of_trainer = {"beta": trainer.beta, "loss_type": trainer.loss_type, "temperature": trainer.temperature}
+    loss = LigerFusedLinearGRPOLoss(**of_trainer, compiled=False, use_ref_model=False)
+    # Releases differ in the name.
+    names = inspect.unwrap(trainer.compute_liger_loss).__code__.co_names
+    setattr(trainer, "liger_loss" if "liger_loss" in names else "liger_grpo_loss", loss)
     return trainer
 
 
@@ -151,8 +186,11 @@ CASES: Mapping[str, tuple[str, Make, Mapping[str, Any], Mapping[str, Mapping[str
     "global": ("GRPO", grpo, {"beta": 0.1}, {NORMALISATION: {"normalisation": "global"}}),
     "sequence": ("GRPO", grpo, {"beta": 0.1}, {NORMALISATION: {"normalisation": "sequence"}}),
     "dapo": ("GRPO", grpo, {"steps": 2, "loss_type": "dapo", "beta": 0.0}, {DAPO: {}}),
+    "truncated": ("GRPO", grpo_that_truncates, {"loss_type": "dapo", "beta": 0.0}, {TRUNCATED: {}}),
+    "liger": ("GRPO", grpo_with_liger, {"micro_batches": 2, "loss_type": "dapo", "beta": 0.0}, {LIGER: {}}),
     "kl": ("GRPO", grpo, {"loss_type": "grpo", "beta": 0.1}, {KL: {}}),
     "tokens": ("SFT", sft, {}, {NORMALISER: {}}),
+    "counted": ("SFT", sft, {}, {COUNTED: {}}),
     "experts": ("SFT", sft, {"experts": True}, {patch: {} for patch in AUX}),
     "generated": ("GKD", gkd, {"lmbda": 1.0}, {GKD: {}}),
     "dataset": ("GKD", gkd, {"lmbda": 0.0}, {GKD: {}}),

@@ -100,25 +100,53 @@ def gold(trainer_class: type, folder: str, settings: Mapping[str, Any], ranks: i
     )
 
 
+def pairs(ranks: int) -> Any:
+    from datasets import concatenate_datasets
+
+    from tiny.data import preferences_of_several_lengths
+
+    rows = preferences_of_several_lengths()
+    return concatenate_datasets([rows, rows]).select(places(ranks))
+
+
 def dpo(trainer_class: type, folder: str, settings: Mapping[str, Any], ranks: int) -> Any:
     """Return a trainer of a mixture of experts, whose load-balancing loss is a mean over micro-batches."""
-    from datasets import concatenate_datasets
     from trl import DPOConfig
 
     import tiny
-    from tiny.data import preferences_of_several_lengths
 
-    pairs = preferences_of_several_lengths()
-    pairs = concatenate_datasets([pairs, pairs]).select(places(ranks))
     lengths = {"max_length": 16, "max_prompt_length": 8}
     return tiny.trainer(
         trainer_class,
         model=tiny.mixtral(folder, seed=0, coefficient=0.5),
         ref_model=tiny.mixtral(folder, seed=1, coefficient=0.5),
         args=tiny.config(DPOConfig, **{**sizes(ranks), **lengths, **settings}),
-        train_dataset=pairs,
+        train_dataset=pairs(ranks),
         tokenizer=tiny.tokenizer(),
     )
+
+
+def dpo_with_liger(trainer_class: type, folder: str, settings: Mapping[str, Any], ranks: int) -> Any:
+    """Return a trainer with the loss of Liger, which is torch's own operations, and none of its kernels."""
+    from liger_kernel.chunked_loss import LigerFusedLinearDPOLoss
+    from trl import DPOConfig
+    from trl.models.utils import _ForwardRedirection
+
+    import tiny
+
+    trainer = tiny.trainer(
+        trainer_class,
+        model=tiny.llama(folder, seed=0),
+        ref_model=tiny.llama(folder, seed=1),
+        args=tiny.config(DPOConfig, **{**sizes(ranks), "max_length": 32, "max_prompt_length": 16, **settings}),
+        train_dataset=pairs(ranks),
+        tokenizer=tiny.tokenizer(),
+    )
+    # Releases differ in the names.
+    trainer.args.use_liger_loss = trainer.args.use_liger_kernel = trainer.use_liger_kernel = True
+    trainer.dpo_loss_fn = trainer.liger_loss = LigerFusedLinearDPOLoss(beta=trainer.args.beta, compiled=False)
+    trainer._forward_redirection = _ForwardRedirection()
+    return trainer
 
 
 def of_three_ranks(out: str, case: str, switch: str) -> None:
@@ -134,7 +162,10 @@ CASES: Mapping[str, tuple[str, Make, Mapping[str, Any], Mapping[str, Mapping[str
     "experts": ("SFT", sft, {"router_aux_loss_coef": 0.5}, {patch: {} for patch in train_on_ranks.AUX}),
     "smoothed": ("SFT", sft, {"label_smoothing_factor": 0.2}, {train_on_ranks.SMOOTHING: {}}),
     "dataset": ("GKD", gkd, {}, {train_on_ranks.GKD: {}}),
+    "micro-batches": ("GKD", gkd, {}, {train_on_ranks.MICRO_BATCHES: {}}),
+    "counted": ("SFT", sft, {}, {train_on_ranks.COUNTED: {}}),
     "buffered": ("GOLD", gold, {}, {train_on_ranks.GOLD: {}}),
+    "pairs with liger": ("DPO", dpo_with_liger, {}, {"dpo-kto-liger-ddp-no-gradient-sync": {}}),
     "pairs": ("DPO", dpo, {"router_aux_loss_coef": 0.5}, {"dpo-aux-loss-dropped": {}}),
 }
 """The trainer, how it is made, its settings, the patches and their options; GRPO's are in ``train_on_ranks.py``."""

@@ -17,7 +17,7 @@ from typing import Any
 from trl_hotfix.authoring import absent, judge
 
 import tiny
-from tiny import dpo_steps
+from tiny import dpo_steps, liger
 from tiny.grpo_steps import several_runs
 
 ID = "dpo-kto-liger-ddp-no-gradient-sync"
@@ -74,66 +74,24 @@ def process_group() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def prepare(trainer: Any, ranks: Ranks | None, *, liger: bool = True) -> None:
+def prepare(trainer: Any, ranks: Ranks | None, *, with_liger: bool = True) -> None:
     """Have the trainer take the Liger loss, and its model wrapped. Releases differ in the names."""
-    if liger and hasattr(trainer, "concatenated_forward"):
+    if with_liger and hasattr(trainer, "concatenated_forward"):
         trainer.args.use_liger_loss = trainer.args.use_liger_kernel = True
-        trainer.dpo_loss_fn = functools.partial(fused_dpo, trainer.args.beta)
-    elif liger:
+        trainer.dpo_loss_fn = functools.partial(liger.dpo_loss, trainer.args.beta)
+    elif with_liger:
         from trl.models.utils import _ForwardRedirection
 
-        fused = fused_kto if hasattr(trainer, "calculate_KL") else fused_dpo_by_position
+        loss = liger.kto_loss if hasattr(trainer, "calculate_KL") else liger.dpo_loss
         trainer.use_liger_kernel = True
-        trainer.liger_loss = functools.partial(fused, trainer.args.beta)
+        trainer.liger_loss = functools.partial(loss, trainer.args.beta)
         trainer._forward_redirection = _ForwardRedirection()
     if ranks is not None:
         trainer.accelerator.prepare_model = ranks.wrap
 
 
-def log_probs_of(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
-    logits = hidden @ weight.t()
-    mask = labels != -100
-    token_log_probs = logits.log_softmax(-1).gather(-1, labels.masked_fill(~mask, 0)[..., None])[..., 0]
-    return (token_log_probs * mask).sum(-1), logits
-
-
-def fused_dpo(beta: float, weight: Any, hidden: Any, labels: Any, **reference: Any) -> Any:
-    """Return what ``LigerFusedLinearDPOLoss`` (liger-kernel 0.6.4) returns."""
-    import torch
-
-    chosen = len(labels) // 2
-    policy, logits = log_probs_of(hidden, weight, labels)
-    with torch.no_grad():
-        of_reference, _ = log_probs_of(reference["ref_input"], reference["ref_weight"], labels)
-    rewards = beta * (policy - of_reference)
-    loss = -torch.nn.functional.logsigmoid(rewards[:chosen] - rewards[chosen:]).mean()
-    rewards, policy, logits = rewards.detach(), policy.detach(), logits.detach()
-    means = (logits[:chosen].mean(), logits[chosen:].mean())
-    return loss, (policy[:chosen], policy[chosen:], *means, torch.zeros(()), rewards[:chosen], rewards[chosen:])
-
-
-def fused_dpo_by_position(
-    beta: float, weight: Any, hidden: Any, labels: Any, bias: Any, ref_hidden: Any, ref_weight: Any, ref_bias: Any
-) -> Any:
-    return fused_dpo(beta, weight, hidden, labels, ref_input=ref_hidden, ref_weight=ref_weight)
-
-
-def fused_kto(beta: float, **inputs: Any) -> Any:
-    """Return what ``LigerFusedLinearKTOLoss`` (liger-kernel 0.6.4) returns."""
-    import torch
-
-    policy, logits = log_probs_of(inputs["_input"], inputs["lin_weight"], inputs["target"])
-    with torch.no_grad():
-        of_reference, _ = log_probs_of(inputs["ref_input"], inputs["ref_weight"], inputs["target"])
-    chosen, rewards = inputs["preference_labels"], beta * (policy - of_reference)
-    sign = torch.where(chosen, 1.0, -1.0)
-    loss = (1 - torch.sigmoid(sign * (rewards - beta * inputs["kl"]))).mean()
-    parts = (policy.detach(), logits.detach().sum((1, 2)), rewards.detach())
-    return loss, tuple(part[mask].sum() for part in parts for mask in (chosen, ~chosen))
-
-
-def dpo(ranks: Ranks | None, *, liger: bool = True) -> tiny.FormulaSteps:
-    settings = {"prepare": lambda trainer: prepare(trainer, ranks, liger=liger)}
+def dpo(ranks: Ranks | None, *, with_liger: bool = True) -> tiny.FormulaSteps:
+    settings = {"prepare": lambda trainer: prepare(trainer, ranks, with_liger=with_liger)}
     return dpo_steps.dpo_steps(dpo_steps.reference_or_policy, reference=1, **settings)
 
 
@@ -205,5 +163,5 @@ def train() -> tiny.TrainingResult:
 def unaffected() -> tiny.TrainingResult:
     """Train with Liger on one device, and without Liger on several."""
     with process_group():
-        runs = {"one device": dpo(None), "without Liger": dpo(Ranks(find_unused=True), liger=False)}
+        runs = {"one device": dpo(None), "without Liger": dpo(Ranks(find_unused=True), with_liger=False)}
     return several_runs(runs, absent("the forward of the wrapper runs, or there is none"))

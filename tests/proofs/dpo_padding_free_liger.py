@@ -14,7 +14,7 @@ from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Verdict
 
 import tiny
-from tiny import dpo_steps
+from tiny import dpo_steps, liger
 from tiny.grpo_steps import several_runs
 
 OVERLAYS = ()
@@ -54,25 +54,4 @@ def steps(**settings: Any) -> tiny.FormulaSteps:
 def use_liger(trainer: Any) -> None:
     # Older and newer releases name this argument differently.
     trainer.args.use_liger_loss = trainer.args.use_liger_kernel = True
-    trainer.dpo_loss_fn = functools.partial(fused, trainer.beta)
-
-
-def fused(beta: float, weight: Any, hidden: Any, labels: Any, **reference: Any) -> Any:
-    """Return what ``LigerFusedLinearDPOLoss`` (liger-kernel 0.6.4) returns."""
-    import torch
-
-    def log_probs(hidden: Any, weight: Any) -> tuple[Any, Any]:
-        logits = hidden @ weight.t()
-        mask = labels != -100
-        token_log_probs = logits.log_softmax(-1).gather(-1, labels.masked_fill(~mask, 0)[..., None])[..., 0]
-        return (token_log_probs * mask).sum(-1), logits
-
-    chosen = len(labels) // 2
-    policy, logits = log_probs(hidden, weight)
-    with torch.no_grad():
-        reference_log_probs, _ = log_probs(reference["ref_input"], reference["ref_weight"])
-    rewards = beta * (policy - reference_log_probs)
-    loss = -torch.nn.functional.logsigmoid(rewards[:chosen] - rewards[chosen:]).mean()
-    means = (logits[:chosen].mean(), logits[chosen:].mean())
-    rewards = rewards.detach()
-    return loss, (policy[:chosen], policy[chosen:], *means, torch.zeros(()), rewards[:chosen], rewards[chosen:])
+    trainer.dpo_loss_fn = functools.partial(liger.dpo_loss, trainer.beta)

@@ -17,7 +17,7 @@ from typing import Any
 from trl_hotfix.authoring import absent, shadowed
 
 import tiny
-from tiny import grpo_steps
+from tiny import grpo_steps, liger
 
 ID = "grpo-liger-dapo-normalizer"
 TARGET = "trl.trainer.grpo_trainer:GRPOTrainer.compute_liger_loss"
@@ -43,7 +43,7 @@ def train() -> tiny.TrainingResult:
 
 def unaffected() -> tiny.TrainingResult:
     """Train with a loss that is divided by other numbers, and without Liger."""
-    runs = {"bnpo": _run("bnpo"), "without Liger": _run("dapo", liger=False)}
+    runs = {"bnpo": _run("bnpo"), "without Liger": _run("dapo", with_liger=False)}
     for name, run in runs.items():
         assert not tiny.acts(ID, TARGET, run.trainer), f"the wrapper acts: {name}"
     return grpo_steps.several_runs(runs, absent("the loss is divided by the right number"))
@@ -56,7 +56,7 @@ def _has_this_loss() -> bool:
     return has_dapo and hasattr(GRPOTrainer, "compute_liger_loss")
 
 
-def _run(loss_type: str, *, liger: bool = True, **settings: Any) -> tiny.FormulaSteps:
+def _run(loss_type: str, *, with_liger: bool = True, **settings: Any) -> tiny.FormulaSteps:
     lengths = ENDED if settings else LENGTHS
 
     def formula(trainer: Any, inputs: Any, token_loss: Any, mask: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _run(loss_type: str, *, liger: bool = True, **settings: Any) -> tiny.Formula
 
     def grpo(*args: Any, **kwargs: Any) -> Any:
         trainer = make(*args, **kwargs)
-        if liger:
+        if with_liger:
             _take_the_loss_of_liger(trainer)
         args[1].generate = _generate
         trainers.append(trainer)
@@ -116,31 +116,5 @@ def _take_the_loss_of_liger(trainer: Any) -> None:
     setattr(
         trainer,
         "liger_loss" if "liger_loss" in names else "liger_grpo_loss",
-        functools.partial(_fused, trainer.args.loss_type),
+        functools.partial(liger.grpo_loss, trainer.args.loss_type),
     )
-
-
-def _fused(
-    loss_type: str,
-    *,
-    _input: Any,
-    lin_weight: Any,
-    selected_token_ids: Any,
-    attention_mask: Any,
-    advantages: Any,
-    bias: Any = None,
-    old_per_token_logps: Any = None,
-    ref_per_token_logps: Any = None,
-    vllm_is_ratio: Any = None,
-    num_items_in_batch: Any = None,
-) -> Any:
-    """Return what ``LigerFusedLinearGRPOLoss`` (liger-kernel 0.6.4 to 0.8.5) returns without a divergence."""
-    import torch
-
-    log_probs = (_input @ lin_weight.T).log_softmax(-1).gather(-1, selected_token_ids[..., None])[..., 0]
-    old = log_probs.detach() if old_per_token_logps is None else old_per_token_logps
-    ratio = torch.exp(log_probs - old)
-    advantages = advantages[:, None]
-    losses = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    tokens = attention_mask.sum() if loss_type == "bnpo" or num_items_in_batch is None else num_items_in_batch
-    return (losses * attention_mask).sum() / tokens.float().clamp(min=1), [torch.zeros(())]

@@ -27,7 +27,9 @@ def methods() -> list[str]:
 def train() -> tiny.TrainingResult:
     result = accumulation.accumulated_steps(methods())
     if result.outcome.verdict is not Verdict.ABSENT:
-        dpo_steps.assert_right(dpo_steps.dpo_steps(dpo_steps.reference_or_policy, reference=1))
+        # With an adapter the reference is the model without it.
+        reference = None if tiny.state.variant == "lora" else 1
+        dpo_steps.assert_right(dpo_steps.dpo_steps(dpo_steps.reference_or_policy, reference=reference))
     return result
 
 
