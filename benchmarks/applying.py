@@ -12,6 +12,7 @@ import gc
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -165,8 +166,19 @@ def with_made_up() -> dict[str, Any]:
 
 
 def trainer_sample(release: str, module: str, order: str) -> dict[str, Any]:
-    command = [measure.place(release).python, __file__, "trainer", module, order]
-    return measure.process(command, measure.release_environment(release))
+    place = measure.place(release)
+    path = f"{place.overlay}:{installed_package()}"
+    command = [place.python, __file__, "trainer", module, order]
+    return measure.process(command, measure.release_environment(release, PYTHONPATH=path))
+
+
+@functools.cache
+def installed_package() -> Path:
+    """Install the package as users have it. A checkout would read the evidence of each patch."""
+    folder = measure.fresh_folder("installed")
+    command = [sys.executable, "-m", "uv", "--quiet", "pip", "install", "--compile-bytecode", "--no-deps", "--target"]
+    subprocess.run([*command, str(folder), str(measure.CHECKOUT)], check=True)
+    return folder
 
 
 def made_up_sample(folder: Path) -> dict[str, Any]:

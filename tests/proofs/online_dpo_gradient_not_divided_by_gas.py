@@ -17,7 +17,6 @@ import tiny
 
 OVERLAYS = ()
 PARITY = False
-VARIANTS = {"compiled": "the proof takes two gradients of one graph, and what is compiled has given its buffers away"}
 
 STEPS = 2
 NAMES = ("OnlineDPO", "XPO", "NashMD")

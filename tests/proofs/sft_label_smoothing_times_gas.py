@@ -17,6 +17,7 @@ import tiny
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"compiled": "before 1.15.0 transformers does not shift the labels of a compiled model when it smooths"}
 
 EQUIVALENT = {"weigh_by_tokens: `outputs['logits'].sum()` -> `mean`": "it is multiplied by 0"}
 

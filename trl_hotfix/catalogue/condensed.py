@@ -6,6 +6,7 @@ For a wheel ``data/build_hook.py`` writes them. It loads this module alone, with
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,12 +29,15 @@ def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         proven[patch_id] = {"revision": record["revision"], "releases": record["proven"]}
         for target, by_body in record["bodies"].items():
             for body, known in by_body.items():
-                merged = targets.setdefault(target, {}).setdefault(body, {"releases": [], "is": {}})
-                merged["releases"] = sorted({*merged["releases"], *known["releases"]}, key=Version)
+                merged = targets.setdefault(target, {}).setdefault(body, {"releases": set(), "is": {}})
+                merged["releases"].update(known["releases"])
                 if "is" in known:
                     merged["is"][patch_id] = known["is"]
-    order = sorted(releases, key=Version)
-    return {"fingerprints.json": {"releases": order, "targets": dict(sorted(targets.items()))}, "proven.json": proven}
+    version = functools.cache(Version)
+    for merged in (body for by_body in targets.values() for body in by_body.values()):
+        merged["releases"] = sorted(merged["releases"], key=version)
+    fingerprints = {"releases": sorted(releases, key=version), "targets": dict(sorted(targets.items()))}
+    return {"fingerprints.json": fingerprints, "proven.json": proven}
 
 
 def trainings(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import io
 import json
 import linecache
 import tokenize
@@ -84,14 +83,27 @@ def loaded(function: Any) -> Loaded:
     code = function.__code__
     # This is `inspect.getsource` without its search through all loaded modules for the function's own.
     linecache.checkcache(code.co_filename)
-    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
-    return _loaded(code, code.co_filename, function.__qualname__, text)
+    source = _Source(linecache.getlines(code.co_filename, function.__globals__))
+    return _loaded(code, code.co_filename, function.__qualname__, source)
+
+
+class _Source:
+    """The lines of a file. Two are equal if they are one list: ``linecache`` makes another when a file has changed."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Source) and self.lines is other.lines
+
+    def __hash__(self) -> int:
+        return id(self.lines)
 
 
 @functools.lru_cache(maxsize=32)  # Several patches have the same target.
-def _loaded(code: CodeType, path: str, name: str, text: str) -> Loaded:
+def _loaded(code: CodeType, path: str, name: str, source: _Source) -> Loaded:
     """Return the body of ``code``. ``path`` is in the cache's key, since equal code in two files compares equal."""
-    lines = io.StringIO(text).readlines()[code.co_firstlineno - 1 :]
+    lines = source.lines[code.co_firstlineno - 1 :]
     try:
         parsed = _parsed(_block(lines, code), name)
     except (IndexError, SyntaxError, ValueError):

@@ -25,8 +25,13 @@ def installed(distribution: str) -> str | None:
         return None
     # `info.version` would read the whole description each time, which is TRL's README.
     text = info.read_text("METADATA") or info.read_text("PKG-INFO") or ""
-    version: str | None = email.message_from_string(text.partition("\n\n")[0])["Version"]
-    return version or info.version
+    return _version_in(text.partition("\n\n")[0]) or info.version
+
+
+@functools.cache
+def _version_in(header: str) -> str | None:
+    version: str | None = email.message_from_string(header)["Version"]
+    return version
 
 
 def installed_but(trl: str | None = None, told: Mapping[str, str] | None = None) -> VersionOf:
