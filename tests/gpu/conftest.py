@@ -148,7 +148,7 @@ class Measure:
         if "skip" in answer:
             pytest.skip(answer["skip"])
         self.versions |= answer.pop("versions")
-        name = ", ".join([case, switch, *map(str, settings.values())])
+        name = ", ".join([case, release, switch, *map(str, settings.values())])
         self.numbers |= {f"{name}: {key}": value for key, value in answer.items()}
         return answer
 

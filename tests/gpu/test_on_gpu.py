@@ -43,6 +43,17 @@ def test_the_auxiliary_loss_is_in_the_loss_under_zero(measure: Any, device: str,
     assert off["share"] == pytest.approx(0, abs=tolerances.relative(dtype, layers=LAYERS, length=16, backward=False))
 
 
+@patches("dpo-precomputed-ref-logps-dropped")
+def test_a_precomputed_reference_is_in_the_loss(measure: Any, device: str) -> None:
+    dtype = dtype_of(device, "bfloat16")
+    on, off = (measure("precomputed", "0.12.2", switch, dtype=dtype) for switch in ("on", "off"))
+    bound = tolerances.relative(dtype, layers=LAYERS, length=WIDTH, backward=True)
+    assert on["loss"] <= bound
+    # Unpatched the policy of each step is its own reference: all margins are 0.
+    assert off["moved"] <= 1e-6 < off["expected to move"]
+    assert off["loss"] > on["loss"]
+
+
 # On a CPU TRL takes 4-bit weights for sharded ones, and prepares nothing.
 @pytest.mark.gpu_only
 @patches("qlora-peftmodel-frozen")
@@ -121,6 +132,10 @@ def test_the_base_model_keeps_every_bit_beside_vllm(measure: Any) -> None:
 @patches("sft-padding-free-contamination")
 @pytest.mark.parametrize("tokens", [4096, 32768])
 def test_what_a_step_costs_is_measured(measure: Any, device: str, tokens: int) -> None:
-    on, off = (measure("cost", "0.22.0", switch, tokens=64 if device == "cpu" else tokens) for switch in ("on", "off"))
-    assert on["tokens"] == off["tokens"]
-    assert min(on["seconds"], off["seconds"]) > 0
+    of_run = {"tokens": 64 if device == "cpu" else tokens}
+    patched, unpatched, fixed = (
+        measure("cost", release, switch, **of_run)
+        for release, switch in (("0.22.0", "on"), ("0.22.0", "off"), ("0.23.1", "off"))
+    )
+    assert patched["tokens"] == unpatched["tokens"] == fixed["tokens"]
+    assert min(patched["seconds"], unpatched["seconds"], fixed["seconds"]) > 0

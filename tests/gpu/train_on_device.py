@@ -215,6 +215,41 @@ def zero(folder: str, device: str, stage: str, dtype: str) -> dict[str, Any]:
     return {"share": term / (COEFFICIENT * aux_losses[0]), "wrapped_as": type(trainer.model_wrapped).__name__}
 
 
+def precomputed(folder: str, device: str, dtype: str) -> dict[str, float]:
+    """Compare the loss of a second step whose reference is precomputed with that of one whose reference is a model."""
+    from trl import DPOConfig, DPOTrainer
+
+    def last_loss(**given: Any) -> float:
+        lengths = {"max_length": 16, "max_prompt_length": 8}
+        trainer = tiny.trainer(
+            tiny.measured(DPOTrainer),
+            model=llama(folder, "sdpa", "float32"),
+            args=config(
+                DPOConfig,
+                device,
+                dtype,
+                max_steps=2,
+                optim="sgd",
+                learning_rate=0.05,
+                precompute_ref_log_probs=not given,
+                **lengths,
+            ),
+            train_dataset=tiny.preferences(),
+            tokenizer=tiny.tokenizer(),
+            **given,
+        )
+        trainer.train()
+        return float(trainer.losses[-1])
+
+    measured, expected = last_loss(), last_loss(ref_model=llama(folder, "sdpa", "float32"))
+    return {
+        "loss": abs(measured - expected) / abs(expected),
+        # Is the policy its own reference?
+        "moved": abs(measured - math.log(2)),
+        "expected to move": abs(expected - math.log(2)),
+    }
+
+
 def _quantised(folder: str, device: str) -> tuple[Any, Any]:
     """Return a Llama in 4 bits, from disk, and the config that loads it."""
     import torch
@@ -436,7 +471,19 @@ def _wait(device: str) -> None:
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     case.__name__: case
-    for case in (compiled, cost, flattened, fused_head, grpo_qlora, liger_dpo, liger_sft, qlora, vllm, zero)
+    for case in (
+        compiled,
+        cost,
+        flattened,
+        fused_head,
+        grpo_qlora,
+        liger_dpo,
+        liger_sft,
+        precomputed,
+        qlora,
+        vllm,
+        zero,
+    )
 }
 
 
