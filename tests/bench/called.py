@@ -194,7 +194,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
         *("proof left-padded-logprobs-absolute-positions", "proof sft-wrapped-packing-duplicates"),
     ),
-    "1.14.2": ("SFT", "GRPO", "GRPO, Liger"),
+    "1.14.2": ("DPO", "SFT", "KTO", "Reward", "GRPO", "GRPO, Liger", "RLOO"),
     "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),
     "1.16.0": (
         *("DPO", "DPO, precomputed", "DPO, synchronized", "SFT", "KTO", "ORPO", "CPO", "GKD", "GOLD", "Reward", "TPO"),
@@ -207,27 +207,31 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
 
-UNREACHED: dict[str, str] = {
-    **dict.fromkeys(
+UNREACHED: dict[tuple[str, str], str] = {
+    **{
         (
-            "trl.trainer.online_dpo_trainer:OnlineDPOTrainer._move_model_to_vllm",
-            "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._move_model_to_vllm",
-        ),
-        "it is called with vLLM only, for which the proof has a stand-in in GRPO and RLOO",
-    ),
-    "trl.trainer.sft_trainer:SFTTrainer._set_signature_columns_if_needed": "it is a target in 0.17 and 0.18 only",
-    **dict.fromkeys(
+            "vllm-sync-drifts-bf16-base",
+            f"{module}:OnlineDPOTrainer._move_model_to_vllm",
+        ): "it is called with vLLM only, for which the proof has a stand-in in GRPO and RLOO"
+        for module in ("trl.trainer.online_dpo_trainer", "trl.experimental.online_dpo.online_dpo_trainer")
+    },
+    (
+        "sft-pretokenized-labels-ignored",
+        "trl.trainer.sft_trainer:SFTTrainer._set_signature_columns_if_needed",
+    ): "it is a target in 0.17 and 0.18 only",
+    **{
         (
-            "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
-            "trl.trainer.grpo_trainer:GRPOTrainer.compute_liger_loss",
-        ),
-        "grpo-pretrained-adapter-reference-is-base has them in 0.18 only",
-    ),
-    "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset": (
-        "sft-prompt-length-is-that-of-a-dict requires transformers 5, and the cases of its releases run on 4"
-    ),
+            "grpo-pretrained-adapter-reference-is-base",
+            f"trl.trainer.grpo_trainer:GRPOTrainer.{method}",
+        ): "it is a target in 0.18 only"
+        for method in ("_compute_loss", "compute_liger_loss")
+    },
+    (
+        "sft-prompt-length-is-that-of-a-dict",
+        "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset",
+    ): "it requires transformers 5, and the cases of its releases run on 4",
 }
-"""Targets of a patch that no case calls, with the reason. Another patch may have the same target in other releases."""
+"""Targets of a patch that no case calls, with the reason."""
 
 ELSEWHERE = {
     **dict.fromkeys(

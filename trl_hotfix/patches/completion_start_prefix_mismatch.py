@@ -12,6 +12,7 @@ afterwards. Templates, tools, masks, truncation and packing are left to TRL.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import itertools
@@ -79,6 +80,10 @@ def _view(processing_class: Any, completions: int, code: str = "") -> Any:
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             return _view, (self.__wrapped__, completions, hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            # KTO concatenates streams, which datasets copies with what their functions are given.
+            return _view(copy.deepcopy(self.__wrapped__, memo), completions)
 
         def __call__(self, text: Any, **kwargs: Any) -> Any:
             return self._record(text, self.__wrapped__(text=text, **kwargs))
@@ -220,6 +225,8 @@ def _check_view() -> None:
     view = _view(tokenizer, 1)
     between = view(text="x")["input_ids"]
     text_ids, _ = (view(text=text)["input_ids"] for text in ("ab", "abcd"))
+    copied = copy.deepcopy(view)
+    copied_ids, _ = (copied(text=text)["input_ids"] for text in ("ab", "abcd"))
     batch_of_one = _view(lambda text: {"input_ids": [tokenizer(text)["input_ids"]]}, 1)
     batch_of_one.decode = tokenizer.decode
     ((processed_ids,), _) = (batch_of_one(text=text)["input_ids"] for text in ("wab", "wabcd"))
@@ -228,8 +235,8 @@ def _check_view() -> None:
     view.apply_chat_template(conversation, tokenize=False)
     chat_ids = view.apply_chat_template(conversation, add_generation_prompt=True)
     view.apply_chat_template(answered, return_dict=True)
-    found = [tokenizer.decode(ids) for ids in (between, text_ids, processed_ids, chat_ids)]
-    if found != ["x", "a", "wa", "uv\1a"]:
+    found = [tokenizer.decode(ids) for ids in (between, text_ids, copied_ids, processed_ids, chat_ids)]
+    if found != ["x", "a", "a", "wa", "uv\1a"] or copied.__wrapped__ is tokenizer:
         raise AssertionError(f"the view leaves {found} of the prompts")
 
 

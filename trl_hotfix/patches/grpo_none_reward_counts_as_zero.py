@@ -144,16 +144,19 @@ _GENERATIONS: tuple[_Rows, ...] = (
 """Two groups each. In the first generation one function judges only one completion of a group."""
 
 _COMPLETIONS = (
-    (5, 1),
+    (5, 7, 13, 1),
     (10, 3, 4, 1),
-    (8, 9, 1),
-    (3, 11, 4, 5, 1),
+    (8, 9, 6, 1),
+    (3, 11, 4, 1),
     (9, 8, 12, 1),
-    (6, 1),
-    (3, 4, 5, 6, 7, 1),
-    (13, 10, 1),
+    (6, 3, 5, 1),
+    (3, 4, 7, 1),
+    (13, 10, 9, 1),
 )
-"""Without 2, which ends a sequence by the configuration of the model."""
+"""Without 2, which ends a sequence by the configuration of the model.
+
+They are equally long, so that a mean over tokens is one over sequences, to which another patch changes the loss.
+"""
 _CLIPPED = (0.5, 4.0)
 
 
