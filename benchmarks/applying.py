@@ -12,7 +12,6 @@ import gc
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -176,8 +175,7 @@ def trainer_sample(release: str, module: str, order: str) -> dict[str, Any]:
 def installed_package() -> Path:
     """Install the package as users have it. A checkout would read the evidence of each patch."""
     folder = measure.fresh_folder("installed")
-    command = [sys.executable, "-m", "uv", "--quiet", "pip", "install", "--compile-bytecode", "--no-deps", "--target"]
-    subprocess.run([*command, str(folder), str(measure.CHECKOUT)], check=True)
+    measure.uv("pip", "install", "--compile-bytecode", "--no-deps", "--target", folder, measure.CHECKOUT)
     return folder
 
 

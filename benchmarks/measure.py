@@ -148,6 +148,17 @@ def process(command: Sequence[str | Path], environment: Mapping[str, str]) -> di
     return {"wall_ms": wall * 1e3, "cpu_ms": (usage.ru_utime + usage.ru_stime) * 1e3, **answer}
 
 
+def uv(*arguments: str | Path) -> None:
+    run([sys.executable, "-m", "uv", "--quiet", *arguments])
+
+
+def run(command: Sequence[str | Path]) -> None:
+    """Run a command that is not measured. Raises ``RuntimeError`` with what it said if it fails."""
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise _ended(command, process.returncode, process.stdout + process.stderr)
+
+
 def _ended(command: Sequence[str | Path], code: int, output: str) -> RuntimeError:
     return RuntimeError(f"{' '.join(map(str, command))} ended with {code}; it said:\n{output[-4000:]}")
 

@@ -7,7 +7,6 @@ environment with setuptools or torch has one, and the first ``.pth`` with code c
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,11 +85,11 @@ class Start:
 
     def _make(self, variant: Variant, wheel: Path) -> None:
         folder = self.folder / variant.folder
-        _uv("venv", "--no-project", "--python", sys.executable, str(folder))
+        measure.uv("venv", "--no-project", "--python", sys.executable, str(folder))
         # Our dependencies are left out, since no start loads them. So only the hook differs.
         for package in variant.packages:
             requirement = ["--no-deps", str(wheel)] if package == "trl-hotfix" else [package]
-            _uv("pip", "install", "--compile-bytecode", "--python", str(self.python(variant)), *requirement)
+            measure.uv("pip", "install", "--compile-bytecode", "--python", str(self.python(variant)), *requirement)
         for hook in self.packages(variant).glob("_virtualenv.*"):
             hook.unlink()  # This start hook is of uv.
         if variant.idle:
@@ -132,20 +131,9 @@ def build_wheel(folder: Path) -> Path:
         str(folder),
         measure.CHECKOUT,
     ]
-    _run(command)
+    measure.run(command)
     (wheel,) = folder.glob("*.whl")
     return wheel
-
-
-def _uv(*arguments: str) -> None:
-    _run([sys.executable, "-m", "uv", "--quiet", *arguments])
-
-
-def _run(command: list[str | Path]) -> None:
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    if process.returncode != 0:
-        line = " ".join(map(str, command))
-        raise RuntimeError(f"{line} ended with {process.returncode}:\n{process.stdout}{process.stderr}")
 
 
 def run(*, quick: bool) -> Result:
