@@ -35,6 +35,11 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def tree_of(value: Any) -> Any:
+    """Return a syntax tree as lists and dicts, without comments, layout and docstrings."""
+    return json.loads(canonical(value))
+
+
 @dataclass
 class Module:
     """The pieces of one module: what it defines, and what its names stand for elsewhere in our code."""
@@ -85,7 +90,7 @@ class Sources:
         uses = tuple(dict.fromkeys(piece for node in nodes for piece in self._uses(module, source, node)))
         names = {child.id for node in nodes for child in ast.walk(node) if isinstance(child, ast.Name)}
         foreign = {name: source.foreign[name] for name in sorted(names & source.foreign.keys())}
-        return digest_of([[canonical(node) for node in nodes], foreign]), uses
+        return digest_of([list(map(tree_of, nodes)), foreign]), uses
 
     def _uses(self, module: str, source: Module, node: ast.AST) -> Iterator[Piece]:
         local = Module()

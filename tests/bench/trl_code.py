@@ -12,7 +12,7 @@ from threading import get_ident
 from typing import Any
 
 from trl_hotfix.matching import digests
-from trl_hotfix.matching.digests import canonical, parse
+from trl_hotfix.matching.digests import parse
 
 import keys
 from layout import BENCH
@@ -60,9 +60,9 @@ def _read(folder: Path) -> Iterator[tuple[Call, str]]:
             tree = parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):  # A template that is not Python.
             continue
-        yield f"{module}:", keys.digest_of(canonical(tree))
+        yield f"{module}:", keys.digest_of(keys.tree_of(tree))
         constants = {
-            name: canonical(statement)
+            name: keys.tree_of(statement)
             for statement in keys.statements(tree.body)
             if not isinstance(statement, keys.Definition)
             for name in keys.names_defined(statement)
@@ -76,10 +76,10 @@ def _definitions(
     for statement in keys.statements(body):
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} & constants.keys()
-            content = [canonical(statement), {name: constants[name] for name in sorted(used)}]
+            content = [keys.tree_of(statement), {name: constants[name] for name in sorted(used)}]
             yield f"{module}:{prefix}{statement.name}", keys.digest_of(content)
         elif isinstance(statement, ast.ClassDef):
             outside = [part for part in statement.body if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))]
-            content = [canonical(outside), canonical(statement.bases), canonical(statement.decorator_list)]
+            content = [keys.tree_of(outside), keys.tree_of(statement.bases), keys.tree_of(statement.decorator_list)]
             yield f"{module}:{prefix}{statement.name}", keys.digest_of(content)
             yield from _definitions(module, f"{prefix}{statement.name}.", statement.body, constants)

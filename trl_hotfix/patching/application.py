@@ -120,7 +120,6 @@ def _check_bodies(module_patch: ModulePatch, located: list[Site], *, try_unknown
 
 
 def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: bool) -> None:
-    trl = installed("trl") or ""
     if not callable(getattr(site.original, "__func__", site.original)):
         return  # The target has no body. Its wrapper cannot be installed, which reports the reason.
     body = digests.loaded(site.original)
@@ -131,6 +130,7 @@ def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: b
     verdict = fingerprints.bodies_for(patch.id).verdict(patch.id, target.name, body.digest)
     if verdict == "buggy":
         return
+    trl = installed("trl") or ""
     if not in_range(trl, patch.range_of(target)):
         raise _Refused(State.SKIPPED, Reason.TRL_VERSION, {"installed": trl, "range": patch.trl, **evidence})
     if verdict is not None:

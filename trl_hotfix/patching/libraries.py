@@ -16,13 +16,13 @@ The decorators are ``torch.no_grad``, TRL's ``profiling_decorator`` and, on cons
 """
 
 
-_DECORATORS = (functools.__file__, contextlib.__file__)
+_DECORATORS = tuple(map(os.path.realpath, (functools.__file__, contextlib.__file__)))
 
 
 def is_of_trl(function: FunctionType) -> bool:
     """Return whether the code of ``function`` is TRL's, or that of a decorator that TRL takes from these libraries."""
-    path = os.path.realpath(function.__code__.co_filename)
-    if path in map(os.path.realpath, _DECORATORS):
+    path = _real(function.__code__.co_filename)
+    if path in _DECORATORS:
         return True
     return any(path.startswith(folder + os.sep) for folder in map(folder_of, TRL_AND_BELOW) if folder)
 
@@ -30,4 +30,8 @@ def is_of_trl(function: FunctionType) -> bool:
 def folder_of(package: str) -> str | None:
     """Return the folder of a package, or None if it is not imported or has no file."""
     file = getattr(sys.modules.get(package), "__file__", None)
-    return os.path.dirname(os.path.realpath(file)) if file else None
+    return os.path.dirname(_real(file)) if file else None
+
+
+# Following the links of a path takes a look at each of its folders.
+_real = functools.cache(os.path.realpath)

@@ -195,15 +195,16 @@ def _log_decision(module_patch: ModulePatch) -> None:
     name = f"{patch.id} (r{patch.revision})"
     known = {"patch": patch.id, "revision": patch.revision, "module": module_patch.module}
     if decision.state in (State.APPLIED, State.OBSERVED):
-        state, trl = decision.state.value, installed("trl")
+        state = decision.state.value
         choices = "".join(f" {option}={choice}" for option, choice in module_patch.options.items())
         line, level = f"applied {patch.id}{choices}: {patch.title}", level_of_repairs()
         if decision.state is State.OBSERVED:
             # Whether a run hits it is said when that begins.
-            line, level = f"TRL {trl} has {patch.id}, and it is not repaired: {patch.title}", logging.DEBUG
+            line, level = f"TRL {installed('trl')} has {patch.id}, and it is not repaired: {patch.title}", logging.DEBUG
         log.log(level, "%s", line, extra=event(state, **known, title=patch.title))
-        targets = ", ".join(target.attribute for target in module_patch.targets)
-        log.debug("%s: %s in TRL %s, %s%s", name, state, trl, targets, evidence, extra=event("evidence", **known))
+        if log.isEnabledFor(logging.DEBUG):  # TRL's version is read from a file.
+            where = f"TRL {installed('trl')}, {', '.join(target.attribute for target in module_patch.targets)}"
+            log.debug("%s: %s in %s%s", name, state, where, evidence, extra=event("evidence", **known))
     elif decision.degraded:
         what = "observed" if module_patch.observe else "on"
         reason = f"{decision.state.value} ({decision.reason.value})"

@@ -173,7 +173,7 @@ class Site:
         """Replace the function in other modules of TRL too, which hold it by value after ``from .utils import f``."""
         for name, module in list(sys.modules.items()):
             # sys.modules may hold None for a name that must not be imported.
-            if module is self.owner or not isinstance(module, ModuleType) or not f"{name}.".startswith("trl."):
+            if name.partition(".")[0] != "trl" or module is self.owner or not isinstance(module, ModuleType):
                 continue
             for key, value in list(vars(module).items()):
                 if value is before:
