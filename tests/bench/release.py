@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,8 +79,13 @@ def alone(work: Callable[[], Any], seconds: float) -> dict[str, Any] | str:
 def verified(patch: Patch) -> dict[str, Any]:
     """Return the cell of ``patch`` here, with what its self-test has called in TRL."""
     called: set[str] = set()
+    before = threading.enumerate()
     with calls.recorded(called):
         cell = cells.verify(patch).to_dict()
+    # A progress bar has one, and a job's log would have the bar.
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    if left:
+        cell |= {"verdict": cells.CellVerdict.ERROR.value, "why": f"the self-test leaves threads: {', '.join(left)}"}
     return {**cell, "calls": sorted(called)}
 
 

@@ -24,8 +24,8 @@ def undisturbed() -> Iterator[None]:
 
     Random states, default dtype and device, grad mode, autocast, warning filters and the variables of the environment
     that this thread sets are the same afterwards; inside, tensors are float32 on the CPU, gradients are on, warnings
-    are quiet, and there is no ZeRO-3, under which models are made in pieces and trainers load their references from the
-    hub.
+    are quiet, datasets show no progress bars, and there is no ZeRO-3, under which models are made in pieces and
+    trainers load their references from the hub.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
@@ -35,6 +35,15 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(_own_variables_restored())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        tqdm = sys.modules.get("tqdm.std")
+        if tqdm is not None:
+            # Its first bar starts a thread, also if the bar is not shown.
+            stack.callback(setattr, tqdm.tqdm, "monitor_interval", tqdm.tqdm.monitor_interval)
+            tqdm.tqdm.monitor_interval = 0
+        datasets = sys.modules.get("datasets.utils")
+        if datasets is not None and not datasets.are_progress_bars_disabled():
+            stack.callback(datasets.enable_progress_bars)
+            datasets.disable_progress_bars()
         deepspeed, config_name = sys.modules.get("transformers.integrations.deepspeed"), "_hf_deepspeed_config_weak_ref"
         config = getattr(deepspeed, config_name, None)
         if config is not None:

@@ -144,6 +144,21 @@ def test_global_state_is_fresh_inside_and_restored_afterwards(monkeypatch: pytes
     assert before == after
 
 
+def test_a_progress_bar_is_neither_shown_nor_watched(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    datasets, tqdm = pytest.importorskip("datasets"), pytest.importorskip("tqdm")
+    monkeypatch.setattr(tqdm.tqdm, "monitor", None)
+    datasets.enable_progress_bars()
+    threads, interval = threading.enumerate(), tqdm.tqdm.monitor_interval
+    with undisturbed():
+        datasets.Dataset.from_dict({"a": [1]}).map(lambda row: {"b": 2})
+    assert threading.enumerate() == threads
+    assert capfd.readouterr().err == ""
+    assert datasets.is_progress_bar_enabled()
+    assert tqdm.tqdm.monitor_interval == interval > 0
+
+
 def test_global_state_is_restored_after_an_error() -> None:
     environment, state = dict(os.environ), random.getstate()
     with contextlib.suppress(ZeroDivisionError), undisturbed():
