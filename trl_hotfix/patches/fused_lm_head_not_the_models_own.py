@@ -20,7 +20,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -344,6 +343,8 @@ class _Case:
                 self.expected(index, self.head if is_compared and not is_plain else "plain", items),
             )
             yield from (f"{name}: {mistake}" for mistake in self._differences(outputs, expected))
+            if len(batches) > 1:
+                yield from (f"{name}: {mistake}" for mistake in self._other_gradients(outputs, expected))
         if self.model.decoded != len(batches) or vars(decoder).get("forward") is not forward:
             yield f"{name}: the decoder ran {self.model.decoded} times, or has another forward than before"
         if len(warnings) != (not is_plain and self.kind != "has its own"):
@@ -363,6 +364,10 @@ class _Case:
                 is_same &= not self.is_fused or value.requires_grad is right.requires_grad
             if not is_same:
                 yield f"{name} is {value}, not {right}"
+
+    def _other_gradients(self, outputs: Any, expected: Mapping[str, Any]) -> Iterator[str]:
+        import torch
+
         gradients = []
         for part in (vars(outputs), expected):
             # The bonus of GRPO has the gradient of the entropy, too.
@@ -377,6 +382,7 @@ class _Case:
 def _stand_in(head: Callable[[Any, Any], Any], kind: str) -> Any:
     """Return a model of an embedding and this head. ``decoded`` counts how often its decoder ran."""
     import torch
+    import transformers
 
     class Decoder(torch.nn.Module):  # type: ignore[misc]
         def forward(self, input_ids: Any, **kwargs: Any) -> Any:
@@ -403,7 +409,7 @@ def _stand_in(head: Callable[[Any, Any], Any], kind: str) -> Any:
 
         @property
         def base_model(self) -> Any:
-            return self if kind == "nested" and version("transformers").startswith("4") else self.transformer
+            return self if kind == "nested" and transformers.__version__.startswith("4") else self.transformer
 
         def get_output_embeddings(self) -> Any:
             return self.lm_head

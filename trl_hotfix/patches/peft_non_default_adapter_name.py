@@ -19,7 +19,7 @@ from typing import Any
 
 from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome, Verdict
-from ..testing import StopConstruction, begin_trainer, single_process
+from ..testing import StopConstruction, base_for_adapters, begin_trainer, single_process
 
 
 def copy_the_active_adapter(
@@ -101,14 +101,10 @@ def _judged(module: ModuleType, trainer_class: Any, adapter: str, original: str)
     """Judge how far the adapter "ref" is from its original. ``adapter`` is active among three."""
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "max_position_embeddings": 8}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    base = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=None, eos_token_id=1))
     lora = LoraConfig(r=1, target_modules=["q_proj", "v_proj"])
     first = "before" if original == adapter else original
-    model = get_peft_model(base, lora, adapter_name=first)
+    model = get_peft_model(base_for_adapters(), lora, adapter_name=first)
     for name in (adapter, "behind"):
         model.add_adapter(name, LoraConfig(r=2 if name == adapter else 1, target_modules=["q_proj", "v_proj"]))
     model.set_adapter(adapter)

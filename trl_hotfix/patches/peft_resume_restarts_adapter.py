@@ -21,7 +21,7 @@ from typing import Any
 
 from ..authoring import absent, act_of_this_call, judge, shadowed
 from ..model import Outcome, Verdict
-from ..testing import begin_trainer, single_process
+from ..testing import base_for_adapters, begin_trainer, single_process
 
 
 def load_the_trained_adapter(
@@ -148,12 +148,8 @@ def _trainer(
 
 def _peft_model() -> Any:
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "max_position_embeddings": 8}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    base = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=None, eos_token_id=1))
-    model = get_peft_model(base, LoraConfig(r=1, target_modules=["q_proj"]))
+    model = get_peft_model(base_for_adapters(), LoraConfig(r=1, target_modules=["q_proj"]))
     model.add_adapter("other", LoraConfig(r=1, target_modules=["q_proj"]))
     _number(model, 0)
     return model

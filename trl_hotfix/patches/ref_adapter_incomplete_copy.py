@@ -17,7 +17,7 @@ from typing import Any
 
 from ..authoring import absent, act_of_this_call, argument, judge, shadowed
 from ..model import Outcome, Verdict
-from ..testing import StopConstruction, begin_trainer, single_process
+from ..testing import StopConstruction, base_for_adapters, begin_trainer, single_process
 
 
 def copy_every_weight(
@@ -77,7 +77,7 @@ def reference_has_every_weight(module: ModuleType) -> Outcome:
             ]
             if any(other.verdict is not Verdict.FIXED for other in others):
                 raise AssertionError(f"some adapters are copied, and others are not: {others}")
-            begin_trainer(module, trainer_class, _model(), parent=_check, gradient_checkpointing=False)
+            begin_trainer(module, trainer_class, base_for_adapters(), parent=_check, gradient_checkpointing=False)
     return outcome
 
 
@@ -99,7 +99,7 @@ def _judged(module: ModuleType, trainer_class: Any, config: Any, new: dict[str, 
         trainer.model.add_adapter("later", config)
         raise StopConstruction
 
-    base = _model()
+    base = base_for_adapters()
     base.register_parameter("default", torch.nn.Parameter(torch.tensor(7.0)))
     model = get_peft_model(base, config)
     model.add_adapter("other", config)
@@ -128,14 +128,6 @@ def _judged(module: ModuleType, trainer_class: Any, config: Any, new: dict[str, 
 
 def _distance(weight: Any, expected: Any) -> float:
     return float((weight - expected).abs().max())
-
-
-def _model() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "max_position_embeddings": 8}
-    heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=None, eos_token_id=1))
 
 
 def _check(trainer: Any) -> None:

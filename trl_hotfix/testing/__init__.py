@@ -25,8 +25,9 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``completions`` the completions of such messages, as SFT prepares them: ``prepared_completions``
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
 ``vllm``        the class that hands weights over to vLLM, or generates with it (``class_with_vllm``)
-``adapters``    LoRA beneath a checkpoint (``base_and_lora``): which of its matrices have a gradient
-                (``lora_gradients``, ``judge_gradients``), after the constructor of a trainer (``judge_adapters``)
+``adapters``    a model for adapters (``base_for_adapters``); LoRA beneath a checkpoint (``base_and_lora``): which of
+                its matrices have a gradient (``lora_gradients``, ``judge_gradients``), after the constructor of a
+                trainer (``judge_adapters``)
 ``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache,
                 ``recorded_warnings``
 ==============  =======================================================================================================
@@ -37,7 +38,7 @@ torch, transformers, datasets and TRL are imported inside functions only, becaus
 from __future__ import annotations
 
 from .accumulation import judge_accumulation
-from .adapters import base_and_lora, judge_adapters, judge_gradients, lora_gradients
+from .adapters import base_and_lora, base_for_adapters, judge_adapters, judge_gradients, lora_gradients
 from .chats import messages, only_iterable
 from .completions import prepared_completions
 from .dpo import (
@@ -87,6 +88,7 @@ __all__ = [
     "absent_if_never_flattened",
     "absent_if_reexported",
     "base_and_lora",
+    "base_for_adapters",
     "begin_trainer",
     "class_with_vllm",
     "compare_gradients",

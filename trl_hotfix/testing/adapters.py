@@ -1,8 +1,9 @@
-"""LoRA beneath a checkpoint: which of its matrices get a gradient."""
+"""Models for adapters, and LoRA beneath a checkpoint: which of its matrices get a gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from ..authoring import judge
@@ -18,6 +19,28 @@ def base_and_lora() -> tuple[Any, Any]:
     heads = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, bos_token_id=None, eos_token_id=1))
     return model, LoraConfig(r=1, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+
+
+def base_for_adapters() -> Any:
+    """Return a model that is never called, whose modules have names of Llama's.
+
+    It is made for its adapters: with them a Llama of one layer takes three times as long.
+    """
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    class Base(PreTrainedModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(PretrainedConfig())
+            # PEFT asks for it a dozen times for each adapter.
+            self.config.to_dict = lambda: {"model_type": "custom"}
+            self.generation_config = SimpleNamespace(eos_token_id=1)
+            self.embed_tokens, self.self_attn = torch.nn.Embedding(8, 4), torch.nn.Module()
+            for name in ("q_proj", "k_proj", "v_proj"):
+                self.self_attn.add_module(name, torch.nn.Linear(4, 4, bias=False))
+            self.down_proj = torch.nn.Linear(4, 4, bias=False)
+
+    return Base()
 
 
 def judge_adapters(new_model: Callable[..., Any]) -> Outcome:
