@@ -35,15 +35,16 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(_own_variables_restored())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        tqdm = sys.modules.get("tqdm.std")
-        if tqdm is not None:
-            # Its first bar starts a thread, also if the bar is not shown.
-            stack.callback(setattr, tqdm.tqdm, "monitor_interval", tqdm.tqdm.monitor_interval)
-            tqdm.tqdm.monitor_interval = 0
-        datasets = sys.modules.get("datasets.utils")
-        if datasets is not None and not datasets.are_progress_bars_disabled():
-            stack.callback(datasets.enable_progress_bars)
-            datasets.disable_progress_bars()
+        bar: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+        if bar is not None:
+            # The first bar of a process starts a thread, also if it is not shown.
+            stack.callback(setattr, bar, "monitor_interval", bar.monitor_interval)
+            bar.monitor_interval = 0
+        # An old datasets, or one that another thread is importing, may not have these names.
+        datasets: Any = sys.modules.get("datasets.utils")
+        if getattr(datasets, "is_progress_bar_enabled", bool)():
+            stack.callback(datasets.enable_progress_bar)
+            datasets.disable_progress_bar()
         deepspeed, config_name = sys.modules.get("transformers.integrations.deepspeed"), "_hf_deepspeed_config_weak_ref"
         config = getattr(deepspeed, config_name, None)
         if config is not None:

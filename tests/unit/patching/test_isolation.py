@@ -6,11 +6,12 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -157,6 +158,13 @@ def test_a_progress_bar_is_neither_shown_nor_watched(
     assert capfd.readouterr().err == ""
     assert datasets.is_progress_bar_enabled()
     assert tqdm.tqdm.monitor_interval == interval > 0
+
+
+def test_a_library_of_bars_without_the_names_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("datasets.utils", "tqdm.std"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with undisturbed():
+        pass
 
 
 def test_global_state_is_restored_after_an_error() -> None:
