@@ -59,12 +59,21 @@ def answer(runs: Runs, place: layout.Place, mode: str, case: str) -> dict[str, A
     return answer
 
 
+MAPPED_BY_AN_IMPORTED_FUNCTION = {("0.23.0", name) for name in ("DPO", "ORPO", "CPO", "Reward")}
+"""These map their dataset with maybe_apply_chat_template, which apply-chat-template-loses-chosen-tokens observes.
+
+Their modules import it by name. What stands there is pickled under that name, and not under that of TRL's own module.
+"""
+
+
 @pytest.mark.parametrize(("place", "case"), sharing.heavy(TRAINED, smoke=SMOKE), ids=str)
 def test_an_observed_run_is_that_of_an_unpatched_process_bit_by_bit(runs: Runs, place: layout.Place, case: str) -> None:
     unpatched, observed = (answer(runs, place, mode, case) for mode in ("unpatched", "observe"))
-    for part in ("history", "parameters", "random", "fingerprints"):
+    for part in ("history", "parameters", "random"):
         assert observed[part] == unpatched[part], part
     assert observed["history"]
+    is_same = observed["fingerprints"] == unpatched["fingerprints"]
+    assert is_same is ((place.release, case) not in MAPPED_BY_AN_IMPORTED_FUNCTION)
 
 
 @pytest.mark.parametrize(("place", "case"), sharing.heavy(TRAINED, smoke=SMOKE), ids=str)
@@ -79,6 +88,7 @@ ONLINE = ("online-dpo-gradient-not-divided-by-gas", "online-dpo-metrics-include-
 EVERY_RUN: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("0.23.0", "SFT"): ("sft-loss-normaliser-counts-first-token",),
     ("0.23.0", "OnlineDPO"): ONLINE,
+    ("0.23.0", "GKD"): ("gkd-grad-accum-scaling",),
     ("1.9.0", "SFT"): ("sft-loss-normaliser-counts-first-token",),
     ("1.9.0", "OnlineDPO"): ONLINE,
     ("1.9.0", "GKD"): ("gkd-onpolicy-normaliser-from-dataset-labels",),

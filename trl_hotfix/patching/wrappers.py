@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ..model import Wrapper
@@ -60,6 +60,10 @@ def wrapped_descriptor(raw: Any, layers: tuple[Layer, ...], owner: Any, path: tu
     # Under TRL's own name its pickles, and so the hashes of `datasets`, would be those of the unpatched function.
     if repairing:
         function.__module__, function.__qualname__ = references.MODULE, references.name_of((*path, repairing))
+    elif isinstance(owner, ModuleType):
+        # A function that this module imports by name is not found under its own one: it would be pickled with its code
+        # and its counts, which are others each time.
+        function.__module__, function.__qualname__ = path
     return function if isinstance(raw, FunctionType) else type(raw)(function)
 
 

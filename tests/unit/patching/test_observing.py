@@ -15,6 +15,7 @@ import pytest
 from helpers import sample_trainers
 from helpers.made_up_patches import MARK, identity, is_marked, mark, raises, stub_loss
 from helpers.sample_trainers import Trainer, layer, site_of
+from trl.trainer import dpo_trainer, utils
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
@@ -108,6 +109,17 @@ def test_pickles_are_those_of_the_unpatched_function(declare: Any, module: Any) 
     assert module.loads(before[0]) is DPOTrainer.dpo_loss
     trl_hotfix.apply()
     assert [module.dumps(reference()) for reference in references] != before
+
+
+@pytest.mark.parametrize("module", [pickle, dill], ids=lambda module: module.__name__)
+def test_a_function_that_its_module_imports_by_name_is_pickled_under_the_name_there(declare: Any, module: Any) -> None:
+    declare(is_marked, mark, attribute="pad_to_length")
+    trl_hotfix.apply(observe=True)
+    observed = dpo_trainer.pad_to_length
+    assert observed is not utils.pad_to_length
+    assert module.loads(module.dumps(observed)) is observed
+    assert len(module.dumps(observed)) < 100
+    assert observed.__wrapped__ is utils.pad_to_length
 
 
 def test_observing_and_repairing_follow_each_other(declare: Any) -> None:
