@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def main(out: str, folder: str, *options: str) -> None:
 
     import tiny
 
-    policy, reference = (tiny.llama(folder, seed=seed) for seed in (0, 1))
+    # A folder for each rank: no rank reads a model while another still writes it.
+    with tempfile.TemporaryDirectory() as models:
+        policy, reference = (tiny.llama(models, seed=seed) for seed in (0, 1))
     settings: dict[str, Any] = {"max_length": 16, "max_prompt_length": 8, "max_steps": 2, "output_dir": f"{folder}/out"}
     settings |= {"save_strategy": "steps", "save_steps": 1}
     settings |= json.loads(os.environ.get("SETTINGS", "{}"))
