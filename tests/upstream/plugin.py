@@ -1,13 +1,15 @@
-"""A pytest plugin for the process that runs TRL's own tests: ``-p plugin --upstream-out OUT.json``.
+"""A pytest plugin for the process that runs TRL's own tests: ``-p plugin --upstream-out OUT.json [--upstream-gone NAME]``.
 
 With ``TRL_HOTFIX=1`` every patch is applied as in a user's job. Python ignores a ``.pth`` on ``PYTHONPATH``, so the
 plugin does what its line does. It writes the outcome of each test to ``OUT.json``, with the state of every patch at the
-end and the tests in which its wrappers were called.
+end and the tests in which its wrappers were called. Each ``--upstream-gone MODULE.NAME`` is a name that the tests import
+and this TRL no longer has: a function that returns None takes its place, so that the other tests of the file run.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import random
@@ -28,11 +30,15 @@ running: str | None = None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--upstream-out", required=True)
+    parser.addoption("--upstream-gone", action="append", default=[])
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     if PATCHED:
         arm()
+    for path in config.getoption("--upstream-gone"):
+        module, _, name = path.rpartition(".")
+        setattr(importlib.import_module(module), name, lambda *_args, **_settings: None)
     # From 0.20 on TRL asks for bf16 by default, which transformers refuses without a GPU unless `use_cpu` is set. The
     # tests do not set it, so its default is changed.
     from transformers import TrainingArguments
