@@ -11,6 +11,10 @@ import functools
 import logging
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from .errors import printable
@@ -23,6 +27,12 @@ LONGEST_LINE = 8000
 
 FIELDS = "trl_hotfix"
 """The attribute of a log record with the fields of its event, for the formatters of programs and for JSON."""
+
+HEARD = {"trl_hotfix_heard": True}
+"""The ``extra`` of a line that is written also if a self-test is the cause of it."""
+
+_self_tests: Counter[int] = Counter()
+"""The threads that run a self-test, and how many, one within the other."""
 
 _LEVELS = {"quiet": logging.WARNING, "summary": logging.INFO, "full": logging.DEBUG}
 
@@ -51,6 +61,10 @@ class _Logger(type(log)):  # type: ignore[misc]
         if shown is not text:
             record.msg, record.args = shown, ()
         super().handle(record)
+
+    def callHandlers(self, record: logging.LogRecord) -> None:
+        if not _self_tests[record.thread or 0] or HEARD.keys() <= vars(record).keys():
+            super().callHandlers(record)
 
 
 log.__class__ = _Logger
@@ -97,6 +111,20 @@ def level_of_repairs() -> int:
         return logging.INFO
     parent_process = getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)
     return logging.INFO if rank() in (None, 0) and parent_process() is None else logging.DEBUG
+
+
+@contextmanager
+def quiet_wrappers() -> Iterator[None]:
+    """Write nothing of what this thread's wrappers say: a self-test calls them, and not a run.
+
+    The filters of the log have it all the same, and a self-test may look at it there.
+    """
+    thread = get_ident()
+    _self_tests[thread] += 1
+    try:
+        yield
+    finally:
+        _self_tests[thread] -= 1
 
 
 @functools.cache

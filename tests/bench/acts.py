@@ -8,6 +8,7 @@ of each target with the patch on, and in how many of them the wrapper acted; or 
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import traceback
@@ -74,6 +75,8 @@ def counts_of_run(patch: Patch, targets: tuple[Target, ...], run: Callable[[], A
 @contextmanager
 def counted(patch: Patch, targets: tuple[Target, ...], counts: Seen) -> Iterator[None]:
     """Add to ``counts`` the calls within the block."""
+    # Else trainers of an earlier run go while this one counts.
+    gc.collect()
     before = {target.name: total(patch, target) for target in targets}
     yield
     for target in targets:

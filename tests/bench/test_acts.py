@@ -121,6 +121,10 @@ ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
         f"{method}Trainer._precompute_ref_logps": "the file's name has the settings of each run, also of equal ones"
         for method in ("DPO", "KTO")
     },
+    "grpo-continuous-batching-casts-master-weights": dict.fromkeys(
+        ("GRPOTrainer._generate_and_score_completions", "GRPOTrainer._generate_single_turn"),
+        "it keeps the buffers too, also where every weight has the dtype that they are cast to",
+    ),
     "grpo-loss-normalisation": {"GRPOTrainer.compute_loss": ALWAYS},
     "grpo-scale-rewards-swapped": {"GRPOTrainer._generate_and_score_completions": ALWAYS},
     "left-padded-logprobs-absolute-positions": {

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -58,10 +59,12 @@ def in_orders(patches: Sequence[Patch]) -> dict[str, int]:
     return {"rounds": len(rounds), "seed": orderings.SEED, "compared": len(before)}
 
 
-def all_of_them(patches: Sequence[Patch]) -> dict[str, int]:
+def all_of_them(patches: Sequence[Patch]) -> dict[str, Any]:
     ids = [patch.id for patch in patches]
+    recorder = trainers.MessageRecorder(logging.WARNING)
     trl_hotfix.apply(only=ids, strict=True, unknown_body="try")
     import_targets(patches)
+    warnings = list(recorder.lines)
     assert_verdicts(patches, "fixed")
     states = {entry.id: entry.state for entry in trl_hotfix.status() if entry.id in ids}
     assert set(states.values()) <= {State.APPLIED}, states
@@ -73,7 +76,7 @@ def all_of_them(patches: Sequence[Patch]) -> dict[str, int]:
     on_one_by_one(patches[::-1])
     off_one_by_one(patches)
     assert_same(before, vars_of_trl())
-    return {"patches": len(patches), "compared": len(before)}
+    return {"patches": len(patches), "compared": len(before), "warnings": warnings}
 
 
 def under_every_trainer(patches: Sequence[Patch]) -> dict[str, Any]:

@@ -231,10 +231,10 @@ def is_available(name: str) -> bool:
 
 
 class MessageRecorder(logging.Handler):
-    """Record the messages that trl_hotfix logs."""
+    """Record the messages that trl_hotfix logs, from a level on."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, level: int = logging.NOTSET) -> None:
+        super().__init__(level)
         self.lines: list[str] = []
         logging.getLogger("trl_hotfix").addHandler(self)
 

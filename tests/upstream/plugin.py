@@ -1,9 +1,11 @@
-"""A pytest plugin for the process that runs TRL's own tests: ``-p plugin --upstream-out OUT.json [--upstream-gone NAME]``.
+"""A pytest plugin for the process that runs TRL's own tests: ``-p plugin --upstream-out OUT.json``.
 
 With ``TRL_HOTFIX=1`` every patch is applied as in a user's job. Python ignores a ``.pth`` on ``PYTHONPATH``, so the
 plugin does what its line does. It writes the outcome of each test to ``OUT.json``, with the state of every patch at the
-end and the tests in which its wrappers were called. Each ``--upstream-gone MODULE.NAME`` is a name that the tests import
-and this TRL no longer has: a function that returns None takes its place, so that the other tests of the file run.
+end and the tests in which its wrappers were called.
+
+Each ``--upstream-gone MODULE.NAME`` is a name that the tests import and that this TRL has no more. A function that
+returns None takes its place, so that the other tests of the file run.
 """
 
 from __future__ import annotations

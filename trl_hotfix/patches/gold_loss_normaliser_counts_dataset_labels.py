@@ -28,9 +28,11 @@ def divide_by_the_tokens_of_the_step(
 ) -> Any:
     """Give ``compute_loss`` the tokens of all micro-batches of the step, as a mean over the ranks."""
     counted = argument(wrapped, args, kwargs, "num_items_in_batch")
-    micro_batches = instance._buffered_inputs if instance.model.training else None
     # The loss across tokenizers takes no count.
-    if counted is None or micro_batches is None or instance.use_uld_loss:
+    if counted is None or instance.use_uld_loss:
+        return wrapped(*args, **kwargs)
+    micro_batches = instance._buffered_inputs if instance.model.training else None
+    if micro_batches is None:
         return wrapped(*args, **kwargs)
     tokens, ranks = sum((part["labels"][:, 1:] != -100).sum() for part in micro_batches), 1
     if instance.args.average_tokens_across_devices:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, shadowed
+from ..authoring import absent, argument, judge, shadowed
 from ..model import Outcome, Verdict
 from ..testing import (
     constructed,
@@ -105,6 +105,9 @@ def reference_has_the_adapter(module: ModuleType) -> Outcome:
     outcomes = [case.outcome(), case.outcome(training=False)]
     case.move()
     outcomes.append(case.outcome())
+    liger_loss = inspect.unwrap(getattr(trainer_class, "compute_liger_loss", trainer_class.__init__))
+    if "disable_adapter" in liger_loss.__code__.co_names:
+        outcomes.append(case.outcome_with_liger())
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"the generations are not of one kind: {outcomes}")
     case.check_after_an_error()
@@ -158,6 +161,28 @@ class _Case:
         numbers = self._loss(scorer, output) if self.by_token else self._advantages(output)
         self._check_weights(weights)
         return judge_with_gradients(_trained(self.model), [numbers])
+
+    def outcome_with_liger(self) -> Outcome:
+        """Judge the reference that Liger's loss is given, where TRL computes it for that loss."""
+        import torch
+
+        given: list[Any] = []
+
+        def liger_grpo_loss(*, ref_per_token_logps: Any, **unused: Any) -> Any:
+            given.append(ref_per_token_logps)
+            return torch.zeros(()), [torch.zeros(1), torch.zeros(1)]
+
+        scorer = self._scorer(True)
+        output = scored_completions(scorer)
+        vars(scorer).update(liger_grpo_loss=liger_grpo_loss, _get_last_hidden_state=lambda *args, **kwargs: None)
+        weights = [weight.data for weight in _trained(self.model)]
+        scorer.compute_liger_loss(SimpleNamespace(lm_head=torch.nn.Linear(1, 1)), output)
+        self._check_weights(weights)
+        places = torch.arange(1.0, given[0].numel() + 1)
+        measured, right, wrong = (
+            float((places * reference.flatten()).sum()) for reference in (given[0], *self._references())
+        )
+        return judge(measured, right=right, wrong=wrong)
 
     def check_after_an_error(self) -> None:
         """Check that the weights are back when the reference has raised an error."""

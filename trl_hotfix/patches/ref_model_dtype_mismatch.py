@@ -30,8 +30,7 @@ def load_the_reference_like_the_policy(
     import transformers
 
     bound = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    # A policy that is given by name has no dtype.
-    if bound.get("ref_model") is not None or not hasattr(bound.get("model"), "dtype"):
+    if bound.get("ref_model") is not None or _dtype_of(bound.get("model")) is None:
         return wrapped(*args, **kwargs)
     dtype_name = _name_of_dtype(transformers.__version__)
 
@@ -49,6 +48,14 @@ def load_the_reference_like_the_policy(
     module = module_of(wrapped)
     with shadowed(module, *_decorated_loader(module, like_the_policy)):
         return wrapped(*args, **kwargs)
+
+
+def _dtype_of(policy: Any) -> Any:
+    """Return the dtype of a model, or None: a policy that is given by name has none, nor has one without weights."""
+    try:
+        return getattr(policy, "dtype", None)
+    except StopIteration:  # From 5.0 on transformers looks for the first weight.
+        return None
 
 
 def _name_of_dtype(version: str) -> str:
@@ -99,6 +106,8 @@ def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
     names = [_name_of_dtype(version) for version in ("4.55.4", "4.56.0")]
     if names != ["torch_dtype", "dtype"]:
         raise AssertionError(f"before and from transformers 4.56 on the dtype is called {names}")
+    if _dtype_of(_WithoutWeights()) is not None:
+        raise AssertionError("a model without weights has a dtype")
     outcomes = []
     for attention in ("flash_attention_2", {"text": "sdpa"}):
         options = _options_of_the_reference(module, trainer_class, attention)
@@ -130,6 +139,14 @@ def reference_is_loaded_like_the_policy(module: ModuleType) -> Outcome:
         ):
             raise AssertionError(f"with model_init_kwargs {own} the reference is loaded with {options}")
     return outcomes[0]
+
+
+class _WithoutWeights:
+    """A model as transformers 5 has them, without a weight."""
+
+    @property
+    def dtype(self) -> Any:
+        return next(iter(()))
 
 
 def _options_of_the_reference(

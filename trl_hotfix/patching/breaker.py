@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import NotAppliedError
-from ..log import log
+from ..log import HEARD, log
 from ..witness import Call
 
 
@@ -41,14 +41,24 @@ class Breaker:
         described = f"{type(error).__name__}: {_text(error)}"
         failure = f"{self.patch_id} failed in a call ({described})"
         if call.raised or (call.calls and not call.unchanged(args, kwargs)):
-            log.error("%s after TRL had done part of it; TRL_HOTFIX_SKIP=%s leaves it out", failure, self.patch_id)
+            log.error(
+                "%s after TRL had done part of it; TRL_HOTFIX_SKIP=%s leaves it out",
+                failure,
+                self.patch_id,
+                extra=HEARD,
+            )
             return False
         if self._strict():
-            log.error("%s; strict mode raises it. TRL_HOTFIX_SKIP=%s leaves the patch out", failure, self.patch_id)
+            log.error(
+                "%s; strict mode raises it. TRL_HOTFIX_SKIP=%s leaves the patch out",
+                failure,
+                self.patch_id,
+                extra=HEARD,
+            )
             return False
         # Only text is kept: the error would keep the batch and the outputs of this step alive.
         self.broken, self.error = True, described
-        log.warning("%s and is NOT on any more: from this call on TRL runs unpatched", failure)
+        log.warning("%s and is NOT on any more: from this call on TRL runs unpatched", failure, extra=HEARD)
         return True
 
 

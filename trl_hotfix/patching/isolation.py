@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
+from ..log import quiet_wrappers
+
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
@@ -24,14 +26,15 @@ def undisturbed() -> Iterator[None]:
 
     Random states, default dtype and device, grad mode, autocast, warning filters and the variables of the environment
     that this thread sets are the same afterwards; inside, tensors are float32 on the CPU, gradients are on, warnings
-    are quiet, datasets show no progress bars, and there is no ZeRO-3, under which models are made in pieces and
-    trainers load their references from the hub.
+    and our log are quiet, datasets show no progress bars, and there is no ZeRO-3, under which models are made in pieces
+    and trainers load their references from the hub.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None
     with ExitStack() as stack:
+        stack.enter_context(quiet_wrappers())
         stack.enter_context(_own_variables_restored())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from trl_hotfix.log import HEARD, log
 from trl_hotfix.patching import isolation
 from trl_hotfix.patching.isolation import TimeLimitExceeded, time_limit, undisturbed
 
@@ -220,6 +222,31 @@ def test_two_threads_in_self_tests_put_their_own_variables_back() -> None:
     second.join(60)
     assert dict(os.environ) == before
     assert type(os.environ) is os._Environ
+
+
+def test_what_wrappers_say_to_a_self_test_is_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    """A wrapper that fails is heard all the same, and so are other threads, and a self-test sees it in a filter."""
+    seen: list[str] = []
+
+    def see(record: logging.LogRecord) -> bool:
+        seen.append(record.getMessage())
+        return True
+
+    log.addFilter(see)
+    try:
+        with undisturbed():
+            with undisturbed():
+                log.warning("a wrapper warns")
+            log.warning("another one warns")
+            log.warning("a wrapper fails", extra=HEARD)
+            other = threading.Thread(target=log.warning, args=("another thread",))
+            other.start()
+            other.join(60)
+    finally:
+        log.removeFilter(see)
+    log.warning("afterwards")
+    assert seen == ["a wrapper warns", "another one warns", "a wrapper fails", "another thread"]
+    assert caplog.messages == ["a wrapper fails", "another thread", "afterwards"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
