@@ -71,7 +71,7 @@ def lines(patch: Patch, record: Answer, outcomes: Mapping[str, Counter[str]]) ->
     """Give the eleven lines."""
     by_verdict = {kind: Counter(entry["verdict"] for entry in record[kind]) for kind in ("cells", "proofs")}
     runs = {(cell["stack"], cell["ran"]) for cell in record["cells"]}
-    proposed = evidence.proposed_range(record["cells"])
+    proposed = evidence.proposed_range(patch, record["cells"])
     yield f"{patch.id}, revision {patch.revision}, {patch.severity.value}: {patch.title}"
     agreement = "proposed by the self-tests" if proposed == patch.trl else f"the self-tests propose {proposed!r}"
     yield f"range       {patch.trl}: {agreement}"
@@ -94,8 +94,8 @@ def failures(patch: Patch, record: Answer, outcomes: Mapping[str, Counter[str]])
         for entry in record[kind]:
             if entry["verdict"] not in ("proven", "absent"):
                 yield f"{entry['verdict']} on {evidence.place_of(entry)}: {entry['why']}"
-    if evidence.proposed_range(record["cells"]) != patch.trl:
-        yield f"trl: expected {evidence.proposed_range(record['cells'])!r}, found {patch.trl!r}"
+    if evidence.proposed_range(patch, record["cells"]) != patch.trl:
+        yield f"trl: expected {evidence.proposed_range(patch, record['cells'])!r}, found {patch.trl!r}"
     for comparison in record["parity"]:
         if max(comparison["loss_difference"], comparison["gradient_difference"]) > 1e-6:
             yield f"{evidence.place_of(comparison)} differs from {comparison['fixed_release']} by more than 1e-6"

@@ -313,9 +313,13 @@ def _hands_on(patch: Patch, targets: Sequence[Target], release: str) -> bool:
     return digest is not None and any(body(release, new) == digest for new in moved)
 
 
-def proposed_range(cells: Iterable[Answer]) -> str:
-    """Return the PEP 440 range of the releases on which the self-test reproduced the bug, unpatched."""
-    order = layout.releases()
+def proposed_range(patch: Patch, cells: Iterable[Answer]) -> str:
+    """Return the PEP 440 range of the releases on which the self-test reproduced the bug, unpatched.
+
+    A release that was only run beside libraries that the patch does not ask for is no hole in it.
+    """
+    cells, order = list(cells), layout.releases()
+    telling = {cell["release"] for cell in cells if lacking(patch, place_of(cell).version_of) is None}
     reproduced = {
         cell["release"]
         for cell in cells
@@ -326,7 +330,7 @@ def proposed_range(cells: Iterable[Answer]) -> str:
         return ""
     first, last = order.index(inside[0]), order.index(inside[-1])
     ends = f",<{order[last + 1]}" if last + 1 < len(order) else ""
-    holes = "".join(f",!={release}" for release in order[first:last] if release not in reproduced)
+    holes = "".join(f",!={release}" for release in order[first:last] if release in telling - reproduced)
     return f">={inside[0]}{ends}{holes}"
 
 

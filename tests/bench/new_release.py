@@ -191,7 +191,7 @@ def with_the_range_checked(judged: Judgement, release: str, answers: Answers) ->
         return judged
     patch = judged.patch
     declared = yaml_edits.ended(patch, release, judged.fixed_modules) if judged.state in EDITED else patch
-    proposed = evidence.proposed_range([*evidence.load(patch.id)["cells"], *answers.cells])
+    proposed = evidence.proposed_range(patch, [*evidence.load(patch.id)["cells"], *answers.cells])
     if declared.trl == proposed:
         return judged
     return replace(

@@ -219,7 +219,17 @@ def test_a_range_is_proposed_from_where_the_bug_was_seen(reproduced: list[str], 
         (release, {"red": {"verdict": "reproduced" if release in reproduced else "fixed"}})
         for release in layout.releases()
     ]
-    assert evidence.proposed_range([{"release": release, "leaves": {"a": runs}} for release, runs in red]) == expected
+    stacks = {release: layout.main_place(release).stack for release in layout.releases()}
+    cells = [{"release": release, "stack": stacks[release], "leaves": {"a": runs}} for release, runs in red]
+    assert evidence.proposed_range(PATCH, cells) == expected
+
+
+def test_a_release_without_the_libraries_of_a_patch_is_no_hole_in_its_range() -> None:
+    (patch,) = (each for each in loading.load() if each.id == "transformers-divides-gradients-twice")
+    cells = evidence.load(patch.id)["cells"]
+    assert evidence.proposed_range(patch, cells) == ">=0.27.2"
+    elsewhere = [cell for cell in cells if cell["stack"] != "tf5.2"]
+    assert evidence.proposed_range(patch, elsewhere) == ""
 
 
 def test_an_evidence_file_is_written_as_it_was_read(tmp_path: Path, sources: None) -> None:
