@@ -60,7 +60,7 @@ def test_a_range_that_the_self_tests_do_not_propose_is_a_failure(record: Any) ->
     newest = max(cell["release"] for cell in record["cells"] if cell["verdict"] == "proven")
     cells = [cell for cell in record["cells"] if cell["release"] != newest]
     (failure,) = check.failures(PATCH, {**record, "cells": cells}, PASSED)
-    assert failure == f"trl: expected '{evidence.proposed_range(cells)}', found '{PATCH.trl}'"
+    assert failure == f"trl: expected '{evidence.proposed_range(PATCH, cells)}', found '{PATCH.trl}'"
 
 
 def test_the_counts_of_mutants_are_in_the_lines(record: Any) -> None:
