@@ -91,8 +91,8 @@ def _trainer(trainer_class: type, *, steps: int, by_tokens: bool = False, distri
     """
     import torch
     import transformers.trainer
-    from accelerate import Accelerator
-    from accelerate.state import GradientState
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate.state import GradientState  # type: ignore[import-untyped]
     from transformers import Trainer, TrainingArguments
     from transformers.trainer_pt_utils import AcceleratorConfig
 
