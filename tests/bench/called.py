@@ -230,6 +230,15 @@ UNREACHED: dict[tuple[str, str], str] = {
         "sft-prompt-length-is-that-of-a-dict",
         "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset",
     ): "it requires transformers 5, and the cases of its releases run on 4",
+    **{
+        (
+            "transformers-divides-gradients-twice",
+            target.name,
+        ): "it requires transformers 5.2 to 5.5, and the cases run on others"
+        for patch in loading.load()
+        if patch.id == "transformers-divides-gradients-twice"
+        for target in patch.targets
+    },
 }
 """Targets of a patch that no case calls, with the reason."""
 
