@@ -18,7 +18,7 @@ BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api applicatio
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
 CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands commands/doctor commands/explain helpers \
   import_hooks matching patches patching recording reporting scanning selection testing verification) \
-  tests/process tests/gpu tests/bench tests/mutants tests/docs tests/repository tests/upstream benchmarks docs
+  tests/process tests/gpu gpu tests/bench tests/mutants tests/docs tests/repository tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   has-type method-assign misc union-attr var-annotated)
@@ -28,7 +28,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test gpu lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture recording docs osv schemas lint-repository lint-yaml \
+.PHONY: demo test gpu gpu-bundle lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture recording docs osv schemas lint-repository lint-yaml \
   lint-distribution unit clean
 
 demo: $(VENV)/ready
@@ -37,10 +37,14 @@ demo: $(VENV)/ready
 test: $(DOCS)/ready lint types lint-repository
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# On a machine with a GPU: the tests that need one, into evidence/gpu.json. `make gpu TESTS="-k zero"` is a part of them;
-# `make gpu TESTS=--rehearse` runs them on the CPU, with tiny sizes, and records nothing.
+# On a machine with a GPU: the tests that need one, six side by side, into evidence/gpu.json. `make gpu TESTS="seeds costs"` runs
+# these groups; `make gpu TESTS=--rehearse JOBS=1` runs on the CPU, with tiny sizes, and records nothing.
 gpu: $(VENV)/ready
-	$(BIN)/python -m pytest tests/gpu $(TESTS)
+	$(BIN)/python gpu/gpu.py --jobs $(or $(JOBS),6) $(TESTS)
+
+# All of that in one archive, for a machine that has its own torch and no network: docs/ranks-and-gpu.md.
+gpu-bundle: $(VENV)/ready
+	$(BIN)/python gpu/bundle.py $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION)) $(if $(CUDA),--cuda $(CUDA)) build/gpu/trl-hotfix-gpu.tar.xz
 
 # The tests that need no release of the bench, in another environment too: `make unit BIN=/other/venv/bin`. Where there is no
 # torch, those that need it are skipped, and say so: a Python with `pip install -e .[test]` and `--no-deps trl==0.11.4` is enough.

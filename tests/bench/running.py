@@ -36,8 +36,8 @@ class Case(NamedTuple):
         return self.patch.id, str(self.place)
 
 
-def process(place: Place, arguments: list[str], limit: float, *overlays: str) -> Answer | str:
-    """Return what the process wrote to its ``{out}``, or the reason why it wrote nothing."""
+def process(place: Place, arguments: list[str], limit: float, *overlays: str, lines: int = 1) -> Answer | str:
+    """Return what the process wrote to its ``{out}``, or why it wrote nothing, with the last lines of its errors."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
         command = [str(place.python), *(str(out) if argument == "{out}" else argument for argument in arguments)]
@@ -57,8 +57,8 @@ def process(place: Place, arguments: list[str], limit: float, *overlays: str) ->
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{finished.stdout}\n{finished.stderr}")
         if not out.is_file():
-            last = (finished.stderr.strip().splitlines() or ["nothing on standard error"])[-1]
-            return f"the process ended with exit code {finished.returncode}: {last}"
+            last = (finished.stderr.strip().splitlines() or ["nothing on standard error"])[-lines:]
+            return f"the process ended with exit code {finished.returncode}: " + "\n".join(last)
         answer: Answer = json.loads(out.read_text())
         return answer
 

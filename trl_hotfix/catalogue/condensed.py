@@ -57,7 +57,11 @@ def files(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**condensed(records), "trainings.json": trainings(records)}
 
 
+def paths(folder: Path) -> list[Path]:
+    """Return the file of each patch in ``folder``. What was run on a GPU is of several patches, and has no bodies."""
+    return [path for path in sorted(folder.glob("*.json")) if path.name != "gpu.json"]
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Return the evidence of each patch in ``folder``. What was run on a GPU is of several patches, and no bodies."""
-    paths = [path for path in sorted(folder.glob("*.json")) if path.name != "gpu.json"]
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    """Return the evidence of each patch in ``folder``."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths(folder)]

@@ -64,9 +64,7 @@ class _Record(TypedDict):
 
 @functools.cache
 def _condensed() -> dict[str, Any]:
-    folder = evidence_folder()
-    paths = sorted(folder.glob("*.json"))
-    return condensed.condensed(decoded(path, _Record) for path in paths)
+    return condensed.condensed(decoded(path, _Record) for path in condensed.paths(evidence_folder()))
 
 
 def decoded(path: Path, kind: Any, distribution: str = "trl_hotfix") -> Any:
