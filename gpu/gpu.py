@@ -177,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", help="of tests (default: all)")
     parser.add_argument("--list", action="store_true", help="show what each group has shown, and what it lacks")
+    parser.add_argument("--lacking", action="store_true", help="only what never passed on this device")
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS", "6")), help="side by side (default: 6)")
     parser.add_argument("--minutes", type=float, default=1e6, help="start nothing that may not end by then")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny sizes; records nothing")
@@ -188,6 +189,7 @@ def main() -> None:
         names = ", ".join(dict.fromkeys(test.group for test in tests))
         raise SystemExit(f"no group {', '.join(sorted(unknown))}; there are: {names}")
     chosen = [test for test in tests if not given.groups or test.group in given.groups]
+    chosen = [test for test in chosen if not (given.lacking and test.passed)]
     if given.list:
         show(chosen)
         return
