@@ -147,7 +147,7 @@ lint-yaml: $(REPOSITORY)/ready
 types: $(VENV)/ready
 	$(BIN)/mypy
 	for folder in $(CHECKED); do \
-	  MYPYPATH=tests/bench:tests/mutants:tests/proofs:tests:tests/unit:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
+	  MYPYPATH=tests/bench:tests/mutants:tests/proofs:tests:tests/unit:tests/gpu:gpu:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
 	done
 
 # TRL 0.11.4, DeepSpeed and the versions of everything else that they were seen to work with.

@@ -21,6 +21,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 CHECKOUT = Path(__file__).parents[1]
 sys.path[:0] = [str(CHECKOUT / name) for name in (".", "gpu", "tests/gpu", "tests/bench")]
@@ -142,13 +143,9 @@ def _flash_attn(folder: Path) -> None:
             packed.extractall(downloads, filter="data")
         (source,) = Path(downloads).glob("flash_attn-*/")
         kernels = Path("csrc", "flash_attn")
-        for name in (
-            "csrc/cutlass/include",
-            "flash_attn",
-            "LICENSE",
-            *(kernels / it for it in build_flash_attn.kernel_files()),
-        ):
-            _copy(source / name, folder / name)
+        sources = [kernels / name for name in build_flash_attn.kernel_files()]
+        for path in (Path("csrc", "cutlass", "include"), Path("flash_attn"), Path("LICENSE"), *sources):
+            _copy(source / path, folder / path)
         for header in (*(source / kernels / "src").glob("*.h"), *(source / kernels / "src").glob("*.cuh")):
             _copy(header, folder / header.relative_to(source))
 
@@ -165,7 +162,7 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def pack(root: Path, archive: Path, preset: int) -> None:
+def pack(root: Path, archive: Path, preset: Any) -> None:
     """Pack a folder. A file that is there twice is stored once, and files of one name lie side by side."""
     stored: dict[str, str] = {}
     with tarfile.open(archive, "w:xz", preset=preset, format=tarfile.PAX_FORMAT) as packed:

@@ -169,8 +169,8 @@ def show(tests: Iterable[Test]) -> None:
     for name, members in groups.items():
         lacking = [test.name for test in members if not test.passed]
         print(f"{name}: {len(members) - len(lacking)} of {len(members)} passed on this device")
-        for test in lacking:
-            print(f"    lacks {test}")
+        for missing in lacking:
+            print(f"    lacks {missing}")
 
 
 def main() -> None:
@@ -197,8 +197,8 @@ def main() -> None:
         raise SystemExit("torch sees no CUDA device here; --rehearse runs on a CPU")
     run_all(sorted(chosen, key=lambda test: test.passed), given.jobs, begin + 60 * given.minutes, given.rehearse)
     if not given.rehearse:
-        names = {test.name for test in chosen}
-        show(test for test in plan() if test.name in names)
+        shown = {test.name for test in chosen}
+        show(test for test in plan() if test.name in shown)
 
 
 if __name__ == "__main__":

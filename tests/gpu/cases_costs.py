@@ -10,6 +10,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import trl_hotfix
@@ -77,7 +78,8 @@ def _trl(*, patched: bool = False) -> Any:
     if patched:
         trl_hotfix.apply()
     trl = importlib.import_module("trl")
-    _ = trl.SFTTrainer, trl.DPOTrainer, trl.GRPOTrainer
+    # A lazy module would take them from the TRL that is imported next.
+    _ = trl.SFTTrainer, trl.DPOTrainer, trl.GRPOTrainer, trl.SFTConfig, trl.DPOConfig, trl.GRPOConfig
     return trl
 
 
@@ -167,4 +169,4 @@ def _grpo(trl: Any, tokens: int, device: str, model: Any, callbacks: list[Any]) 
     )
 
 
-TRAINERS = {"sft": _sft, "flattened": _flattened, "dpo": _dpo, "grpo": _grpo}
+TRAINERS: dict[str, Callable[..., Any]] = {"sft": _sft, "flattened": _flattened, "dpo": _dpo, "grpo": _grpo}

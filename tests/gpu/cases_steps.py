@@ -16,8 +16,8 @@ def grpo_losses(folder: str, device: str, dtype: str, losses: str) -> dict[str, 
     answer: dict[str, Any] = {}
     for loss_type in losses.split(","):
         model = llama(folder, "sdpa", dtype)
-        settings = {"loss_type": loss_type, "beta": 0.0, "learning_rate": 0.0}
-        of_device = {"use_cpu": device == "cpu", "bf16": dtype == "bfloat16"}
+        settings: dict[str, Any] = {"loss_type": loss_type, "beta": 0.0, "learning_rate": 0.0}
+        of_device: dict[str, Any] = {"use_cpu": device == "cpu", "bf16": dtype == "bfloat16"}
         trainer = tiny.grpo(tiny.measured(GRPOTrainer), model, GRPOConfig, **settings, **of_device)
         on_cpu = model.generate
         model.generate = lambda input_ids, on_cpu=on_cpu, **kwargs: on_cpu(input_ids.cpu(), **kwargs).to(
@@ -71,7 +71,11 @@ def offloaded(folder: str, device: str, accumulation: str) -> dict[str, Any]:
     def moved(**settings: Any) -> Any:
         model = llama(folder, "sdpa", "float32")
         before = {name: value.detach().clone().cpu() for name, value in model.named_parameters()}
-        steps = {"gradient_accumulation_steps": int(accumulation), "max_steps": 2, "per_device_train_batch_size": 1}
+        steps: dict[str, Any] = {
+            "gradient_accumulation_steps": int(accumulation),
+            "max_steps": 2,
+            "per_device_train_batch_size": 1,
+        }
         trainer = tiny.trainer(
             Sgd,
             model=model,

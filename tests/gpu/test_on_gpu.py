@@ -132,7 +132,7 @@ def test_flash_attention_by_its_name_has_the_loss_of_the_padded_batch(measure: A
     settings = {"attention": "flash_attention_2", "dtype": "bfloat16", "how": how, "overlays": ("flash-attn",)}
     on, off = (measure("flattened", release, switch, **settings) for switch in ("on", "off"))
     assert_close(on, "bfloat16")
-    assert on["tokens"] == on["tokens when padded"]
+    assert on["tokens"] == 330  # Of 338 the first of each of the 8 sequences is no label.
     assert off["loss"] > on["loss"]
     assert on["rows"] < 8
 
@@ -201,7 +201,7 @@ def test_the_base_model_keeps_every_bit_beside_vllm(measure: Any) -> None:
      ("flattened", "0.22.0", 32768)],
 )  # fmt: skip
 def test_what_a_step_costs_is_measured(measure: Any, device: str, what: str, release: str, tokens: int) -> None:
-    of_run = {"tokens": 64, "seconds": 1} if device == "cpu" else {"tokens": tokens, "seconds": 20}
+    of_run = {"tokens": 64, "seconds": 1} if device == "cpu" else {"tokens": tokens, "seconds": 60}
     answer = measure("turns", release, "off", what=what, **of_run)
     assert answer["patches"] > 0
     assert answer["steps"] >= 12
