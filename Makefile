@@ -125,6 +125,7 @@ lint: $(VENV)/ready
 lint-repository: $(REPOSITORY)/ready lint-yaml
 	$(REPOSITORY)/bin/zizmor --offline --persona=pedantic --no-progress .
 	$(REPOSITORY)/bin/codespell
+	$(REPOSITORY)/bin/python tests/repository/prose.py
 	$(REPOSITORY)/bin/validate-pyproject pyproject.toml
 
 # The files of a release, as an index and its users take them.

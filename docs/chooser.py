@@ -1,4 +1,4 @@
-"""Make the chooser of the home page: a trainer and a release, the newest first, and the bugs that they may hit."""
+"""Make the table of the home page: a row for each release, the newest first, and a column for each trainer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from trl_hotfix.reporting.sentences import repair_of
 
 import release_pages
 
-MARK = "<!-- chooser -->"
-"""This line of the README is replaced by the chooser on the site."""
-
 
 def data(suffix: str) -> dict[str, Any]:
     """Return what the script reads. ``suffix`` is how an address of a page ends."""
@@ -22,7 +19,7 @@ def data(suffix: str) -> dict[str, Any]:
     releases = list(reversed(list(bodies().releases)))
     counts = release_pages.counts()
     names = {name for row in counts.values() for name in row}
-    # The script offers the first one that a release has.
+    # The columns: trainers with the most bugs come first.
     trainers_by_bugs = sorted(
         names, key=lambda name: (-sum(sum(row.get(name, (0, 0))) for row in counts.values()), name)
     )
@@ -43,16 +40,21 @@ def data(suffix: str) -> dict[str, Any]:
         }
         for bug in bugs
     ]
-    return {"releases": releases, "bugs": rows, "hit": hit}
+    return {"releases": releases, "trainers": trainers_by_bugs, "bugs": rows, "hit": hit}
 
 
 def html(suffix: str) -> str:
-    """Return the chooser. Without scripts it is a link to the table of all trainers and releases."""
+    """Return the table, which the script fills. Without scripts it is a link to the page of trainers and releases."""
     text = json.dumps(data(suffix), separators=(",", ":")).replace("</", "<\\/")
     return (
-        f'<form id="chooser" class="chooser" hidden>\n'
-        "<label>Trainer <select></select></label> <label>TRL <select></select></label>\n"
-        '<p id="chooser-count" role="status"></p>\n<ul id="chooser-bugs"></ul>\n</form>\n'
+        "## Which bugs does my trainer have?\n\n"
+        '<form id="chooser" class="chooser" hidden>\n'
+        "<label>Trainer <select></select></label>\n"
+        '<div class="chooser-box" tabindex="0" aria-label="Bugs by release and trainer"><table class="chooser-grid">'
+        "</table></div>\n"
+        '<p class="chooser-key"><i class="repaired">7</i> repaired <i class="known">+1</i> known, no repair. '
+        "Choose a number to see its bugs.</p>\n"
+        '<div id="chooser-answer"><p id="chooser-count" role="status"></p><ul id="chooser-bugs"></ul></div>\n</form>\n'
         f'<script id="chooser-data" type="application/json">{text}</script>\n\n'
-        "[All trainers and releases in one table](bugs/releases.md)"
+        "[The same as a plain table](bugs/releases.md)"
     )

@@ -39,7 +39,7 @@ DOCS = Path(__file__).parent
 CHECKOUT = DOCS.parent
 SCHEMAS = DOCS / "schemas"
 SECTIONS = {
-    "Find out": ("scan.md", "audit.md", "upgrade.md", "faq.md"),
+    "Find out": ("five-questions.md", "scan.md", "audit.md", "upgrade.md", "faq.md"),
     "Run it": ("platform.md", "security.md", "security-policy.md", "promises.md", "packs.md", "ranks-and-gpu.md"),
     "Reference": ("reference.md", "json.md", "glossary.md", "changelog.md"),
     "Contribute": ("contributing.md", "code-of-conduct.md", "add-a-patch.md", "new-release.md", "architecture.md"),
@@ -54,8 +54,8 @@ FROM_THE_TOP = {
 }
 """The pages that lie at the top of the checkout, where a forge looks for them, and their names on the site."""
 
-PICTURE = "![The bugs of each TRL release that are repaired, by trainer](docs/matrix.svg)"
-"""The picture in the README. On the site it links to the page with the numbers."""
+PICTURE = "![How much of each TRL release is repaired](docs/matrix.svg)"
+"""The picture in the README. On the site it links to the page with the numbers, and the table follows it."""
 
 COMMANDS_MARK = "<!-- commands -->"
 """This line of docs/json.md is replaced by a section for each command."""
@@ -99,12 +99,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def index(readme: str, directory_urls: bool = False) -> str:
-    """Return the README as the first page, with the links of the site and the chooser."""
-    for line in (PICTURE, chooser.MARK):
-        if line not in readme:
-            raise ValueError(f"the README has no line {line}")
-    text = readme.replace(PICTURE, f"[{PICTURE}](evidence/matrix.html)")
-    text = within_the_site(text).replace(chooser.MARK, chooser.html("/" if directory_urls else ".html"))
+    """Return the README as the first page, with the links of the site and the table of trainers and releases."""
+    if PICTURE not in readme:
+        raise ValueError(f"the README has no line {PICTURE}")
+    first_screen, rest = readme.split(PICTURE)
+    head, words = first_screen.strip().split("\n", 1)
+    blocks = [
+        head,
+        '<div class="first-screen" markdown><div markdown>',
+        words.strip(),
+        "</div><div markdown>",
+        f"[{PICTURE}](evidence/matrix.html)",
+        "</div></div>",
+        chooser.html("/" if directory_urls else ".html"),
+        rest.strip(),
+    ]
+    text = within_the_site("\n\n".join(blocks)) + "\n"
     return "---\nhide: [navigation, toc]\n---\n\n" + text
 
 

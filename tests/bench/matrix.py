@@ -14,7 +14,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from trl_hotfix.catalogue import loading
-from trl_hotfix.matching.versions import in_range
 from trl_hotfix.reporting import sentences
 
 import evidence
@@ -34,7 +33,9 @@ MEANINGS = {
 FAILURES = ("not-reproduced", "unrepaired", "uncovered", "error")
 WORST_FIRST = (*FAILURES, "unknown", "proven", "absent")
 STALE = "stale: the patch or TRL's code is no longer the one that was tested; test it again"
-ANY_TRAINER = "*"
+SILENT = ("wrong-gradient", "wrong-loss", "data-loss", "wrong-metric")
+"""The severities of bugs that no error shows."""
+
 UNPRINTABLE = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -46,26 +47,19 @@ def matrix() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One patch of the catalogue: its addresses upstream, and each trainer with the bug and the releases of it."""
+    """One patch of the catalogue, with its addresses upstream."""
 
     id: str
     title: str
     severity: str
     trl_range: str
     links: tuple[str, ...]
-    trainer_ranges: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def trainers(self) -> set[str]:
-        return {trainer for trainer, _ in self.trainer_ranges}
-
-    def trainers_in(self, release: str) -> set[str]:
-        """Return the trainers with the bug in ``release``, or all of them if it is in none of their ranges."""
-        return {trainer for trainer, trl in self.trainer_ranges if in_range(release, trl)} or self.trainers
+    default: bool = True
+    """Whether the patch goes on without being named."""
 
 
 def rows() -> tuple[Row, ...]:
-    """Return a row for each patch of the catalogue. Its trainers are those of its ``hits``."""
+    """Return a row for each patch of the catalogue."""
     return tuple(
         Row(
             patch.id,
@@ -73,7 +67,7 @@ def rows() -> tuple[Row, ...]:
             patch.severity.value,
             patch.trl,
             tuple(sentences.links(patch.upstream)),
-            tuple((trainer, hit.trl or patch.trl) for hit in patch.hits for trainer in hit.trainers),
+            patch.default,
         )
         for patch in loading.load()
     )

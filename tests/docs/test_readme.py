@@ -1,4 +1,4 @@
-"""The first screen of the README: it fits, and its numbers and outputs are real."""
+"""The README is short, and its numbers are on record. So are those of the example of TRL's own in docs/scan.md."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trl_hotfix.catalogue import loading
+from trl_hotfix.catalogue import evidence, loading
 from trl_hotfix.matching import gates
 from trl_hotfix.matching.fingerprints import bodies
-from trl_hotfix.model import Severity
+from trl_hotfix.model import Patch, Severity
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 FIRST_SCREEN = README.partition("\n## ")[0]
+ONE_BUG = re.search(
+    r"^<!-- one bug: (?P<id>[\w-]+), TRL (?P<release>[\w.]+)(?:, fixed in (?P<fixed>[\w.]+))?\..*?-->\n"
+    r"(?P<text>.*?)^<!-- end of the bug -->$",
+    README,
+    re.DOTALL | re.MULTILINE,
+)
+"""The block with the numbers of one bug. Another bug takes its place with its id, its releases and its rows."""
+
+SCAN = (CHECKOUT / "docs" / "scan.md").read_text(encoding="utf-8")
+EXAMPLE_OF_TRL = SCAN.partition("\n## A script of TRL's own\n")[2].partition("\n## ")[0]
+MOST_WORDS = 700
 SILENT = {Severity.WRONG_GRADIENT, Severity.WRONG_LOSS, Severity.DATA_LOSS, Severity.WRONG_METRIC}
 EXAMPLE = """from trl import GRPOConfig, GRPOTrainer
 {blank}
@@ -43,28 +55,75 @@ TRAINING = Path(__file__).with_name("train_like_carla.py")
 
 
 def outputs() -> list[str]:
-    return re.findall(r"^```text\n(.*?)^```$", FIRST_SCREEN, re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```text\n(.*?)^```$", EXAMPLE_OF_TRL, re.DOTALL | re.MULTILINE)
 
 
 def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def test_it_has_few_words() -> None:
+    assert len(README.split()) <= MOST_WORDS
+
+
 def test_it_says_how_many_silent_bugs_of_the_newest_release_are_repaired() -> None:
     newest = list(bodies().releases)[-1]
     patches = loading.load()
     silent = [patch for patch in patches if patch.default and patch.severity in SILENT and gates.has_bug(newest, patch)]
-    expected = (
-        f"TRL {newest}, the newest that was looked at, has {len(silent)} silent bugs that are open and repaired here"
-    )
+    expected = f"TRL {newest}, the newest release we checked, has {len(silent)} silent bugs that trl_hotfix repairs"
     assert expected in in_one_line(FIRST_SCREEN)
 
 
-def test_the_first_screen_has_eighty_columns_and_few_lines() -> None:
-    shown = [line for line in FIRST_SCREEN.splitlines() if not line.startswith(("<!--", "```"))]
-    assert len(shown) < 60
-    code = re.findall(r"^```\w+\n(.*?)^```$", FIRST_SCREEN, re.DOTALL | re.MULTILINE)
+def test_the_first_screen_is_one_sentence_two_commands_and_the_picture() -> None:
+    shown = [line for line in FIRST_SCREEN.splitlines() if line and not line.startswith(("<!--", "```"))]
+    assert len(shown) < 12
+    assert "](docs/matrix.svg)" in shown[-1]
+
+
+def test_code_has_eighty_columns() -> None:
+    code = re.findall(r"^```\w+\n(.*?)^```$", README + EXAMPLE_OF_TRL, re.DOTALL | re.MULTILINE)
     assert max(len(line) for block in code for line in block.splitlines()) <= 80
+
+
+def test_the_numbers_of_the_bug_are_those_of_its_proof() -> None:
+    assert ONE_BUG is not None, "the README has no block `<!-- one bug: ID, TRL RELEASE. ... -->`"
+    (patch,) = (patch for patch in loading.load() if patch.id == ONE_BUG["id"])
+    proof = _proof(patch, ONE_BUG["release"], "proven")
+    red, green = proof["red"], proof["green"]
+    expected = [red["measured"], green["measured"], red["right"]]
+    if ONE_BUG["fixed"]:
+        expected.append(_proof(patch, ONE_BUG["fixed"], "absent")["red"]["measured"])
+    rows = re.findall(r"^\| .* \| \**(-?\d+(?:\.(\d+))?)[^|]*\|$", ONE_BUG["text"], re.MULTILINE)
+    assert [float(shown) for shown, _ in rows] == [
+        round(value, len(digits)) for value, (_, digits) in zip(expected, rows, strict=True)
+    ]
+
+
+def _proof(patch: Patch, release: str, verdict: str) -> dict[str, Any]:
+    return next(
+        dict(proof["runs"])
+        for proof in evidence.proofs_of(patch)
+        if (proof["release"], proof["verdict"]) == (release, verdict)
+    )
+
+
+def test_the_line_of_the_log_is_that_of_the_example() -> None:
+    (line,) = re.findall(r"^```text\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert in_one_line(line) in in_one_line(outputs()[1])
+    assert all(patch.title in in_one_line(line) for patch in loading.load() if patch.id == "grpo-dapo-normaliser")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/five-questions.md"])
+def test_the_five_questions_have_a_short_answer_and_a_long_one(page: str) -> None:
+    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    found = re.findall(r"^(?:\*\*|## )([A-Z][^*\n]+\?)(?:\*\*|$)", text, re.MULTILINE)
+    assert found == [
+        "Does this bug hit me?",
+        "Is it repaired, here, now, in every rank?",
+        "How do I know?",
+        "What did it change in my run?",
+        "How do I turn it off?",
+    ]
 
 
 def test_the_scan_prints_what_is_shown(tmp_path: Path) -> None:

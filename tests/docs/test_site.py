@@ -131,6 +131,8 @@ def test_the_chooser_of_the_first_page_has_each_trainer_and_release_and_leads_to
     data = json.loads(found[1])
     releases = list(fingerprints.bodies().releases)
     assert data["releases"] == releases[::-1]
+    assert {name for row in data["hit"].values() for name in row} == {*data["trainers"]}
+    assert [name for name in data["trainers"] if name in data["hit"]["1.9.0"]] == list(data["hit"]["1.9.0"])
     assert all((site / bug["page"]).is_file() for bug in data["bugs"])
     pages = {bug["page"]: index for index, bug in enumerate(data["bugs"])}
     dapo = pages["bugs/grpo-dapo-normaliser.html"]

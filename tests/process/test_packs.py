@@ -123,7 +123,7 @@ def test_an_installed_pack_is_used_only_where_it_is_named(with_pack: Environment
     assert with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER).stdout == "trl.trainer.dpo_trainer False\n"
     named = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER, TRL_HOTFIX_PACKS="acme")
     assert named.stdout == "trl_hotfix.patching.pickled True\n", named.stderr
-    assert f"trl_hotfix: INFO: applied {ID}: " in named.stderr
+    assert f"trl_hotfix: INFO: applied {ID} (bug: " in named.stderr
 
     misspelled = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER, TRL_HOTFIX_PACKS="amce")
     assert misspelled.stdout == "trl.trainer.dpo_trainer False\n"
@@ -168,4 +168,4 @@ def test_a_pack_written_for_0_1_0_is_applied_without_a_warning(own: Environment,
     )
     assert process.stdout == "applied 0.6931 0.3466\n", process.stderr
     (line,) = (line for line in process.stderr.splitlines() if "trl_hotfix" in line or "acme" in line)
-    assert line.startswith(f"trl_hotfix: INFO: applied {OLD_ID}: ")
+    assert line.startswith(f"trl_hotfix: INFO: applied {OLD_ID} (bug: ")

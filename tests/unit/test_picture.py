@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 import sys
@@ -29,9 +30,8 @@ CATALOGUE = [
         "wrong-loss",
         ">=1.0,<1.2",
         ("https://github.com/huggingface/trl/1",),
-        (("DPO", ">=1.0,<1.2"), ("KTO", ">=1.1,<1.2")),
     ),
-    matrix.Row("grpo-never", "GRPO never", "crash", ">=1.1", (), (("GRPO", ">=1.1"),)),
+    matrix.Row("grpo-never", "GRPO never", "crash", ">=1.1", ()),
 ]
 
 
@@ -100,16 +100,6 @@ def in_words(page: str, patch: str, release: str) -> list[str]:
     column = page_data["releases"].index(release)
     cell = page_data["cells"][row * len(page_data["releases"]) + column]
     return [page_data["lines"][line] for line in cell]
-
-
-def table(drawn: str) -> dict[str, dict[str, str]]:
-    """Return what the cells of the README's picture show, by the label of the line and the column."""
-    shown: dict[str, dict[str, str]] = {}
-    for group in ElementTree.fromstring(drawn).iter(f"{NAMESPACE}g"):
-        place = (group.findtext(f"{NAMESPACE}title") or "").partition(": ")[0]
-        line, column = place.removeprefix("TRL ").split(", ")
-        shown.setdefault(line, {})[column] = group.findtext(f"{NAMESPACE}text") or ""
-    return shown
 
 
 def texts(drawn: str) -> list[str]:
@@ -218,69 +208,74 @@ def proven_everywhere(releases: list[str], rows: list[Any]) -> dict[str, Any]:
     return {"trl_hotfix": "0.1.0", "releases": releases, "cells": cells}
 
 
-def test_a_bug_counts_once_under_each_trainer_that_has_it_in_that_release() -> None:
-    drawn = table(summary.summary_svg(proven_everywhere(["1.0.0", "1.1.0"], CATALOGUE[:1]), CATALOGUE[:1]))
-    assert drawn == {
-        "1.1.0": {"all": "1", "DPO": "1", "KTO": "1", "others": ""},
-        "1.0.0": {"all": "1", "DPO": "1", "KTO": "", "others": ""},
-    }
+def bars(drawn: str) -> dict[str, dict[str, float]]:
+    """Return the height of each part of the bars, by release and kind."""
+    shown = {}
+    for group in ElementTree.fromstring(drawn).iter(f"{NAMESPACE}g"):
+        release = (group.findtext(f"{NAMESPACE}title") or "").partition(": ")[0].removeprefix("TRL ")
+        parts = group.iter(f"{NAMESPACE}rect")
+        shown[release] = {part.attrib["class"]: float(part.attrib["height"]) for part in parts}
+    return shown
 
 
-def test_the_newest_release_is_on_top_and_equal_neighbours_of_one_minor_version_share_a_line() -> None:
-    rows = CATALOGUE[1:]
-    evidence = proven_everywhere(["0.9.6", "1.0.0rc1", "1.0.0", "1.0.1", "1.0.2", "1.1.0"], rows)
-    evidence["cells"][3]["verdict"] = "absent"
-    drawn = table(summary.summary_svg(evidence, rows))
-    assert list(drawn) == ["1.1.0", "1.0.2", "1.0.1", "1.0.0rc1-0", "0.9.6"]
-    assert [line["GRPO"] for line in drawn.values()] == ["1", "1", "", "1", "1"]
+def words_of(drawn: str) -> dict[str, str]:
+    """Return what each bar says of its release."""
+    titles = re.findall(r"<g><title>TRL (.*?): (.*?)</title>", drawn)
+    return dict(titles)
+
+
+def test_a_bar_has_the_repaired_bugs_of_its_release_the_silent_ones_at_its_foot() -> None:
+    rows = [*CATALOGUE, matrix.Row("if-named", "", "wrong-loss", ">=1.0", (), default=False)]
+    drawn = summary.summary_svg(proven_everywhere(["1.0.0", "1.1.0"], rows), rows)
+    assert words_of(drawn)["1.1.0"] == "1 silent, repaired, 2 other, repaired"
+    heights = bars(drawn)["1.1.0"]
+    assert list(heights) == ["silent", "loud"]
+    assert heights["loud"] == pytest.approx(2 * heights["silent"], abs=0.2)
+
+
+def test_known_bugs_without_a_repair_are_the_head_of_a_bar() -> None:
+    rows = CATALOGUE[:1]
+    drawn = summary.summary_svg(proven_everywhere(["1.0.0", "1.1.0"], rows), rows, {"1.1.0": 2})
+    assert words_of(drawn) == {"1.0.0": "1 silent, repaired", "1.1.0": "1 silent, repaired, 2 known, no repair"}
+    assert list(bars(drawn)["1.1.0"]) == ["silent", "known"]
+    assert "1.1.0: 1 silent, repaired, 2 known, no repair" in ElementTree.fromstring(drawn).attrib["aria-label"]
+
+
+def test_releases_go_from_the_oldest_to_the_newest_and_their_numbers_do_not_overlap() -> None:
+    drawn = many(11)
+    assert list(bars(drawn)) == [f"1.{n // 3}.{n % 3}" for n in range(66)]
+    named = [
+        (float(text.attrib["x"]), text.text or "")
+        for text in ElementTree.fromstring(drawn).iter(f"{NAMESPACE}text")
+        if re.fullmatch(r"1\.\d+(\.\d+)?", text.text or "")
+    ]
+    assert (named[0][1], named[-1][1]) == ("1.0.0", "1.21.2")
+    starts = [x for x, _ in named[:-1]]
+    assert all(after - before >= 40 for before, after in itertools.pairwise(starts))
+    assert named[-1][0] - 44 - starts[-1] >= 36
 
 
 def test_what_failed_is_stale_or_was_not_looked_at_is_an_alert_with_its_count(evidence: dict[str, Any]) -> None:
     svg = summary.summary_svg(evidence, CATALOGUE)
-    drawn = table(svg)
-    assert drawn["1.0.0"] == {"all": "1", "DPO": "1", "GRPO": "", "KTO": "", "others": ""}
-    assert drawn["1.1.0"] == {"all": "!2", "DPO": "!1", "GRPO": "!1", "KTO": "!1", "others": ""}
-    assert "1 failed, 2 unknown, 1 stale" in texts(svg)
-    assert "1 repairs, each on one release, are proven" in texts(svg)
-    assert svg.count('class="alert"') == 1 + sum(
-        text.startswith("!") for line in drawn.values() for text in line.values()
-    )
-    assert "<title>TRL 1.1.0, all: 1 failed, 1 unknown</title>" in svg
+    assert words_of(svg) == {
+        "1.0.0": "1 silent, repaired",
+        "1.1.0": "2 not proven",
+        "1.1.1": "2 not proven",
+    }
+    assert list(bars(svg)["1.1.0"]) == ["alert"]
+    assert "not proven" in texts(svg)
+    assert "1 repairs, each on one release, are proven; 1 failed, 2 unknown, 1 stale" in texts(svg)
 
 
-def test_a_bug_that_is_stale_and_failed_counts_once(evidence: dict[str, Any]) -> None:
-    evidence["cells"] = [cell("dpo-twice", "1.0.0", "unrepaired", stale=True)]
-    assert table(summary.summary_svg(evidence, CATALOGUE[:1]))["1.0.0"]["DPO"] == "!1"
-
-
-def test_the_trainers_with_the_most_bugs_have_columns_and_the_others_share_one() -> None:
-    trainers = ["SFT", "DPO", "GRPO", "KTO", "RLOO", "ORPO", "CPO", "GKD"]
-    rows = [
-        matrix.Row(f"bug-{number}", "", "crash", ">=1", (), tuple((name, ">=1") for name in trainers[: number + 1]))
-        for number in range(len(trainers))
-    ]
-    svg = summary.summary_svg(proven_everywhere(["1.0.0"], rows), rows)
-    assert table(svg)["1.0.0"] == {
-        "all": "8", "SFT": "8", "DPO": "7", "GRPO": "6", "KTO": "5", "RLOO": "4", "ORPO": "3", "others": "2"
-    }  # fmt: skip
-    assert "Others: CPO, GKD." in " ".join(texts(svg))
-
-
-def test_a_bug_of_any_trainer_counts_under_every_one_and_one_of_no_trainer_among_the_others() -> None:
-    any_trainer = matrix.Row("callback", "", "crash", ">=1", (), (("*", ">=1"),))
-    no_trainer = matrix.Row("undeclared", "", "crash", ">=1", ())
-    rows = [CATALOGUE[0], any_trainer, no_trainer]
-    drawn = table(summary.summary_svg(proven_everywhere(["1.1.0"], rows), rows))
-    assert drawn["1.1.0"] == {"all": "3", "DPO": "2", "KTO": "2", "others": "2"}
+def test_where_nothing_failed_the_legend_has_no_alert() -> None:
+    drawn = many(11)
+    assert "not proven" not in texts(drawn)
+    assert "726 repairs, each on one release, are proven; nothing failed" in texts(drawn)
 
 
 def many(copies: int) -> str:
-    """Return the picture of ``copies`` patches of six trainers on 66 releases, three to a minor version."""
-    trainers = ["DPO", "SFT", "GRPO", "KTO", "OnlineDPO", "Distillation", "NashMD"]
-    rows = [
-        matrix.Row(f"bug-{number}", "", "crash", ">=1", (), ((trainers[number % len(trainers)], ">=1"),))
-        for number in range(copies)
-    ]
+    """Return the picture of ``copies`` patches on 66 releases, three to a minor version."""
+    rows = [matrix.Row(f"bug-{number}", "", "crash", ">=1", ()) for number in range(copies)]
     return str(summary.summary_svg(proven_everywhere([f"1.{n // 3}.{n % 3}" for n in range(66)], rows), rows))
 
 
@@ -302,15 +297,11 @@ def test_text_is_readable_on_a_phone_and_said_to_a_screen_reader(evidence: dict[
 
 def test_the_picture_in_the_readme_is_of_this_version_and_of_no_more_patches_than_there_are() -> None:
     svg = (CHECKOUT / "docs" / "matrix.svg").read_text(encoding="utf-8")
-    words = texts(svg)
-    assert f"trl_hotfix {trl_hotfix.__version__}" in words, "`make picture` draws docs/matrix.svg again"
-    patches = len(loading.load())
-    head = next(
-        match for text in words if (match := re.fullmatch(r"(\d+) patch(es)? on \d+ releases of TRL, .*", text))
-    )
-    assert 0 < int(head[1]) <= patches
-    counts = [int(text.removeprefix("!")) for line in table(svg).values() for text in line.values() if text]
-    assert 0 < max(counts) <= int(head[1])
+    pattern = rf"trl_hotfix {re.escape(trl_hotfix.__version__)}, (\d+) patch(es)? on \d+ releases of TRL, .*"
+    heads = [match for text in texts(svg) if (match := re.fullmatch(pattern, text))]
+    assert len(heads) == 1, "`make picture` draws docs/matrix.svg again"
+    assert 0 < int(heads[0][1]) <= len(loading.load())
+    assert all(bars(svg).values()), "a release has a bar"
 
 
 # The commands
@@ -325,12 +316,16 @@ def test_each_command_writes_its_file(
     for module in (picture, summary):
         monkeypatch.setattr(module, "matrix", lambda: evidence)
         monkeypatch.setattr(module, "rows", lambda: tuple(CATALOGUE))
+        if module is summary:
+            monkeypatch.setattr(module, "known_bugs", lambda releases: dict.fromkeys(releases, 3))
         module.main()
     assert page.read_text(encoding="utf-8") == picture.html(evidence, CATALOGUE)
-    assert drawn.read_text(encoding="utf-8") == summary.summary_svg(evidence, CATALOGUE)
+    known = dict.fromkeys(evidence["releases"], 3)
+    assert drawn.read_text(encoding="utf-8") == summary.summary_svg(evidence, CATALOGUE, known)
 
 
-def test_the_rows_of_the_catalogue_have_a_trainer_for_each_bug() -> None:
+def test_the_rows_are_those_of_the_catalogue() -> None:
     rows = matrix.rows()
     assert [row.id for row in rows] == [patch.id for patch in loading.load()]
-    assert [row.id for row in rows if not row.trainers] == []
+    assert [row.default for row in rows] == [patch.default for patch in loading.load()]
+    assert not all(row.default for row in rows)

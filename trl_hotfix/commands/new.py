@@ -26,6 +26,9 @@ from .new_templates import ENTRY, MODULE, NEXT, PROOF
 
 REVIEW_AFTER = timedelta(days=181)
 WIDTH = 140
+LONGEST_TITLE = 70
+"""A longer one does not fit after ``bug:`` in a line of the log. A pack may have it: that stops nobody."""
+
 WRAPPER = "leave_as_it_is"
 
 Targets = tuple[tuple[str, str], ...]
@@ -52,7 +55,7 @@ class Answer(TypedDict):
     "--trl", "specifiers", metavar="RANGE", help="The releases that have the bug; default: the one looked at."
 )
 @click.option("--severity", type=click.Choice([level.value for level in Severity]), default=Severity.WRONG_LOSS.value)
-@click.option("--title", help="What goes wrong, in one sentence.")
+@click.option("--title", help="What a victim of the bug would type into a search box, in 70 characters.")
 @click.option(
     "--wheel", type=click.Path(path_type=Path), help="A TRL wheel or a folder with one, to look for the target."
 )
@@ -76,9 +79,11 @@ def command(
     release = _release(wheel)
     targets = tuple(_target(text, release) for text in dict.fromkeys(named))
     trl = _range(specifiers, release)
-    title = " ".join((title or "").split()) or f"What goes wrong with {targets[0][1]}, in one sentence"
+    title = " ".join((title or "").split()) or f"What goes wrong in {targets[0][1]}"[:LONGEST_TITLE]
     if not title.isprintable():
         raise click.UsageError(f"--title {plain(title)} is not plain text")
+    if len(title) > LONGEST_TITLE:
+        raise click.UsageError(f"--title has {len(title)} characters, and {LONGEST_TITLE} fit after `bug:` in the log")
     name = patch_id.replace("-", "_")
     module, proof = Path("trl_hotfix", "patches", f"{name}.py"), Path("tests", "proofs", f"{name}.py")
     words = {"id": patch_id, "title": title, "severity": severity, "trl": trl}

@@ -64,7 +64,7 @@ def _lines(record: Record, titles: dict[str, str], width: int) -> Iterator[str]:
             yield f"{title}: {len(entries)}"
         for first, patch_id, more in entries:
             yield from folded(first, width, 2, 2)
-            for text in [*([titles[patch_id]] if patch_id in titles else []), *more]:
+            for text in [*([f"bug: {titles[patch_id]}"] if patch_id in titles else []), *more]:
                 yield from folded(text, width, 6, 2)
 
     def of(word: str) -> list[RecordedPatch]:

@@ -197,10 +197,10 @@ def _log_decision(module_patch: ModulePatch) -> None:
     if decision.state in (State.APPLIED, State.OBSERVED):
         state = decision.state.value
         choices = "".join(f" {option}={choice}" for option, choice in module_patch.options.items())
-        line, level = f"applied {patch.id}{choices}: {patch.title}", level_of_repairs()
+        line, level = f"applied {patch.id}{choices} (bug: {patch.title})", level_of_repairs()
         if decision.state is State.OBSERVED:
             # Whether a run hits it is said when that begins.
-            line, level = f"TRL {installed('trl')} has {patch.id}, and it is not repaired: {patch.title}", logging.DEBUG
+            line, level = f"TRL {installed('trl')} has {patch.id}, not repaired (bug: {patch.title})", logging.DEBUG
         log.log(level, "%s", line, extra=event(state, **known, title=patch.title))
         if log.isEnabledFor(logging.DEBUG):  # TRL's version is read from a file.
             where = f"TRL {installed('trl')}, {', '.join(target.attribute for target in module_patch.targets)}"

@@ -140,7 +140,7 @@ def log_begin(hits: Iterable[RunHit], report: Report, repairs: Iterable[Repair])
         level, verb = _verb(status, words)
         told = {name: value for name, value in hit.to_dict().items() if name != "id"}
         fields = event("hit", patch=hit.id, state=status.state.value, **told)
-        log.log(level, "%s: %s (%s); your run: %s", verb, hit.title, hit.id, cause(hit), extra=fields)
+        log.log(level, "%s: %s (bug: %s); your run: %s", verb, hit.id, hit.title, cause(hit), extra=fields)
 
 
 def _verb(status: PatchStatus, words: Mapping[str, Word]) -> tuple[int, str]:
@@ -168,7 +168,7 @@ def log_end(hits: Iterable[RunHit], repairs: Iterable[Repair]) -> None:
             verb = "reported" if patch.severity is Severity.DIAGNOSIS else "repaired"
             run = f"; your run: {cause(hit)}" if hit is not None else ""
             counts = f"acted in {repair.acted} of {repair.called} calls"
-            log.info("%s: %s (%s)%s; %s", verb, patch.title, patch.id, run, counts, extra=fields)
+            log.info("%s: %s (bug: %s)%s; %s", verb, patch.id, patch.title, run, counts, extra=fields)
         else:
             log.log(logging.DEBUG if hit is None else logging.INFO, "%s", repair.line(), extra=fields)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from helpers.example_entry import SHIPPED
 
 from trl_hotfix.catalogue import loading
+from trl_hotfix.commands.new import LONGEST_TITLE
 from trl_hotfix.errors import CatalogueError
 from trl_hotfix.matching import gates, versions
 from trl_hotfix.matching.fingerprints import bodies
-from trl_hotfix.model import Patch
+from trl_hotfix.model import Bug, Patch
 
 
 def test_the_shipped_catalogue_loads() -> None:
@@ -21,6 +23,18 @@ def test_the_shipped_catalogue_loads() -> None:
 
 def test_the_shipped_catalogue_is_read_once() -> None:
     assert loading.load() is loading.load()
+
+
+@pytest.mark.parametrize("bug", [*SHIPPED, *loading.without_repair()], ids=lambda bug: bug.id)
+def test_a_title_reads_right_after_bug_in_a_line_of_the_log(bug: Bug) -> None:
+    assert len(bug.title) <= LONGEST_TITLE, f"{len(bug.title)} characters: {bug.title}"
+    assert not bug.title.endswith(".")
+    assert bug.title.isprintable()
+
+
+def test_no_two_bugs_have_one_title() -> None:
+    titles = Counter(bug.title.lower() for bug in (*SHIPPED, *loading.without_repair()))
+    assert [title for title, count in titles.items() if count > 1] == []
 
 
 def test_the_shipped_bugs_without_a_repair_are_in_some_release_and_end_where_they_are_fixed() -> None:

@@ -136,6 +136,7 @@ def test_a_new_range_without_an_end_has_a_review_date(checkout: Path, specifiers
         ((NEW, "--target", "trl.trainer.dpo_trainer"), "is not MODULE:FUNCTION"),
         ((NEW, "--wheel", "nowhere"), "is not a wheel of TRL"),
         ((NEW, "--title", "\x1b[31m"), "is not plain text"),
+        ((NEW, "--title", "x" * 71), "--title has 71 characters, and 70 fit"),
     ],
 )
 def test_new_refuses_invalid_arguments_and_writes_nothing(

@@ -161,7 +161,7 @@ def test_a_module_is_watched_until_its_last_patch_is_off(registry: Registry) -> 
 @pytest.mark.parametrize(
     ("decision", "level", "expected"),
     [
-        (Decision(State.APPLIED, Reason.PROVEN), logging.INFO, "applied some-patch: "),
+        (Decision(State.APPLIED, Reason.PROVEN), logging.INFO, "applied some-patch (bug: A title)"),
         (Decision(State.FAILED, Reason.SELF_TEST), logging.WARNING, "some-patch (r1) is NOT on: failed (self-test)"),
         (Decision(State.SKIPPED, Reason.ALREADY_FIXED), None, None),
     ],

@@ -221,7 +221,7 @@ def test_each_patch_of_this_trainer_has_a_line_at_the_end(
     trainer.train()
     (begin_line, *end) = said(caplog)
     assert begin_line.endswith(": standing by: made-up (r1), other (r1); 1 more for other trainers")
-    assert end == ["repaired: a made-up patch (made-up); acted in 2 of 2 calls"]
+    assert end == ["repaired: made-up (bug: a made-up patch); acted in 2 of 2 calls"]
     assert said(caplog, logging.DEBUG)[-1:] == ["other (r1) was not called: evaluation never ran"]
     assert warning_messages(caplog) == []
 

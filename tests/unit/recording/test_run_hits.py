@@ -52,7 +52,7 @@ def run(declare: Any, trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def about(lines: Any, patch_id: str) -> list[str]:
     """Return the lines of one bug, without the first line of the run, which names all patches."""
-    return [line for _, line in lines if f"({patch_id})" in line]
+    return [line for _, line in lines if f": {patch_id} (bug: " in line]
 
 
 def test_a_hit_is_one_line_when_training_begins_and_the_rest_is_none(
@@ -60,11 +60,11 @@ def test_a_hit_is_one_line_when_training_begins_and_the_rest_is_none(
 ) -> None:
     lines, record, _ = run(hit(max_steps=3), hit(max_steps=4), hit("the model is large", max_steps=3))
     begin, end = about(lines, "bug-0")
-    assert begin == "repairs: a made-up patch (bug-0); your run: max_steps=3"
-    assert end == "repaired: a made-up patch (bug-0); your run: max_steps=3; acted in 3 of 3 calls"
+    assert begin == "repairs: bug-0 (bug: a made-up patch); your run: max_steps=3"
+    assert end == "repaired: bug-0 (bug: a made-up patch); your run: max_steps=3; acted in 3 of 3 calls"
     assert about(lines, "bug-1") == []
     # The end names what has acted, and no cause: whether the run has the bug is not known.
-    assert about(lines, "bug-2") == ["repaired: a made-up patch (bug-2); acted in 1 of 1 calls"]
+    assert about(lines, "bug-2") == ["repaired: bug-2 (bug: a made-up patch); acted in 1 of 1 calls"]
     assert [(one["id"], one["answer"], one["unknown"]) for one in record["hits"]] == [
         ("bug-0", "hit", []),
         ("bug-2", "cannot tell", ["if the model is large"]),
@@ -82,7 +82,7 @@ def test_a_hit_is_one_line_when_training_begins_and_the_rest_is_none(
 def test_a_hit_that_was_left_out_is_told_of_as_not_repaired(run: Any) -> None:
     lines, record, _ = run(hit(max_steps=3), skip=["bug-0"])
     assert about(lines, "bug-0") == [
-        "not repaired, left out on request: a made-up patch (bug-0); your run: max_steps=3"
+        "not repaired, left out on request: bug-0 (bug: a made-up patch); your run: max_steps=3"
     ]
     assert [(one["state"], one["reason"]) for one in record["hits"]] == [("disabled", "excluded")]
     assert record["patches"] == []
@@ -90,7 +90,7 @@ def test_a_hit_that_was_left_out_is_told_of_as_not_repaired(run: Any) -> None:
 
 def test_a_repair_that_has_acted_when_training_begins_is_said_to_have(run: Any) -> None:
     lines, _, _ = run(hit(max_steps=4), hit(max_steps=3), hit(max_steps=3))
-    assert about(lines, "bug-2")[0] == "repaired: a made-up patch (bug-2); your run: max_steps=3"
+    assert about(lines, "bug-2")[0] == "repaired: bug-2 (bug: a made-up patch); your run: max_steps=3"
     # A hit whose code was not called is told of at the end too.
     assert [line for _, line in lines if "bug-1 " in line][-1] == "bug-1 (r1) was not called: the run did not need it"
 
