@@ -270,7 +270,7 @@ def _verdicts_on_bodies(patch: Patch, cells: Iterable[Answer]) -> dict[tuple[str
     named = _targets_by_name(patch)
     for cell in cells:
         # Next to a library that has repaired the bug, a body with the bug looks like one without.
-        if lacking(patch, place_of(cell).version_of) is not None:
+        if lacking(patch, place_of(cell).versions_for(patch)) is not None:
             continue
         for name, digest in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
@@ -319,7 +319,7 @@ def proposed_range(patch: Patch, cells: Iterable[Answer]) -> str:
     A release that was only run beside libraries that the patch does not ask for is no hole in it.
     """
     cells, order = list(cells), layout.releases()
-    telling = {cell["release"] for cell in cells if lacking(patch, place_of(cell).version_of) is None}
+    telling = {cell["release"] for cell in cells if lacking(patch, place_of(cell).versions_for(patch)) is None}
     reproduced = {
         cell["release"]
         for cell in cells
