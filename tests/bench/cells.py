@@ -33,6 +33,16 @@ def missing(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
     return cases
 
 
+def missing_beneath(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
+    """Return the cells with a transformers between the stacks that are not on record with the present key."""
+    cases = []
+    for patch in patches:
+        on_record = {evidence.place_of(cell): cell["key"] for cell in evidence.load(patch.id).get("beneath", [])}
+        planned = [place for place in evidence.beneath_of(patch) if place.release in {each.release for each in places}]
+        cases += [Case(patch, place) for place in planned if on_record.get(place) != keys.cell_key(patch, place)]
+    return cases
+
+
 def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = True, fresh: bool = False) -> list[Answer]:
     """Return a cell for each case. ``share``: equal releases share a run. ``fresh``: kept results are not used."""
     remaining = list(cases)
@@ -111,6 +121,7 @@ def _kept(case: Case, cell: Answer) -> Answer:
     patch, place = case
     result = {name: cell[name] for name in ("patch", "verdict", "why", "leaves", "bodies", "calls")}
     where = {"release": place.release, "stack": place.stack, "ran": place.release}
+    where |= {"transformers": place.transformers} if place.transformers else {}
     trl = trl_code.key(place.release, cell["calls"])
     answer = {**where, **result, "key": keys.cell_key(patch, place), "trl": trl}
     _file(case).parent.mkdir(parents=True, exist_ok=True)

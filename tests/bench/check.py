@@ -31,7 +31,10 @@ def check(patch: Patch, jobs: int, console: Console) -> tuple[list[str], list[st
     layout.build_release_overlays(Path(sys.executable), console.print)
     layout.build(layout.places(), console.print)
     cell_answers = cells.run(cells.missing([patch], layout.places()), jobs, console)
-    evidence.write(patch, cell_answers)
+    between = cells.missing_beneath([patch], layout.places())
+    if between:
+        layout.build({case.place for case in between}, console.print)
+    evidence.write(patch, cell_answers, beneath=cells.run(between, jobs, console, share=False))
     missing = proofs.with_fixed_release(proofs.missing([patch], layout.places()))
     proof_answers = proofs.run(missing, jobs, console)
     evidence.write(patch, [], proof_answers, proofs.parity([patch], proof_answers))
@@ -90,8 +93,8 @@ def lines(patch: Patch, record: Answer, outcomes: Mapping[str, Counter[str]]) ->
 
 def failures(patch: Patch, record: Answer, outcomes: Mapping[str, Counter[str]]) -> Iterator[str]:
     """Give what is wrong, a line each."""
-    for kind in ("cells", "proofs"):
-        for entry in record[kind]:
+    for kind in ("cells", "beneath", "proofs"):
+        for entry in record.get(kind, []):
             if entry["verdict"] not in ("proven", "absent"):
                 yield f"{entry['verdict']} on {evidence.place_of(entry)}: {entry['why']}"
     if evidence.proposed_range(patch, record["cells"]) != patch.trl:
@@ -135,7 +138,10 @@ def _bodies(record: Answer) -> str:
         known.get("is", "not reached") for by_body in record["bodies"].values() for known in by_body.values()
     )
     targets = len(record["bodies"])
-    return f"of {targets} target{'s' * (targets != 1)}: {_counts(verdicts)}"
+    inherited = record.get("inherited", {}).values()
+    beneath = Counter(verdict for known in inherited for verdict in known["is"].values())
+    of_transformers = f"; {len(inherited)} inherited from transformers: {_counts(beneath)}" if inherited else ""
+    return f"of {targets} target{'s' * (targets != 1)}: {_counts(verdicts) or 'none of TRL'}{of_transformers}"
 
 
 def _parity(comparisons: Sequence[Answer]) -> str:

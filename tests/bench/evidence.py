@@ -23,7 +23,7 @@ from packaging.version import Version
 from trl_hotfix import __version__
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import inherited
-from trl_hotfix.matching.gates import lacking
+from trl_hotfix.matching.gates import lacking, targets_for
 from trl_hotfix.matching.sources import Release
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch, Target
@@ -41,6 +41,9 @@ WHAT = {"reproduced": "buggy", "fixed": "fixed", "absent": "absent"}
 
 CELL = ("stack", "ran", "verdict", "why", "key", "trl", "leaves", "bodies")
 """The fields that the cells of one line share. ``ran`` is the release that the run was on."""
+
+BENEATH = ("release", "stack", "transformers", "verdict", "why", "key", "leaves", "bodies")
+"""The fields of a cell with a transformers between the stacks."""
 
 PROOF = ("release", "stack", "ran", "verdict", "why", "key", "trl", "runs")
 PARITY = ("release", "stack", "fixed_release", "loss_difference", "gradient_difference", "gradients")
@@ -99,9 +102,12 @@ def write(
     proofs: Iterable[Answer] = (),
     parity: Iterable[Answer] = (),
     folder: Path = EVIDENCE,
+    beneath: Iterable[Answer] = (),
 ) -> None:
     """Replace old results of ``patch`` for the same release and stack by new ones."""
     record = load(patch.id, folder)
+    between = {place_of(answer): answer for answer in [*record.get("beneath", []), *beneath]}
+    record["beneath"] = [between[place] for place in beneath_of(patch) if place in between]
     known = set(layout.places())
     for kind, answers in (("cells", cells), ("proofs", proofs), ("parity", parity)):
         merged = {place_of(answer): answer for answer in [*record[kind], *answers]}
@@ -141,8 +147,9 @@ def dumped(patch: Patch, record: Mapping[str, Any]) -> str:
         "proven": proven_releases(cells),
     }
     parts = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    beneath = record.get("beneath", [])
     parts.append(f' "bodies": {{{_lines_of_bodies(bodies_of(patch, cells))}\n }}')
-    from_transformers = inherited_of(patch, cells)
+    from_transformers = inherited_of(patch, [*cells, *beneath])
     if from_transformers:
         lines = ",".join(f"\n  {json.dumps(name)}: {json.dumps(known)}" for name, known in from_transformers.items())
         parts.append(f' "inherited": {{{lines}\n }}')
@@ -150,7 +157,10 @@ def dumped(patch: Patch, record: Mapping[str, Any]) -> str:
         [{name: entry[name] for name in fields} for entry in record[kind]]
         for kind, fields in (("proofs", PROOF), ("parity", PARITY))
     )
-    for name, entries in (("cells", _grouped(cells)), ("proofs", proofs), ("parity", parity)):
+    kinds = [("cells", _grouped(cells)), ("proofs", proofs), ("parity", parity)]
+    if beneath:
+        kinds.insert(1, ("beneath", [{name: cell[name] for name in BENEATH} for cell in beneath]))
+    for name, entries in kinds:
         lines = ",".join(f"\n  {json.dumps(entry)}" for entry in entries)
         parts.append(f' "{name}": [{lines}\n ]')
     parts += [f" {json.dumps(name)}: {json.dumps(record[name])}" for name in ("curve", "mutants")]
@@ -177,7 +187,7 @@ def _grouped(cells: Iterable[Answer]) -> list[Answer]:
 
 
 def place_of(answer: Mapping[str, Any]) -> Place:
-    return Place(answer["release"], answer["stack"])
+    return Place(answer["release"], answer["stack"], answer.get("transformers", ""))
 
 
 def _order(place: Place) -> tuple[Version, str]:
@@ -294,6 +304,40 @@ def inherited_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, A
             labels = {body: verdicts[name, body].copy().pop() for body in bodies if verdicts.get((name, body))}
             found[name] = {"of": base, "by": list(bases), "is": labels}
     return dict(sorted(found.items()))
+
+
+def beneath_of(patch: Patch) -> list[Place]:
+    """Return a place for each body in transformers that targets of ``patch`` have between the stacks, and not on one.
+
+    It is the newest release of TRL in range on the stack with the next newer transformers, with the older one in front.
+    """
+    specifiers = patch.requires.get("transformers")
+    if specifiers is None:
+        return []
+    inheriting = [place for place in layout.places() if _inherited_targets(patch, place)]
+    known = {
+        (target.name, body)
+        for place in inheriting
+        if place.targets_of(patch)
+        for target, base in _inherited_targets(patch, place)
+        if (body := inherited.body_of(base, place.version_of("transformers"))) is not None
+    }
+    stacks = [stack for stack in layout.stacks() if stack in {place.stack for place in inheriting}]
+    chosen = []
+    for version in [version for version in inherited.releases() if inheriting and in_range(version, specifiers)]:
+        newer = [stack for stack in stacks if Version(layout.versions(stack)["transformers"]) >= Version(version)]
+        place = [place for place in inheriting if place.stack == (newer or stacks[-1:])[0]][-1]
+        here = {(target.name, inherited.body_of(base, version)) for target, base in _inherited_targets(patch, place)}
+        if here - known:
+            known |= here
+            chosen.append(Place(place.release, place.stack, version))
+    return chosen
+
+
+def _inherited_targets(patch: Patch, place: Place) -> list[tuple[Target, str]]:
+    """Return the targets that the release has in range and inherits, with what they are in transformers."""
+    targets = targets_for(patch, place.release)
+    return [(target, base) for target in targets if (base := inherits(place.release, target)) is not None]
 
 
 def _targets_by_name(patch: Patch) -> dict[str, list[Target]]:

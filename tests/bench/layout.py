@@ -35,13 +35,14 @@ BENCH = CHECKOUT / ".bench"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A release on a stack."""
+    """A release on a stack, perhaps with another ``transformers`` in front of that of the stack."""
 
     release: str
     stack: str
+    transformers: str = ""
 
     def __str__(self) -> str:
-        return f"{self.release}@{self.stack}"
+        return f"{self.release}@{self.stack}" + (f"+transformers-{self.transformers}" if self.transformers else "")
 
     @property
     def python(self) -> Path:
@@ -71,6 +72,8 @@ class Place:
 
     def version_of(self, distribution: str) -> str | None:
         """Return the version that is installed in this place."""
+        if distribution == "transformers" and self.transformers:
+            return self.transformers
         return self.release if distribution == "trl" else versions(self.stack).get(distribution)
 
     def versions_for(self, patch: Bug) -> VersionOf:
@@ -101,6 +104,7 @@ class Place:
         proofs = CHECKOUT / "tests" / "proofs"
         folders = [
             str(self.overlay),
+            *([str(BENCH / "overlay" / f"transformers-{self.transformers}")] if self.transformers else []),
             str(CHECKOUT),
             str(proofs.parent),
             str(proofs),
@@ -238,6 +242,8 @@ def _build(selected: tuple[Place, ...], report: Callable[[str], None]) -> None:
     special |= {"coverage", "deepspeed", "liger", "scikit-learn", "trackers", "trackio"}
     special |= {overlay for place in selected for patch in loading.load() for overlay in place.overlays_of(patch)}
     overlays |= {name: tuple(settings()["overlays"][name]) for name in special - {None}}
+    beneath = {place.transformers for place in selected if place.transformers}
+    overlays |= {f"transformers-{version}": (f"transformers=={version}",) for version in beneath}
     _build_overlays(overlays, selected[0].python, report)
 
 

@@ -58,8 +58,10 @@ class Bodies:
         return known["of"] if known is not None and release in known["by"] else None
 
     def releases_with(self, target: str, body: str | None) -> tuple[str, ...]:
-        """Return the releases that have ``body`` at ``target``, oldest first."""
+        """Return the releases that have ``body`` at ``target``, oldest first, or inherit it from some transformers."""
         known = self.targets.get(target, {}).get(body or "")
+        if known is None and target in self.inherited and body in self.inherited[target]["is"]:
+            return tuple(self.inherited[target]["by"])
         return tuple(known["releases"]) if known is not None else ()
 
 

@@ -15,7 +15,9 @@ from typing import TypedDict
 from packaging.version import Version
 
 from ..catalogue.data_files import data_file, decoded
+from ..model import Target
 from .digests import digest, parse
+from .sources import Release
 
 PACKAGE = "transformers"
 
@@ -44,6 +46,17 @@ def body_of(base: str | None, release: str | None) -> str | None:
     if package != PACKAGE or release not in record["releases"]:
         return None
     return _at(record, method, record["releases"].index(release))
+
+
+def body_in(release: Release, target: Target, transformers: str | None) -> str | None:
+    """Return the body that ``target`` has in these files of TRL, or inherits in this version of transformers."""
+    own = release.body(target.module, target.attribute)
+    return own if own is not None else body_of(release.inherits(target.module, target.attribute), transformers)
+
+
+def releases() -> list[str]:
+    """Return the releases of transformers on record, oldest first."""
+    return _record()["releases"]
 
 
 def bodies_of(base: str) -> set[str]:
