@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trl_hotfix.matching.gates import lacking
 from trl_hotfix.model import Patch
 
 import evidence
@@ -59,7 +60,7 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
             for case, answer in zip(chosen, new, strict=True):
                 by_group.setdefault(_group(case), []).append(answer)
             for case in remaining:
-                serving = [answer for answer in by_group.get(_group(case), ()) if _serves(answer, case.place)]
+                serving = [answer for answer in by_group.get(_group(case), ()) if _serves(answer, case)]
                 if case.name not in finished and serving:
                     answers.append({**serving[0], "release": case.place.release})
                     finished.add(case.name)
@@ -79,15 +80,17 @@ def _newest_of_each_group(cases: Iterable[Case]) -> list[Case]:
     return list({_group(case): case for case in cases}.values())
 
 
-def _serves(answer: Answer, place: Place) -> bool:
-    """Return whether ``answer`` is that of ``place`` too: TRL is the same there in all that the run called."""
+def _serves(answer: Answer, case: Case) -> bool:
+    """Return whether ``answer`` is that of ``case`` too: TRL is the same there in all that the run called."""
     if answer["verdict"] not in GOOD:
         return False
-    # Where no target exists, nothing was called, and there was nothing to test.
+    # Where no target exists, nothing was called, and there was nothing to test. Beside libraries that the patch does
+    # not ask for, a self-test that calls nothing of TRL has looked at these libraries, which are those of the group.
     nothing_to_test = answer["verdict"] == "absent" and not answer["bodies"]
+    other_libraries = lacking(case.patch, case.place.versions_for(case.patch)) is not None
     if not answer["calls"] and not nothing_to_test:
-        return False
-    return bool(trl_code.key(place.release, answer["calls"]) == answer["trl"])
+        return bool(answer["verdict"] == "absent" and other_libraries)
+    return bool(trl_code.key(case.place.release, answer["calls"]) == answer["trl"])
 
 
 def _run(cases: Sequence[Case], jobs: int, console: Console, fresh: bool) -> list[Answer]:

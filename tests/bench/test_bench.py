@@ -194,6 +194,20 @@ def test_a_version_that_no_stack_and_no_overlay_has_leaves_no_target() -> None:
     assert (PLACE.overlays_of(patch), PLACE.targets_of(patch)) == ((), ())
 
 
+@pytest.mark.parametrize(("requires", "shared"), [({"transformers": ">=5"}, True), ({"transformers": ">=4"}, False)])
+def test_releases_share_a_run_that_calls_nothing_beside_libraries_that_the_patch_does_not_ask_for(
+    requires: dict[str, str], shared: bool, monkeypatch: pytest.MonkeyPatch, results: Path
+) -> None:
+    patch, started = replace(PATCH, requires=requires), []
+    cell = {"patch": PATCH.id, "verdict": "absent", "why": "", "leaves": {}, "bodies": {CALL: "c1:0"}, "calls": []}
+    monkeypatch.setattr(evidence, "body", lambda release, target: "c1:0")
+    monkeypatch.setattr(cells, "process", lambda place, *arguments: started.append(place) or {"cells": [cell]})
+    places = [layout.Place(release, "tf4.44") for release in ("0.11.3", "0.11.4")]
+    answers = cells.run([Case(patch, place) for place in places], 1, QUIET)
+    assert len(answers) == 2
+    assert started == ([places[1]] if shared else [places[1], places[0]])
+
+
 def test_the_code_of_every_release_is_laid_out_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overlays: dict[str, tuple[str, ...]] = {}
     pythons: set[Path] = set()
