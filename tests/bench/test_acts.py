@@ -61,7 +61,10 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         for run in ("self-test", "proof")
     },
     ("grpo-resume-replays-epoch-0-order", "proof"): {"DistillationTrainer._get_train_sampler": NOT_TRAINED},
-    ("transformers-divides-gradients-of-others-twice", "proof"): {"DistillationTrainer.training_step": NOT_TRAINED},
+    **{
+        (f"transformers-divides-gradients{others}-twice", "proof"): {"DistillationTrainer.training_step": NOT_TRAINED}
+        for others in ("", "-of-others")
+    },
     **{
         ("grpo-reward-list-broadcast", run): {
             target.attribute: REFUSES for target in PATCHES["grpo-reward-list-broadcast"].targets
