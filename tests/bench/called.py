@@ -231,12 +231,9 @@ UNREACHED: dict[tuple[str, str], str] = {
         "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset",
     ): "it requires transformers 5, and the cases of its releases run on 4",
     **{
-        (
-            "transformers-divides-gradients-twice",
-            target.name,
-        ): "it requires transformers 5.2 to 5.5, and the cases run on others"
+        (patch.id, target.name): "it requires transformers 5.2 to 5.5, and the cases run on others"
         for patch in loading.load()
-        if patch.id == "transformers-divides-gradients-twice"
+        if patch.id in ("transformers-divides-gradients-twice", "transformers-divides-gradients-of-others-twice")
         for target in patch.targets
     },
 }
