@@ -1,6 +1,6 @@
 """The bodies of what TRL's classes inherit from transformers, by its release: ``data/transformers.json``.
 
-TRL's wheel tells that ``CPOTrainer`` inherits ``training_step``, and the record tells its body in transformers 5.2.0.
+TRL's wheel shows that ``CPOTrainer`` inherits ``training_step``, and the record has its body in transformers 5.2.0.
 ``tests/bench/transformers_record.py`` writes it.
 """
 

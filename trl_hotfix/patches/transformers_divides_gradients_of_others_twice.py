@@ -1,4 +1,4 @@
-"""The bug of ``transformers_divides_gradients_twice``, in trainers whose step is that of transformers.
+"""The bug of ``transformers_divides_gradients_twice``, in trainers that have transformers' own step.
 
 They inherit ``Trainer.training_step``. The wrapper stands on TRL's class, and accelerate knows of one micro-batch while
 the inherited method runs. Distillation up to 1.9 has a step of its own, in a module that is gone since.
