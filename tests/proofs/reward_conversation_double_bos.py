@@ -19,6 +19,10 @@ from tiny.backward import measure_factors
 OVERLAYS = ()
 PARITY = True
 DATA = True
+EQUIVALENT = {
+    "begin_once: `not any(map(any, is_double.values())) or not adds_beginning(tokenizer)` -> "
+    "`not adds_beginning(tokenizer)`": "no row begins twice, and the rows are equal; the record would say that it acted",
+}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 BEGINNING, SIDES, TIMES = 62, ("chosen", "rejected"), {"right": 1, "wrong": 2}
@@ -43,7 +47,7 @@ def train() -> tiny.TrainingResult:
 
 
 def unaffected() -> tiny.TrainingResult:
-    """Train on texts that TRL begins, on conversations that nothing begins twice, and on tokens that begin twice."""
+    """Train on what nothing begins twice: texts, conversations, and texts and tokens that begin twice by themselves."""
     silent = tiny.chat_tokenizer()
     silent.bos_token, silent.chat_template = "w59", _words().chat_template
     texts = [{side: row[side].removeprefix("w59 ") for side in SIDES} for row in _texts()]
@@ -56,11 +60,12 @@ def unaffected() -> tiny.TrainingResult:
     runs = {
         "texts": _Run(texts),
         "a tokenizer that adds nothing": _Run(_conversations(), silent),
+        "twice": _Run([{side: f"w59 {row[side]}" for side in SIDES} for row in _texts()], silent),
         "tokens": _Run(tokens),
     }
     for name, run in runs.items():
         outcome = run.judged()
-        assert (outcome.verdict is Verdict.FIXED) == (name != "tokens"), f"{name}: {outcome}"
+        assert (outcome.verdict is Verdict.FIXED) == (name not in ("twice", "tokens")), f"{name}: {outcome}"
     trainers = {name: run.trainer for name, run in runs.items()}
     return tiny.result_of_runs(trainers, absent("the texts begin once, or are tokens"))
 
