@@ -21,7 +21,7 @@ PARITY = True
 DATA = True
 EQUIVALENT = {
     "begin_once: `not any(map(any, is_double.values())) or not adds_beginning(tokenizer)` -> "
-    "`not adds_beginning(tokenizer)`": "no row begins twice, and the rows are equal; the record would say that it acted",
+    "`not adds_beginning(tokenizer)`": "the rows are equal; the record alone would be another",
 }
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
