@@ -7,6 +7,7 @@ begin twice. The ids are made without TRL.
 from __future__ import annotations
 
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ BEGINNING, SIDES, TIMES = 62, ("chosen", "rejected"), {"right": 1, "wrong": 2}
 
 
 def train() -> tiny.TrainingResult:
-    import trl
+    from trl import RewardTrainer
 
-    if not hasattr(trl.data_utils, "maybe_apply_chat_template"):
+    if not (_tokenizes_texts() or hasattr(RewardTrainer, "_prepare_dataset")):
         return tiny.TrainingResult(absent("the trainer takes no conversations"))
     run = _Run(_conversations())
     outcome = run.judged()
@@ -91,7 +92,7 @@ def _words() -> Any:
 def _conversations() -> list[dict[str, Any]]:
     """Return pairs of conversations of several lengths."""
     # 0.24.0 takes the default of transformers, which is another one in 5.0.
-    settings = {} if _tokenizes_texts() else {"chat_template_kwargs": {"return_dict": False}}
+    settings = {"chat_template_kwargs": {"return_dict": False}} if version("trl") == "0.24.0" else {}
     rows = []
     for index in range(8):
         question = {"role": "user", "content": " ".join(f"w{index + place}" for place in range(1 + index % 3))}
@@ -127,8 +128,8 @@ def _ids_of(dataset: Any) -> list[dict[str, list[int]]]:
     return [{side: row[names[side]] for side in SIDES} for row in dataset]
 
 
-def _names(side: str) -> tuple[str, str]:
-    return f"input_ids_{side}", f"{side}_input_ids"
+def _names(side: str) -> tuple[str, ...]:
+    return f"input_ids_{side}", f"{side}_input_ids", f"{side}_ids"
 
 
 def _check_other_data(right: list[dict[str, list[int]]]) -> None:
