@@ -167,7 +167,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.13.0": ("DPO", "KTO", "CPO", "BCO", "ORPO"),
     "0.14.0": ("GRPO, one length",),
     "0.15.0": ("SFT", "GRPO", "ORPO", "proof grpo-vllm-base-weights", "proof grpo-peft-no-input-grads"),
-    "0.16.1": ("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
+    "0.16.1": (
+        *("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
+        "proof transformers-gradients-times-gas",
+    ),
     "0.19.1": ("DPO", "SFT", "GRPO, reusing", "GRPO, Liger", "OnlineDPO", "XPO", "proof dpo-padding-free-liger"),
     "0.21.0": ("SFT", "GRPO", "OnlineDPO", "proof qlora-peftmodel-frozen"),
     "0.22.1": ("GRPO, reusing",),

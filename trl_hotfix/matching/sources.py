@@ -57,7 +57,7 @@ class Release:
     def inherits(self, module: str, attribute: str) -> str | None:
         """Return what ``attribute`` is in another package, such as ``transformers:Trainer.training_step``.
 
-        None if TRL defines it, or if its class has no base outside TRL. The base need not have it: nothing reads that here.
+        None if TRL defines it, or if its class has no base outside TRL. The base itself is not read.
         """
         owner, dot, name = attribute.partition(".")
         if not dot or self._definition(module, attribute) is not None:

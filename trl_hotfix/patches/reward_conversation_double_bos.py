@@ -47,7 +47,7 @@ class _Beginning(CharacterTokenizer):
 
 
 def conversations_begin_once(module: ModuleType) -> Outcome:
-    """Count the beginnings of four texts, each of which the template has begun."""
+    """Count the beginnings of four texts. The template has begun each of them."""
     if "batch" not in inspect.signature(module._tokenize).parameters:
         return absent("in this release the function does not tokenize what the chat template has rendered")
     pairs = {"chosen": ["\2uab\1ac\1", "\2ud\1ae\1"], "rejected": ["\2uab\1afgh\1", "\2ud\1a\1"]}
