@@ -81,24 +81,24 @@ def _serves(answer: Answer, place: Place) -> bool:
 
 
 def _run(cases: Sequence[Case], jobs: int, console: Console, fresh: bool) -> list[Answer]:
-    """Run these cases, all those of one place in one process. The answers are in the order of ``cases``."""
-    by_place: dict[Place, list[Patch]] = {}
+    """Run these cases, all those of one place and the same overlays in one process, and answer in their order."""
+    by_process: dict[tuple[Place, tuple[str, ...]], list[Patch]] = {}
     for case in cases:
         if fresh or not is_kept(_file(case)):
-            by_place.setdefault(case.place, []).append(case.patch)
+            by_process.setdefault((case.place, case.place.overlays_of(case.patch)), []).append(case.patch)
 
-    def run_place(work: tuple[Place, list[Patch]]) -> list[Answer]:
-        place, patches = work
+    def run_place(work: tuple[tuple[Place, tuple[str, ...]], list[Patch]]) -> list[Answer]:
+        (place, overlays), patches = work
         ids = [patch.id for patch in patches]
         arguments = [str(HERE / "release.py"), "{out}", str(SECONDS), *ids]
-        result = process(place, arguments, 120 + SECONDS * len(ids))
+        result = process(place, arguments, 120 + SECONDS * len(ids), *overlays)
         if isinstance(result, str):
             empty: Answer = {"leaves": {}, "bodies": {}, "calls": []}
             result = {"cells": [{"patch": patch_id, "verdict": "error", "why": result, **empty} for patch_id in ids]}
         by_id = {cell["patch"]: cell for cell in result["cells"]}
         return [_kept(Case(patch, place), by_id[patch.id]) for patch in patches]
 
-    in_parallel("self-tests, by release", list(by_place.items()), run_place, jobs, console)
+    in_parallel("self-tests, by release", list(by_process.items()), run_place, jobs, console)
     return [json.loads(_file(case).read_text()) for case in cases]
 
 

@@ -46,12 +46,12 @@ def matrix_tests(patch: Patch) -> Mapping[str, Counter[str]]:
     import test_pickles
     import test_surroundings
 
-    by_place = {
-        name: next(place for place in module.PLACES if place.targets_of(patch))
-        for name, module in (("test_surroundings", test_surroundings), ("test_pickles", test_pickles))
-    }
     selections = {"test_variants": patch.id, "test_together": patch.id}
-    selections |= {name: f"{place.release} and {place.stack}" for name, place in by_place.items()}
+    for name, module in (("test_surroundings", test_surroundings), ("test_pickles", test_pickles)):
+        # There is none for a patch that requires what no stack has.
+        place = next((place for place in module.PLACES if place.targets_with_stack_alone(patch)), None)
+        if place is not None:
+            selections[name] = f"{place.release} and {place.stack}"
     return {name.removeprefix("test_"): _outcomes(name, selection) for name, selection in selections.items()}
 
 
@@ -171,7 +171,7 @@ def _not_run(patch: Patch) -> str:
     variants = proofs.settings_of(patch).get("VARIANTS", {})
     reasons = [variants] if isinstance(variants, str) else [f"{name}: {reason}" for name, reason in variants.items()]
     if patch.requires:
-        count = sum(lacking(patch, place.version_of) is not None for place in layout.places())
+        count = sum(lacking(patch, place.versions_for(patch)) is not None for place in layout.places())
         needed = ", ".join(f"{name}{specifiers}" for name, specifiers in patch.requires.items())
         reasons.append(f"{count} places without {needed}")
     return "; ".join(["a GPU", *reasons])

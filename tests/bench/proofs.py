@@ -51,6 +51,11 @@ def settings_of(patch: Patch) -> Mapping[str, Any]:
     return settings
 
 
+def overlays_of(patch: Patch, place: Place) -> tuple[str, ...]:
+    """Return the overlays with which the proof is run: what the patch requires, and what the proof names."""
+    return tuple(dict.fromkeys([*place.overlays_of(patch), *settings_of(patch).get("OVERLAYS", ())]))
+
+
 def planned(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
     """Return where the proofs are run.
 
@@ -135,8 +140,7 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
     by_process: dict[tuple[Place, tuple[str, ...]], list[Case]] = {}
     for newest in (group[-1] for group in by_code.values()):
         if fresh or not is_kept(_file(newest)):
-            overlays = tuple(settings_of(newest.patch).get("OVERLAYS", ()))
-            by_process.setdefault((newest.place, overlays), []).append(newest)
+            by_process.setdefault((newest.place, overlays_of(*newest)), []).append(newest)
     in_parallel("proofs, by release", list(by_process.items()), _run, jobs, console)
     answers = []
     for group in by_code.values():

@@ -20,6 +20,7 @@ from trl_hotfix.catalogue import loading
 import bench as module
 import cells
 import evidence
+import keys
 import layout
 import proofs
 import trl_code
@@ -164,6 +165,33 @@ def test_a_stack_has_what_the_metadata_of_its_releases_ask_for(sources: None) ->
                 version = layout.versions(place.stack).get(requirement.name.replace("_", "-"))
                 assert version is not None, (place, requirement)
                 assert requirement.specifier.contains(version), (place, requirement, version)
+
+
+@pytest.mark.parametrize(
+    ("requires", "overlays"),
+    [
+        ({"deepspeed": ">=0.15.2,<0.18.4"}, ("deepspeed-0.18.3",)),
+        ({"deepspeed": ">=0.19", "liger-kernel": ">=0.5"}, ("deepspeed", "liger")),
+        ({"transformers": ">=4.44"}, ()),
+    ],
+)
+def test_what_a_patch_requires_and_no_stack_has_is_put_beside_it(
+    requires: dict[str, str], overlays: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, results: Path, sources: None
+) -> None:
+    patch, seen = replace(PATCH, requires=requires), []
+    answer = {"cells": [{"patch": PATCH.id, "verdict": "proven", "why": "", "leaves": {}, "bodies": {}, "calls": []}]}
+    monkeypatch.setattr(cells, "process", lambda place, arguments, limit, *folders: seen.append(folders) or answer)
+    cells.run([Case(patch, PLACE)], 1, QUIET)
+    assert (seen, bool(PLACE.targets_of(patch))) == ([overlays], bool(PLACE.targets_of(PATCH)))
+    assert bool(PLACE.targets_with_stack_alone(patch)) == (not overlays and bool(PLACE.targets_of(PATCH)))
+    assert proofs.overlays_of(patch, PLACE)[: len(overlays)] == overlays
+    other = replace(patch, requires={name: f"{specifiers},<99" for name, specifiers in requires.items()})
+    assert keys.cell_key(patch, PLACE) != keys.cell_key(other, PLACE)
+
+
+def test_a_version_that_no_stack_and_no_overlay_has_leaves_no_target() -> None:
+    patch = replace(PATCH, requires={"deepspeed": "<0.1"})
+    assert (PLACE.overlays_of(patch), PLACE.targets_of(patch)) == ((), ())
 
 
 def test_the_code_of_every_release_is_laid_out_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,9 +127,8 @@ def run(patch: Patch, place: Place, code: Mapping[str, str], killers: Mapping[st
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(json.dumps(task))
         file.flush()
-        overlays = proofs.settings_of(patch).get("OVERLAYS", ())
         command = [str(HERE / "mutated.py"), "{out}", file.name]
-        return process(place, command, 3600, *overlays, "coverage")
+        return process(place, command, 3600, *proofs.overlays_of(patch, place), "coverage")
 
 
 def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
