@@ -15,7 +15,7 @@ from typing import Any
 
 from ..authoring import absent, act_of_this_call, deepspeed_divides, deepspeed_engine, judge, shadowed
 from ..model import Outcome
-from ..testing import deepspeed_method, micro_batch_under_deepspeed
+from ..testing import class_with_steps, deepspeed_method, micro_batch_under_deepspeed
 
 HOOK = "_backward_prologue_per_tensor"
 MICRO_BATCHES = 4
@@ -48,9 +48,11 @@ def divide_if_told(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, 
 
 def gradient_is_not_divided_again(module: ModuleType) -> Outcome:
     """Send a gradient of 1 through the hook of DeepSpeed, in a backward that is not to divide it."""
-    method = deepspeed_method("engine.py", HOOK)
-    if method is None or "_scale_wrt_gas" in method.__code__.co_names or deepspeed_divides():
-        return absent("DeepSpeed does not divide in this hook, or is to, or heeds what it is told")
+    trainer_class, method = class_with_steps(module), deepspeed_method("engine.py", HOOK)
+    if trainer_class is None or deepspeed_divides():
+        return absent("the step is that of a base, or of a loop of its own, or transformers has DeepSpeed divide")
+    if method is None or "_scale_wrt_gas" in method.__code__.co_names:
+        return absent("DeepSpeed does not divide in this hook, or heeds what it is told")
 
     def backward(loss: float, *, scale_wrt_gas: bool) -> None:
         gradients.append(engine.hook(loss))
@@ -63,5 +65,5 @@ def gradient_is_not_divided_again(module: ModuleType) -> Outcome:
         engine.hook = getattr(engine, HOOK)  # The forward hands it to the tensors of its output.
         engine.backward(1.0, scale_wrt_gas=False)
 
-    micro_batch_under_deepspeed(module, engine, micro_batch)
+    micro_batch_under_deepspeed(trainer_class, engine, micro_batch)
     return judge(gradients[0], right=1.0, wrong=1 / MICRO_BATCHES)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..authoring import absent, act_of_this_call, deepspeed_engine, judge, shadowed
 from ..model import Outcome
-from ..testing import deepspeed_method, micro_batch_under_deepspeed
+from ..testing import class_with_steps, deepspeed_method, micro_batch_under_deepspeed
 
 METHOD = "async_accumulate_grad_in_cpu_via_gpu"
 
@@ -49,9 +49,9 @@ def all_micro_batches_are_in_the_gradient(module: ModuleType) -> Outcome:
     """Add up the gradients of a step of four micro-batches, 1, 10, 100 and 1000, with the method of DeepSpeed."""
     import torch
 
-    method = deepspeed_method("zero/stage_1_and_2.py", METHOD)
-    if method is None:
-        return absent("DeepSpeed is not here")
+    trainer_class, method = class_with_steps(module), deepspeed_method("zero/stage_1_and_2.py", METHOD)
+    if trainer_class is None or method is None:
+        return absent("there is no DeepSpeed, or no step: it is that of a base, or a loop of its own")
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer: Any = type("Optimizer", (SimpleNamespace,), {METHOD: method})(
         cpu_offload=True,
@@ -71,6 +71,6 @@ def all_micro_batches_are_in_the_gradient(module: ModuleType) -> Outcome:
     for number in range(4):
         optimizer.micro_step_id, optimizer.is_gradient_accumulation_boundary = number, number == 3
         weight.grad = torch.tensor([10.0**number])
-        micro_batch_under_deepspeed(module, engine, lambda: getattr(optimizer, METHOD)(weight))
+        micro_batch_under_deepspeed(trainer_class, engine, lambda: getattr(optimizer, METHOD)(weight))
     assert weight.grad is not None
     return judge(float(weight.grad), right=1111.0, wrong=1001.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import textwrap
 from collections.abc import Callable
@@ -36,13 +37,30 @@ class _StepEndsError(Exception):
     """The micro-batch is over."""
 
 
-def micro_batch_under_deepspeed(module: ModuleType, engine: Any, run: Callable[[], None]) -> None:
-    """Call the ``training_step`` of this module's trainer, whose engine is ``engine``.
+def class_with_steps(module: ModuleType) -> Any:
+    """Return the trainer of this module if its ``training_step`` is the first of TRL's in a micro-batch, else None.
 
-    Each of them puts the model in training mode first. Here that is the whole micro-batch: ``run``.
+    A trainer may have a training loop of its own, and no step. A base in TRL has the step of one that only calls
+    ``super().training_step``, or inherits it.
     """
     class_name = module.__name__.rpartition(".")[2].replace("_", "")
-    trainer_class = next(value for name, value in vars(module).items() if name.strip("_").lower() == class_name)
+    named = [value for name, value in vars(module).items() if name.strip("_").lower() == class_name]
+    trainer_class = next((value for value in named if value.__module__ == module.__name__), None)
+    if trainer_class is None:
+        return None
+    loop, step = inspect.unwrap(trainer_class.train), inspect.unwrap(trainer_class.training_step)
+    # SFT up to 0.11.4 does something before and after the loop of transformers.
+    has_own_loop = loop.__module__.startswith("trl.") and "super" not in loop.__code__.co_names
+    is_own = step.__module__ == trainer_class.__module__ and "super" not in step.__code__.co_names
+    has_base_in_trl = any(base.__module__.startswith("trl.") for base in trainer_class.__mro__[1:])
+    return None if has_own_loop or (has_base_in_trl and not is_own) else trainer_class
+
+
+def micro_batch_under_deepspeed(trainer_class: Any, engine: Any, run: Callable[[], None]) -> None:
+    """Call ``training_step`` of a trainer whose engine is ``engine``.
+
+    It puts the model in training mode first. Here that is the whole micro-batch: ``run``.
+    """
 
     class Model:
         def train(self) -> None:
