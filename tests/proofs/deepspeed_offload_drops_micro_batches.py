@@ -1,6 +1,6 @@
 """Train two steps of four micro-batches with a real engine of DeepSpeed: how do the weights move?
 
-Each step of SGD moves them by the sum of the gradients of the micro-batches: those of the loss of the plain model.
+Each step of SGD moves them by the sum of the gradients that come to the parameters, micro-batch by micro-batch.
 """
 
 from __future__ import annotations

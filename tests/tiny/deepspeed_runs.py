@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .data import preferences_of_several_lengths, tokenizer
@@ -31,11 +32,11 @@ class DeepSpeedStep:
         return {name: sum(gradients[name] for gradients in chosen) for name in self.before}
 
 
-def deepspeed_run(method: str, *, micro_batches: int, stage: int, offloads: bool = False) -> Any:
+def deepspeed_run(method: str, *, micro_batches: int, stage: int, offloads: bool = False, plain: bool = False) -> Any:
     """Return a trainer that was trained for two steps, with ``steps`` and ``losses``.
 
-    The gradient of a micro-batch is that of the loss of the plain model, times the factor between this loss and what
-    goes backward. DeepSpeed divides by the micro-batches unless it is told not to.
+    The gradients of a micro-batch are those that come to the parameters, before DeepSpeed adds them up. With ``plain``
+    they are those of the loss of the plain model, times the factor between this loss and what goes backward.
     """
     import torch
 
@@ -53,12 +54,15 @@ def deepspeed_run(method: str, *, micro_batches: int, stage: int, offloads: bool
                 return super().compute_loss(model, inputs, *args, **kwargs)
             if not self.steps or len(self.steps[-1].gradients) == micro_batches:
                 self.steps.append(DeepSpeedStep(weights(self.model)))
-            plain = super().compute_loss(self.model, dict(inputs), *args, **kwargs)
-            named = dict(self.model.named_parameters())
-            gradients = torch.autograd.grad(plain, list(named.values()), allow_unused=True)
-            self.steps[-1].gradients.append(dict(zip(named, gradients, strict=True)))
-            self.losses.append(float(plain.detach()))
-            return super().compute_loss(model, inputs, *args, **kwargs)
+            self.steps[-1].gradients.append({})
+            if plain:
+                loss = super().compute_loss(self.model, dict(inputs), *args, **kwargs)
+                named = dict(self.model.named_parameters())
+                gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+                self.steps[-1].gradients[-1] = dict(zip(named, gradients, strict=True))
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            self.losses.append(float(loss.detach()))
+            return loss
 
     data = preferences_of_several_lengths()
     if method == "SFT":
@@ -68,6 +72,7 @@ def deepspeed_run(method: str, *, micro_batches: int, stage: int, offloads: bool
     if offloads:
         zero["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": micro_batches, "max_steps": STEPS}
+    settings |= {"dataset_text_field": "text"} if method == "SFT" else {}
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         run = trainer(
@@ -81,17 +86,10 @@ def deepspeed_run(method: str, *, micro_batches: int, stage: int, offloads: bool
             **({"ref_model": llama(folder, seed=1)} if method == "DPO" else {}),
         )
     run.steps, run.losses = [], []
-    backward = run.accelerator.backward
-
-    def scaled(loss: Any, *args: Any, **options: Any) -> Any:
-        by_engine = micro_batches if options.get("scale_wrt_gas", True) else 1
-        factor = float(loss.detach()) / run.losses[-1] / by_engine
-        gradients = run.steps[-1].gradients[-1]
-        for name, gradient in gradients.items():
-            gradients[name] = factor * gradient
-        return backward(loss, *args, **options)
-
-    run.accelerator.backward = scaled
+    if plain:
+        _scale_as_the_loss(run)
+    else:
+        _keep_what_comes(run)
     run.train()
     after = [step.before for step in run.steps[1:]] + [weights(run.model)]
     for step, following in zip(run.steps, after, strict=True):
@@ -99,6 +97,27 @@ def deepspeed_run(method: str, *, micro_batches: int, stage: int, offloads: bool
         step.moved = {name: step.before[name] - following[name] for name in step.before}
     assert len(run.steps) == STEPS
     return run
+
+
+def _scale_as_the_loss(run: Any) -> None:
+    """Multiply the gradients of the plain model by the factor between the loss and what goes backward."""
+    backward = run.accelerator.backward
+
+    def scaled(loss: Any, *args: Any, **options: Any) -> Any:
+        factor, gradients = float(loss.detach()) / run.losses[-1], run.steps[-1].gradients[-1]
+        for name, gradient in gradients.items():
+            gradients[name] = factor * gradient
+        return backward(loss, *args, **options)
+
+    run.accelerator.backward = scaled
+
+
+def _keep_what_comes(run: Any) -> None:
+    def keep(name: str, gradient: Any) -> None:
+        run.steps[-1].gradients[-1][name] = gradient.detach().clone()
+
+    for name, parameter in run.model.named_parameters():
+        parameter.register_hook(partial(keep, name))
 
 
 def weights(model: Any) -> dict[str, Any]:
