@@ -447,6 +447,7 @@ def model(folder: Path, config: dict[str, Any], **others: Any) -> str:
 
 MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "output_router_logits": True}
 UNROUTED = {**MIXTRAL, "output_router_logits": False}
+OFFLOADED = "deepspeed-offload-drops-micro-batches"
 UNBALANCED = "moe-aux-loss-lost-under-deepspeed"
 
 
@@ -485,6 +486,33 @@ def test_the_files_of_the_model_and_the_launch_decide(
     without = json.loads(run(str(script), "--trl", "0.11.4", "--json").output)
     assert UNBALANCED in {bug["id"] for bug in without["files"][0]["trainers"][0]["cannot_tell"]}
     assert (without["model"], without["accelerate"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "zero", "expected"),
+    [
+        (4, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "hits"),
+        (2, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, None),
+        (4, {"stage": 3, "offload_optimizer": {"device": "cpu"}}, None),
+        (4, {"stage": 2}, None),
+    ],
+)
+def test_the_config_of_deepspeed_decides(
+    tmp_path: Path, micro_batches: int, zero: dict[str, Any], expected: str | None
+) -> None:
+    script, config = tmp_path / "train.py", tmp_path / "ds.json"
+    settings = f"SFTConfig(gradient_accumulation_steps={micro_batches}, deepspeed='ds.json')"
+    script.write_text(f"from trl import SFTConfig, SFTTrainer\nSFTTrainer('m', args={settings})\n")
+    config.write_text(json.dumps({"zero_optimization": zero}))
+    beside = ("--trl", "1.16.0", "--with", "deepspeed==0.17.5", "--json")
+    answer = json.loads(run(str(script), *beside, "--deepspeed", str(config)).output)
+    assert answer["deepspeed"] == str(config)
+    (trainer,) = answer["files"][0]["trainers"]
+    found = [name for name in ("hits", "cannot_tell") if OFFLOADED in {bug["id"] for bug in trainer[name]}]
+    assert found == ([expected] if expected is not None else [])
+    other = json.loads(run(str(script), "--trl", "1.16.0", "--with", "deepspeed==0.19.0", "--json").output)
+    found = [bug["id"] for name in ("hits", "cannot_tell") for bug in other["files"][0]["trainers"][0][name]]
+    assert OFFLOADED not in found
 
 
 def test_a_fact_that_decides_is_among_the_reasons(tmp_path: Path) -> None:
