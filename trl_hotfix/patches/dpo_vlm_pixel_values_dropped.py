@@ -21,7 +21,7 @@ from ..testing import dpo_stub, tiny_causal_lm
 
 _COLUMNS = ("pixel_values", "pixel_attention_mask")
 _NEVER_PASSED = frozenset({"aspect_ratio_ids", "high_res_pixel_values", "image_grid_thw", "spatial_shapes"})
-"""What Mllama, DeepSeek-VL, Qwen-VL and GLM-4V, and LFM2-VL need beside pixel values. DPO passes on none of them."""
+"""What Mllama, DeepSeek-VL, Qwen-VL and GLM-4V, and LFM2-VL need beside pixel values. DPO passes none of it on."""
 
 _log = logging.getLogger("trl_hotfix")
 
@@ -62,8 +62,7 @@ def _obstacle(module: ModuleType, trainer: Any) -> str | None:
     missing = _NEVER_PASSED & inspect.signature(model.forward).parameters.keys()
     if missing:
         return (
-            f"{type(model).__name__} needs {' and '.join(sorted(missing))} with them, which DPO passes on from TRL "
-            "0.29.0 only"
+            f"{type(model).__name__} needs {', '.join(missing)} with them, which this release of TRL does not pass on"
         )
     return None
 
