@@ -197,7 +197,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
         *("proof left-padded-logprobs-absolute-positions", "proof sft-wrapped-packing-duplicates"),
     ),
-    "1.14.2": ("DPO", "SFT", "KTO", "Reward", "GRPO", "GRPO, Liger", "RLOO"),
+    "1.14.2": ("DPO", "SFT", "KTO", "Reward", "GRPO", "GRPO, Liger", "RLOO", "CPO", "ORPO"),
     "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),
     "1.16.0": (
         *("DPO", "DPO, precomputed", "DPO, synchronized", "SFT", "KTO", "ORPO", "CPO", "GKD", "GOLD", "Reward", "TPO"),
