@@ -309,7 +309,8 @@ def inherited_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, A
 def beneath_of(patch: Patch) -> list[Place]:
     """Return a place for each body in transformers that targets of ``patch`` have between the stacks, and not on one.
 
-    It is the newest release of TRL in range on the stack with the next newer transformers, with the older one in front.
+    It is the newest release of TRL in range that admits this transformers, with it in front of the stack that has the
+    next newer one.
     """
     specifiers = patch.requires.get("transformers")
     if specifiers is None:
@@ -326,7 +327,11 @@ def beneath_of(patch: Patch) -> list[Place]:
     chosen = []
     for version in [version for version in inherited.releases() if inheriting and in_range(version, specifiers)]:
         newer = [stack for stack in stacks if Version(layout.versions(stack)["transformers"]) >= Version(version)]
-        place = [place for place in inheriting if place.stack == (newer or stacks[-1:])[0]][-1]
+        admitting = [place for place in inheriting if layout.admits(place.release, version)]
+        on_stacks = ([place for place in admitting if place.stack == stack] for stack in newer or stacks[-1:])
+        place = next((places[-1] for places in on_stacks if places), None)
+        if place is None:
+            continue
         here = {(target.name, inherited.body_of(base, version)) for target, base in _inherited_targets(patch, place)}
         if here - known:
             known |= here

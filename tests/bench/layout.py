@@ -16,11 +16,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 from filelock import FileLock
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from trl_hotfix.catalogue import loading
@@ -218,6 +220,14 @@ def first_and_newest(patch: Patch) -> list[Place]:
     with_bug = [place for place in places() if place.targets_of(patch)]
     newest = next(place for place in with_bug if place.release == with_bug[-1].release)
     return list(dict.fromkeys((with_bug[0], newest)))
+
+
+@functools.cache
+def admits(release: str, transformers: str) -> bool:
+    """Return whether TRL's own requirement allows this version of transformers, if the release is laid out."""
+    found = next(iter(metadata.distributions(name="trl", path=[str(BENCH / "overlay" / release)])), None)
+    requirements = map(Requirement, (found.requires if found is not None else None) or ())
+    return all(one.specifier.contains(transformers) for one in requirements if one.name == "transformers")
 
 
 def build(selected: Iterable[Place], report: Callable[[str], None] = print) -> None:

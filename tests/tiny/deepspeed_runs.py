@@ -64,6 +64,9 @@ def deepspeed_run(method: str, *, micro_batches: int, stage: int, offloads: bool
             self.losses.append(float(loss.detach()))
             return loss
 
+    words = tokenizer()
+    # The DPO of 0.9.6 puts one in front, whether there is one or not.
+    words.bos_token = "<unk>"
     data = preferences_of_several_lengths()
     if method == "SFT":
         data = data.map(lambda row: {"text": row["prompt"] + row["chosen"]}).select_columns(["text"])
@@ -82,7 +85,7 @@ def deepspeed_run(method: str, *, micro_batches: int, stage: int, offloads: bool
                 config_class, **settings, learning_rate=1.0, max_length=32, max_prompt_length=16, deepspeed=zero
             ),
             train_dataset=data,
-            tokenizer=tokenizer(),
+            tokenizer=words,
             **({"ref_model": llama(folder, seed=1)} if method == "DPO" else {}),
         )
     run.steps, run.losses = [], []

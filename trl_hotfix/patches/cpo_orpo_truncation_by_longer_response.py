@@ -55,7 +55,7 @@ def cut_each_row_at_the_limit(
 def drop_rows_without_a_response(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Make the trainer, and drop the rows of which ``max_length`` leaves the prompt alone."""
+    """Make the trainer, and drop the rows whose prompt alone fills ``max_length``."""
     wrapped(*args, **kwargs)
     instance.train_dataset = _with_responses(instance, instance.train_dataset, "train")
     evaluation = instance.eval_dataset

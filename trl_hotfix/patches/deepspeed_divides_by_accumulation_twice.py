@@ -47,7 +47,7 @@ def divide_if_told(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, 
 
 
 def gradient_is_not_divided_again(module: ModuleType) -> Outcome:
-    """Send a gradient of 1 through the hook of DeepSpeed, in a backward that is not to divide it."""
+    """Send a gradient of 1 through the hook of DeepSpeed, in a backward that should not divide it."""
     trainer_class, method = class_with_steps(module), deepspeed_method("engine.py", HOOK)
     if trainer_class is None or deepspeed_divides():
         return absent("the step is that of a base, or of a loop of its own, or transformers has DeepSpeed divide")

@@ -6,7 +6,7 @@ checkpoint has behind it; ``_step`` begins at 0. The trainer then generates as i
 that the dataloader repeats fewer times than that.
 
 The wrapper sets ``_step`` to the number of skipped micro-batches before the first one. The completions are gone, so TRL
-generates anew for the prompts that the dataloader gives. It does so whenever ``_buffered_inputs`` is None.
+generates again for the prompts that the dataloader gives. It does so whenever ``_buffered_inputs`` is None.
 
 ``training_step``, which calls ``_prepare_inputs``, is TRL's own from 0.26.0 on. It is the target there, since RLOO of
 0.26 counts in ``_prepare_inputs`` too, and rloo-step-counted-twice takes that back.

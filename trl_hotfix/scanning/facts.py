@@ -1,4 +1,4 @@
-"""The facts that a user tells of a script: a model's folder, a dataset, and the configs of accelerate and DeepSpeed."""
+"""The facts that a user adds to a script: a model's folder, a dataset, and the configs of accelerate and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _launch_facts(path: Path) -> dict[str, Argument]:
     if type(processes) is int and processes > 1:
         facts["processes"] = Argument(Kind.LITERAL, processes, reason=file)
     of_deepspeed = config.get("deepspeed_config") if name == "deepspeed" else None
-    # Where it only names a config of DeepSpeed, that one is to be told.
+    # If it only names a config of DeepSpeed, --deepspeed has to name it too.
     if isinstance(of_deepspeed, dict) and "deepspeed_config_file" not in of_deepspeed:
         stage, device = of_deepspeed.get("zero_stage"), of_deepspeed.get("offload_optimizer_device", "none")
         facts |= _zero_facts(stage, device, file)
@@ -103,7 +103,7 @@ def _deepspeed_facts(path: Path) -> dict[str, Argument]:
 
 
 def _zero_facts(stage: Any, device: Any, file: str) -> dict[str, Argument]:
-    """Return the facts of ZeRO. What is no number, and no name of a device, tells nothing."""
+    """Return the facts of ZeRO. A stage that is no number, and a device without a name, give none."""
     facts = {}
     if type(stage) is int:
         facts["zero_stage"] = Argument(Kind.LITERAL, stage, reason=file)

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def deepspeed_method(file: str, name: str) -> Any:
-    """Return a method of the installed DeepSpeed by its source, or None if it has none.
+    """Return a method of the installed DeepSpeed by its source, or None.
 
     To import DeepSpeed takes seconds, and it sets up a device. TRL puts that off: it disturbs vLLM (DeepSpeed issue
     7252).
