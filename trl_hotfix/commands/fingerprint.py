@@ -20,6 +20,7 @@ from ..catalogue.packs import named
 from ..errors import NotATrlError
 from ..matching import versions
 from ..matching.fingerprints import bodies_for
+from ..matching.inherited import is_inherited
 from ..matching.sources import Release
 from ..model import Patch, Target
 from ..reporting.lines import width
@@ -102,7 +103,7 @@ def _compared(release: Release, patch: Patch, target: Target) -> Compared:
     known = bodies_for(patch.id)
     verdict = known.verdict(patch.id, target.name, body)
     words: dict[str | None, Word] = {"buggy": "matches", "fixed": "fixed", "absent": "no bug"}
-    without: Word = "inherited" if release.inherits(target.module, target.attribute) is not None else "gone"
+    without: Word = "inherited" if is_inherited(release, target.module, target.attribute) else "gone"
     releases = known.releases_with(target.name, body)
     return {
         "patch": patch.id,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ..matching import gates
 from ..matching.fingerprints import bodies_for
-from ..matching.inherited import body_in
+from ..matching.inherited import body_in, is_inherited
 from ..matching.sources import Release
 from ..matching.versions import VersionOf, in_range
 from ..model import Decision, Patch, Reason, State, Target
@@ -52,7 +52,7 @@ def _refused(patch: Patch, version_of: VersionOf, files: Release | None) -> Deci
         evidence: Mapping[str, object] = {"target": target.name, "body": body}
         if verdict not in (None, "buggy"):
             return Decision(State.SKIPPED, Reason.ALREADY_FIXED, evidence)
-        if body is None and files is not None and files.inherits(target.module, target.attribute) is None:
+        if body is None and files is not None and not is_inherited(files, target.module, target.attribute):
             return Decision(State.SKIPPED, Reason.MISSING_TARGET, evidence)
         return Decision(State.SKIPPED, Reason.UNKNOWN_BODY, evidence)
     return None

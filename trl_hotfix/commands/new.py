@@ -19,7 +19,7 @@ from ..catalogue import checks, loading
 from ..catalogue.data_files import manifest as manifest_path
 from ..catalogue.parsing import parse
 from ..errors import CatalogueError, NotATrlError, plain, suggestion
-from ..matching.inherited import bodies_of
+from ..matching.inherited import is_inherited
 from ..matching.sources import Release, installed
 from ..model import Called, Severity
 from .common import Exit
@@ -145,8 +145,7 @@ def _target(text: str, release: Release) -> tuple[str, str]:
     modules = release.modules()
     if module not in modules:
         raise click.UsageError(f"TRL {release.version} has no module {module!r}{suggestion(module, modules)}")
-    base = release.inherits(module, attribute)
-    if release.body(module, attribute) is None and not (base is not None and bodies_of(base)):
+    if release.body(module, attribute) is None and not is_inherited(release, module, attribute):
         hint = suggestion(attribute, release.attributes(module))
         raise click.UsageError(
             f"TRL {release.version} has no {attribute!r} of its own in {module}, nor inherits it from transformers"

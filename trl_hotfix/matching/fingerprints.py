@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
 from typing import TypedDict
+
+from msgspec import Struct
 
 from ..catalogue import packs
 from ..catalogue.data_files import decoded, read_data
@@ -21,8 +22,7 @@ Inherited = TypedDict("Inherited", {"of": str, "by": list[str], "is": dict[str, 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Bodies:
+class Bodies(Struct, frozen=True):
     """``fingerprints.json``: for every target, the bodies of the releases, and the self-test's verdict on each.
 
     A target may have bodies of TRL in some releases, and be inherited from transformers in others.
@@ -32,7 +32,7 @@ class Bodies:
 
     releases: tuple[str, ...]
     targets: dict[str, dict[str, Body]]
-    inherited: dict[str, Inherited] = field(default_factory=dict)
+    inherited: dict[str, Inherited] = {}
 
     def verdict(self, patch: str, target: str, body: str | None) -> str | None:
         """Return the verdict of ``patch`` on ``body`` at ``target`` (``module:attribute``), or None without one."""

@@ -54,6 +54,12 @@ def body_in(release: Release, target: Target, transformers: str | None) -> str |
     return own if own is not None else body_of(release.inherits(target.module, target.attribute), transformers)
 
 
+def is_inherited(release: Release, module: str, attribute: str) -> bool:
+    """Return whether TRL's class has ``attribute`` from a class of transformers that is on record with it."""
+    base = release.inherits(module, attribute)
+    return base is not None and bool(bodies_of(base))
+
+
 def releases() -> list[str]:
     """Return the releases of transformers on record, oldest first."""
     return _record()["releases"]

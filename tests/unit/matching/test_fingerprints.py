@@ -46,8 +46,10 @@ OF = "transformers:Trainer.training_step"
 
 def test_a_target_is_inherited_in_some_releases_and_trls_own_in_others() -> None:
     old, new = (inherited.body_of(OF, version) for version in ("5.2.0", "5.23.0"))
-    own = {STEP: {"c1:0": {"releases": ["1.2.0"], "is": {}}}}
-    known = {STEP: {"of": OF, "by": ["1.0.0", "1.1.0"], "is": {str(old): {"some-patch": "buggy"}}}}
+    own: dict[str, dict[str, fingerprints.Body]] = {STEP: {"c1:0": {"releases": ["1.2.0"], "is": {}}}}
+    known: dict[str, fingerprints.Inherited] = {
+        STEP: {"of": OF, "by": ["1.0.0", "1.1.0"], "is": {str(old): {"some-patch": "buggy"}}}
+    }
     bodies = Bodies(("1.0.0", "1.1.0", "1.2.0"), own, known)
     assert [bodies.at(STEP, release) for release in bodies.releases] == [None, None, "c1:0"]
     assert [bodies.at(STEP, release, "5.2.0") for release in bodies.releases] == [old, old, "c1:0"]
