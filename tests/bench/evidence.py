@@ -316,7 +316,7 @@ def beneath_of(patch: Patch) -> list[Place]:
     if specifiers is None:
         return []
     inheriting = [place for place in layout.places() if _inherited_targets(patch, place)]
-    known = {
+    known: set[tuple[str, str | None]] = {
         (target.name, body)
         for place in inheriting
         if place.targets_of(patch)

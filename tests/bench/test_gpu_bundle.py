@@ -97,7 +97,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         if (source / name).exists():
             (target / name).symlink_to(source / name)
     archive = folder / "bundle.tar.xz"
-    command = [sys.executable, CHECKOUT / "gpu" / "bundle.py", "--python", version, "--preset", "0", archive]
+    command = [sys.executable, str(CHECKOUT / "gpu" / "bundle.py"), "--python", version, "--preset", "0", str(archive)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     with tarfile.open(archive) as packed:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,10 @@ def test_every_patch_that_is_named_exists() -> None:
 
 
 def test_a_tolerance_grows_with_the_roundoff_the_depth_and_the_length() -> None:
-    usual = {"layers": 2, "length": 256, "backward": False}
+    usual: dict[str, Any] = {"layers": 2, "length": 256, "backward": False}
     assert tolerances.relative("float32", **usual) < 1e-3 * tolerances.relative("bfloat16", **usual)
-    for changed in ({"layers": 3}, {"length": 512}, {"backward": True}):
+    changes: tuple[dict[str, Any], ...] = ({"layers": 3}, {"length": 512}, {"backward": True})
+    for changed in changes:
         assert tolerances.relative("float32", **{**usual, **changed}) > tolerances.relative("float32", **usual)
 
 

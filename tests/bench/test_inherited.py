@@ -36,7 +36,8 @@ def wheels_of_all_releases(sources: None) -> None:
 
 
 def test_a_release_inherits_a_method_until_trl_defines_it() -> None:
-    target = Target(*STEP.split(":"), "wrapper")
+    module, _, attribute = STEP.partition(":")
+    target = Target(module, attribute, "wrapper")
     assert [evidence.inherits(release, target) for release in ("0.11.4", "0.28.0", "0.29.0")] == [OF, OF, None]
     assert [evidence.body(release, target) is None for release in ("0.11.4", "0.28.0", "0.29.0")] == [True, True, False]
     assert evidence.inherits("0.28.0", replace(target, attribute="DPOTrainer.gone")) is None
