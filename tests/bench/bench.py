@@ -156,8 +156,12 @@ def run(
     folder = into or evidence.EVIDENCE
     cell_answers = cells.run(cases, jobs, console, share=not again, fresh=again)
     failures = differences(cell_answers, "cells")
+    between = cells.missing_beneath(patches, places)
+    if between:
+        layout.build({case.place for case in between}, click.echo)
+    beneath = cells.run(between, jobs, console, share=False)
     if write:
-        _write(patches, cell_answers, [], [], folder)
+        _write(patches, cell_answers, [], [], folder, beneath)
     proof_answers = proofs.run(proof_cases, jobs, console, share=not again, fresh=again)
     failures += differences(proof_answers, "proofs")
     compared = proofs.parity(patches, proof_answers)
@@ -177,7 +181,7 @@ def run(
         failures += mutants.counted(mutants.stale(patches), jobs, console, write=True)
     failures += [
         f"{answer['patch']} on {evidence.place_of(answer)}: {answer['verdict']}: {answer['why']}"
-        for answer in [*cell_answers, *proof_answers]
+        for answer in [*cell_answers, *beneath, *proof_answers]
         if answer["verdict"] not in GOOD
     ]
     for line in failures:
@@ -191,16 +195,17 @@ def _write(
     proof_answers: Sequence[Answer],
     compared: Sequence[Answer],
     folder: Path,
+    beneath: Sequence[Answer] = (),
 ) -> None:
     contradictions = []
     for patch in patches:
-        new_cells, new_proofs, new_parity = (
+        new_cells, new_proofs, new_parity, new_beneath = (
             [answer for answer in answers if answer["patch"] == patch.id]
-            for answers in (cell_answers, proof_answers, compared)
+            for answers in (cell_answers, proof_answers, compared, beneath)
         )
-        if new_cells or new_proofs:
+        if new_cells or new_proofs or new_beneath:
             try:
-                evidence.write(patch, new_cells, new_proofs, new_parity, folder)
+                evidence.write(patch, new_cells, new_proofs, new_parity, folder, new_beneath)
             except ValueError as error:
                 # What was seen of the other patches took long, and is kept.
                 contradictions.append(str(error))

@@ -167,7 +167,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.13.0": ("DPO", "KTO", "CPO", "BCO", "ORPO"),
     "0.14.0": ("GRPO, one length",),
     "0.15.0": ("SFT", "GRPO", "ORPO", "proof grpo-vllm-base-weights", "proof grpo-peft-no-input-grads"),
-    "0.16.1": ("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
+    "0.16.1": (
+        *("DPO", "DPO, precomputed", "SFT", "GKD", "GRPO", "GRPO, reusing", "ORPO", "OnlineDPO", "XPO", "NashMD"),
+        "proof transformers-gradients-times-gas",
+    ),
     "0.19.1": ("DPO", "SFT", "GRPO, reusing", "GRPO, Liger", "OnlineDPO", "XPO", "proof dpo-padding-free-liger"),
     "0.21.0": ("SFT", "GRPO", "OnlineDPO", "proof qlora-peftmodel-frozen"),
     "0.22.1": ("GRPO, reusing",),
@@ -194,7 +197,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
         *("proof left-padded-logprobs-absolute-positions", "proof sft-wrapped-packing-duplicates"),
     ),
-    "1.14.2": ("DPO", "SFT", "KTO", "Reward", "GRPO", "GRPO, Liger", "RLOO"),
+    "1.14.2": ("DPO", "SFT", "KTO", "Reward", "GRPO", "GRPO, Liger", "RLOO", "CPO", "ORPO"),
     "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),
     "1.16.0": (
         *("DPO", "DPO, precomputed", "DPO, synchronized", "SFT", "KTO", "ORPO", "CPO", "GKD", "GOLD", "Reward", "TPO"),
@@ -231,12 +234,9 @@ UNREACHED: dict[tuple[str, str], str] = {
         "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset",
     ): "it requires transformers 5, and the cases of its releases run on 4",
     **{
-        (
-            "transformers-divides-gradients-twice",
-            target.name,
-        ): "it requires transformers 5.2 to 5.5, and the cases run on others"
+        (patch.id, target.name): "it requires transformers 5.2 to 5.5, and the cases run on others"
         for patch in loading.load()
-        if patch.id == "transformers-divides-gradients-twice"
+        if patch.id in ("transformers-divides-gradients-twice", "transformers-divides-gradients-of-others-twice")
         for target in patch.targets
     },
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trl_hotfix.matching.gates import lacking
 from trl_hotfix.model import Patch
 
 import evidence
@@ -33,6 +34,16 @@ def missing(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
     return cases
 
 
+def missing_beneath(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
+    """Return the cells with a transformers between the stacks that are not on record with the present key."""
+    cases = []
+    for patch in patches:
+        on_record = {evidence.place_of(cell): cell["key"] for cell in evidence.load(patch.id).get("beneath", [])}
+        planned = [place for place in evidence.beneath_of(patch) if place.release in {each.release for each in places}]
+        cases += [Case(patch, place) for place in planned if on_record.get(place) != keys.cell_key(patch, place)]
+    return cases
+
+
 def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = True, fresh: bool = False) -> list[Answer]:
     """Return a cell for each case. ``share``: equal releases share a run. ``fresh``: kept results are not used."""
     remaining = list(cases)
@@ -49,7 +60,7 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
             for case, answer in zip(chosen, new, strict=True):
                 by_group.setdefault(_group(case), []).append(answer)
             for case in remaining:
-                serving = [answer for answer in by_group.get(_group(case), ()) if _serves(answer, case.place)]
+                serving = [answer for answer in by_group.get(_group(case), ()) if _serves(answer, case)]
                 if case.name not in finished and serving:
                     answers.append({**serving[0], "release": case.place.release})
                     finished.add(case.name)
@@ -69,36 +80,38 @@ def _newest_of_each_group(cases: Iterable[Case]) -> list[Case]:
     return list({_group(case): case for case in cases}.values())
 
 
-def _serves(answer: Answer, place: Place) -> bool:
-    """Return whether ``answer`` is that of ``place`` too: TRL is the same there in all that the run called."""
+def _serves(answer: Answer, case: Case) -> bool:
+    """Return whether ``answer`` is that of ``case`` too: TRL is the same there in all that the run called."""
     if answer["verdict"] not in GOOD:
         return False
-    # Where no target exists, nothing was called, and there was nothing to test.
+    # Where no target exists, nothing was called, and there was nothing to test. Beside libraries that the patch does
+    # not ask for, a self-test that calls nothing of TRL has looked at these libraries, which are those of the group.
     nothing_to_test = answer["verdict"] == "absent" and not answer["bodies"]
+    other_libraries = lacking(case.patch, case.place.versions_for(case.patch)) is not None
     if not answer["calls"] and not nothing_to_test:
-        return False
-    return bool(trl_code.key(place.release, answer["calls"]) == answer["trl"])
+        return bool(answer["verdict"] == "absent" and other_libraries)
+    return bool(trl_code.key(case.place.release, answer["calls"]) == answer["trl"])
 
 
 def _run(cases: Sequence[Case], jobs: int, console: Console, fresh: bool) -> list[Answer]:
-    """Run these cases, all those of one place in one process. The answers are in the order of ``cases``."""
-    by_place: dict[Place, list[Patch]] = {}
+    """Run these cases, all those of one place and the same overlays in one process, and answer in their order."""
+    by_process: dict[tuple[Place, tuple[str, ...]], list[Patch]] = {}
     for case in cases:
         if fresh or not is_kept(_file(case)):
-            by_place.setdefault(case.place, []).append(case.patch)
+            by_process.setdefault((case.place, case.place.overlays_of(case.patch)), []).append(case.patch)
 
-    def run_place(work: tuple[Place, list[Patch]]) -> list[Answer]:
-        place, patches = work
+    def run_place(work: tuple[tuple[Place, tuple[str, ...]], list[Patch]]) -> list[Answer]:
+        (place, overlays), patches = work
         ids = [patch.id for patch in patches]
         arguments = [str(HERE / "release.py"), "{out}", str(SECONDS), *ids]
-        result = process(place, arguments, 120 + SECONDS * len(ids))
+        result = process(place, arguments, 120 + SECONDS * len(ids), *overlays)
         if isinstance(result, str):
             empty: Answer = {"leaves": {}, "bodies": {}, "calls": []}
             result = {"cells": [{"patch": patch_id, "verdict": "error", "why": result, **empty} for patch_id in ids]}
         by_id = {cell["patch"]: cell for cell in result["cells"]}
         return [_kept(Case(patch, place), by_id[patch.id]) for patch in patches]
 
-    in_parallel("self-tests, by release", list(by_place.items()), run_place, jobs, console)
+    in_parallel("self-tests, by release", list(by_process.items()), run_place, jobs, console)
     return [json.loads(_file(case).read_text()) for case in cases]
 
 
@@ -111,6 +124,7 @@ def _kept(case: Case, cell: Answer) -> Answer:
     patch, place = case
     result = {name: cell[name] for name in ("patch", "verdict", "why", "leaves", "bodies", "calls")}
     where = {"release": place.release, "stack": place.stack, "ran": place.release}
+    where |= {"transformers": place.transformers} if place.transformers else {}
     trl = trl_code.key(place.release, cell["calls"])
     answer = {**where, **result, "key": keys.cell_key(patch, place), "trl": trl}
     _file(case).parent.mkdir(parents=True, exist_ok=True)

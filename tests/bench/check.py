@@ -31,7 +31,10 @@ def check(patch: Patch, jobs: int, console: Console) -> tuple[list[str], list[st
     layout.build_release_overlays(Path(sys.executable), console.print)
     layout.build(layout.places(), console.print)
     cell_answers = cells.run(cells.missing([patch], layout.places()), jobs, console)
-    evidence.write(patch, cell_answers)
+    between = cells.missing_beneath([patch], layout.places())
+    if between:
+        layout.build({case.place for case in between}, console.print)
+    evidence.write(patch, cell_answers, beneath=cells.run(between, jobs, console, share=False))
     missing = proofs.with_fixed_release(proofs.missing([patch], layout.places()))
     proof_answers = proofs.run(missing, jobs, console)
     evidence.write(patch, [], proof_answers, proofs.parity([patch], proof_answers))
@@ -46,12 +49,12 @@ def matrix_tests(patch: Patch) -> Mapping[str, Counter[str]]:
     import test_pickles
     import test_surroundings
 
-    by_place = {
-        name: next(place for place in module.PLACES if place.targets_of(patch))
-        for name, module in (("test_surroundings", test_surroundings), ("test_pickles", test_pickles))
-    }
     selections = {"test_variants": patch.id, "test_together": patch.id}
-    selections |= {name: f"{place.release} and {place.stack}" for name, place in by_place.items()}
+    for name, module in (("test_surroundings", test_surroundings), ("test_pickles", test_pickles)):
+        # There is none for a patch that requires what no stack has.
+        place = next((place for place in module.PLACES if place.targets_with_stack_alone(patch)), None)
+        if place is not None:
+            selections[name] = f"{place.release} and {place.stack}"
     return {name.removeprefix("test_"): _outcomes(name, selection) for name, selection in selections.items()}
 
 
@@ -90,8 +93,8 @@ def lines(patch: Patch, record: Answer, outcomes: Mapping[str, Counter[str]]) ->
 
 def failures(patch: Patch, record: Answer, outcomes: Mapping[str, Counter[str]]) -> Iterator[str]:
     """Give what is wrong, a line each."""
-    for kind in ("cells", "proofs"):
-        for entry in record[kind]:
+    for kind in ("cells", "beneath", "proofs"):
+        for entry in record.get(kind, []):
             if entry["verdict"] not in ("proven", "absent"):
                 yield f"{entry['verdict']} on {evidence.place_of(entry)}: {entry['why']}"
     if evidence.proposed_range(patch, record["cells"]) != patch.trl:
@@ -135,7 +138,10 @@ def _bodies(record: Answer) -> str:
         known.get("is", "not reached") for by_body in record["bodies"].values() for known in by_body.values()
     )
     targets = len(record["bodies"])
-    return f"of {targets} target{'s' * (targets != 1)}: {_counts(verdicts)}"
+    inherited = record.get("inherited", {}).values()
+    beneath = Counter(verdict for known in inherited for verdict in known["is"].values())
+    of_transformers = f"; {len(inherited)} inherited from transformers: {_counts(beneath)}" if inherited else ""
+    return f"of {targets} target{'s' * (targets != 1)}: {_counts(verdicts) or 'none of TRL'}{of_transformers}"
 
 
 def _parity(comparisons: Sequence[Answer]) -> str:
@@ -171,7 +177,7 @@ def _not_run(patch: Patch) -> str:
     variants = proofs.settings_of(patch).get("VARIANTS", {})
     reasons = [variants] if isinstance(variants, str) else [f"{name}: {reason}" for name, reason in variants.items()]
     if patch.requires:
-        count = sum(lacking(patch, place.version_of) is not None for place in layout.places())
+        count = sum(lacking(patch, place.versions_for(patch)) is not None for place in layout.places())
         needed = ", ".join(f"{name}{specifiers}" for name, specifiers in patch.requires.items())
         reasons.append(f"{count} places without {needed}")
     return "; ".join(["a GPU", *reasons])

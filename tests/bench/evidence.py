@@ -22,7 +22,8 @@ from packaging.version import Version
 
 from trl_hotfix import __version__
 from trl_hotfix.catalogue import loading
-from trl_hotfix.matching.gates import lacking
+from trl_hotfix.matching import inherited
+from trl_hotfix.matching.gates import lacking, targets_for
 from trl_hotfix.matching.sources import Release
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch, Target
@@ -40,6 +41,9 @@ WHAT = {"reproduced": "buggy", "fixed": "fixed", "absent": "absent"}
 
 CELL = ("stack", "ran", "verdict", "why", "key", "trl", "leaves", "bodies")
 """The fields that the cells of one line share. ``ran`` is the release that the run was on."""
+
+BENEATH = ("release", "stack", "transformers", "verdict", "why", "key", "leaves", "bodies")
+"""The fields of a cell with a transformers between the stacks."""
 
 PROOF = ("release", "stack", "ran", "verdict", "why", "key", "trl", "runs")
 PARITY = ("release", "stack", "fixed_release", "loss_difference", "gradient_difference", "gradients")
@@ -98,9 +102,12 @@ def write(
     proofs: Iterable[Answer] = (),
     parity: Iterable[Answer] = (),
     folder: Path = EVIDENCE,
+    beneath: Iterable[Answer] = (),
 ) -> None:
     """Replace old results of ``patch`` for the same release and stack by new ones."""
     record = load(patch.id, folder)
+    between = {place_of(answer): answer for answer in [*record.get("beneath", []), *beneath]}
+    record["beneath"] = [between[place] for place in beneath_of(patch) if place in between]
     known = set(layout.places())
     for kind, answers in (("cells", cells), ("proofs", proofs), ("parity", parity)):
         merged = {place_of(answer): answer for answer in [*record[kind], *answers]}
@@ -140,12 +147,20 @@ def dumped(patch: Patch, record: Mapping[str, Any]) -> str:
         "proven": proven_releases(cells),
     }
     parts = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    beneath = record.get("beneath", [])
     parts.append(f' "bodies": {{{_lines_of_bodies(bodies_of(patch, cells))}\n }}')
+    from_transformers = inherited_of(patch, [*cells, *beneath])
+    if from_transformers:
+        lines = ",".join(f"\n  {json.dumps(name)}: {json.dumps(known)}" for name, known in from_transformers.items())
+        parts.append(f' "inherited": {{{lines}\n }}')
     proofs, parity = (
         [{name: entry[name] for name in fields} for entry in record[kind]]
         for kind, fields in (("proofs", PROOF), ("parity", PARITY))
     )
-    for name, entries in (("cells", _grouped(cells)), ("proofs", proofs), ("parity", parity)):
+    kinds = [("cells", _grouped(cells)), ("proofs", proofs), ("parity", parity)]
+    if beneath:
+        kinds.insert(1, ("beneath", [{name: cell[name] for name in BENEATH} for cell in beneath]))
+    for name, entries in kinds:
         lines = ",".join(f"\n  {json.dumps(entry)}" for entry in entries)
         parts.append(f' "{name}": [{lines}\n ]')
     parts += [f" {json.dumps(name)}: {json.dumps(record[name])}" for name in ("curve", "mutants")]
@@ -172,7 +187,7 @@ def _grouped(cells: Iterable[Answer]) -> list[Answer]:
 
 
 def place_of(answer: Mapping[str, Any]) -> Place:
-    return Place(answer["release"], answer["stack"])
+    return Place(answer["release"], answer["stack"], answer.get("transformers", ""))
 
 
 def _order(place: Place) -> tuple[Version, str]:
@@ -188,16 +203,37 @@ def proven_releases(cells: Iterable[Answer]) -> list[str]:
 
 
 def body(release: str, target: Target) -> str | None:
-    """Return the body of ``target`` in a release. It is read from the wheel once, since wheels do not change."""
+    """Return the body of ``target`` in a release of TRL, or None if it has none, or inherits it from transformers."""
+    known = _of_wheel(release, target)
+    return known if known is None or not known.startswith(INHERITED) else None
+
+
+def inherits(release: str, target: Target) -> str | None:
+    """Return what a release inherits as ``target``, such as ``transformers:Trainer.training_step``, or None."""
+    known = _of_wheel(release, target) or ""
+    base = known.removeprefix(INHERITED) if known.startswith(INHERITED) else None
+    return base if base is not None and inherited.bodies_of(base) else None
+
+
+def _of_wheel(release: str, target: Target) -> str | None:
+    """Return a body, or what is inherited. It is read from the wheel once, since wheels do not change."""
     known, name = _bodies(), f"{release} {target.name}"
     if name not in known:
         # Read all bodies of one release, then drop it: the syntax trees of all releases are a gigabyte.
         code = Release(BENCH / "overlay" / release)
         targets = {target}.union(*(patch.targets for patch in loading.load()))
-        known |= {f"{release} {target.name}": code.body(target.module, target.attribute) for target in targets}
+        known |= {f"{release} {target.name}": _read(code, target) for target in targets}
         _bodies_file().parent.mkdir(parents=True, exist_ok=True)
         _bodies_file().write_text(json.dumps(known))
     return known[name]
+
+
+def _read(code: Release, target: Target) -> str | None:
+    base = code.inherits(target.module, target.attribute)
+    return code.body(target.module, target.attribute) if base is None else f"{INHERITED}{base}"
+
+
+INHERITED = "inherits "
 
 
 @functools.cache
@@ -210,7 +246,7 @@ def _bodies() -> dict[str, str | None]:
 def _bodies_file() -> Path:
     """Return the file for the bodies that the current code of the digests has read."""
     readers = (CHECKOUT / "trl_hotfix" / "matching" / name for name in ("digests.py", "sources.py"))
-    return BENCH / "bodies" / f"{keys.digest_of([reader.read_text() for reader in readers])}.json"
+    return BENCH / "bodies" / f"{keys.digest_of([*(reader.read_text() for reader in readers), INHERITED])}.json"
 
 
 def bodies_by_release(patch: Patch) -> dict[str, tuple[str | None, ...]]:
@@ -252,6 +288,63 @@ def bodies_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]
     return dict(sorted(bodies.items()))
 
 
+def inherited_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """Return for every target that a release inherits from transformers what it is there, by which releases.
+
+    The verdicts are on the bodies in transformers, as the cells have seen them. Raises ``ValueError`` as ``bodies_of``.
+    """
+    verdicts = _verdicts_on_bodies(patch, cells)
+    releases = sorted({cell["release"] for cell in cells}, key=Version)
+    found: dict[str, dict[str, Any]] = {}
+    for name, targets in _targets_by_name(patch).items():
+        bases = {release: base for release in releases if (base := inherits(release, targets[0])) is not None}
+        if bases:
+            (base,) = set(bases.values())
+            bodies = sorted(inherited.bodies_of(base))
+            labels = {body: verdicts[name, body].copy().pop() for body in bodies if verdicts.get((name, body))}
+            found[name] = {"of": base, "by": list(bases), "is": labels}
+    return dict(sorted(found.items()))
+
+
+def beneath_of(patch: Patch) -> list[Place]:
+    """Return a place for each body in transformers that targets of ``patch`` have between the stacks, and not on one.
+
+    It is the newest release of TRL in range that admits this transformers, with it in front of the stack that has the
+    next newer one.
+    """
+    specifiers = patch.requires.get("transformers")
+    if specifiers is None:
+        return []
+    inheriting = [place for place in layout.places() if _inherited_targets(patch, place)]
+    known: set[tuple[str, str | None]] = {
+        (target.name, body)
+        for place in inheriting
+        if place.targets_of(patch)
+        for target, base in _inherited_targets(patch, place)
+        if (body := inherited.body_of(base, place.version_of("transformers"))) is not None
+    }
+    stacks = [stack for stack in layout.stacks() if stack in {place.stack for place in inheriting}]
+    chosen = []
+    for version in [version for version in inherited.releases() if inheriting and in_range(version, specifiers)]:
+        newer = [stack for stack in stacks if Version(layout.versions(stack)["transformers"]) >= Version(version)]
+        admitting = [place for place in inheriting if layout.admits(place.release, version)]
+        on_stacks = ([place for place in admitting if place.stack == stack] for stack in newer or stacks[-1:])
+        place = next((places[-1] for places in on_stacks if places), None)
+        if place is None:
+            continue
+        here = {(target.name, inherited.body_of(base, version)) for target, base in _inherited_targets(patch, place)}
+        if here - known:
+            known |= here
+            chosen.append(Place(place.release, place.stack, version))
+    return chosen
+
+
+def _inherited_targets(patch: Patch, place: Place) -> list[tuple[Target, str]]:
+    """Return the targets that the release has in range and inherits, with what they are in transformers."""
+    targets = targets_for(patch, place.release)
+    return [(target, base) for target in targets if (base := inherits(place.release, target)) is not None]
+
+
 def _targets_by_name(patch: Patch) -> dict[str, list[Target]]:
     """Return the targets by name: a method may have one wrapper in older releases and another in newer ones."""
     named: dict[str, list[Target]] = {}
@@ -270,7 +363,7 @@ def _verdicts_on_bodies(patch: Patch, cells: Iterable[Answer]) -> dict[tuple[str
     named = _targets_by_name(patch)
     for cell in cells:
         # Next to a library that has repaired the bug, a body with the bug looks like one without.
-        if lacking(patch, place_of(cell).version_of) is not None:
+        if lacking(patch, place_of(cell).versions_for(patch)) is not None:
             continue
         for name, digest in cell["bodies"].items():
             red = cell["leaves"].get(name.partition(":")[0], {}).get("red")
@@ -319,7 +412,7 @@ def proposed_range(patch: Patch, cells: Iterable[Answer]) -> str:
     A release that was only run beside libraries that the patch does not ask for is no hole in it.
     """
     cells, order = list(cells), layout.releases()
-    telling = {cell["release"] for cell in cells if lacking(patch, place_of(cell).version_of) is None}
+    telling = {cell["release"] for cell in cells if lacking(patch, place_of(cell).versions_for(patch)) is None}
     reproduced = {
         cell["release"]
         for cell in cells

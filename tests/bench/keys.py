@@ -270,7 +270,10 @@ def own_key(patch: Patch) -> str:
 def _key(patch: Patch, place: Place, code: str) -> str:
     special = layout.settings()["special"].get(place.release, {})
     stack = layout.stack_key(place.stack)
-    return digest_of([MACHINERY, code, policy_of(patch, place.targets_of(patch)), stack, special])
+    # Most patches have none, and their keys are as if there were no overlays.
+    beside = [[layout.settings()["overlays"][overlay] for overlay in place.overlays_of(patch)], place.transformers]
+    policy = policy_of(patch, place.targets_of(patch))
+    return digest_of([MACHINERY, code, policy, stack, special, *filter(None, beside)])
 
 
 def _names_of(patch: Patch) -> tuple[str, ...]:

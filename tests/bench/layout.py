@@ -16,15 +16,19 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 from filelock import FileLock
+from packaging.requirements import Requirement
 from packaging.version import Version
 
+from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
-from trl_hotfix.model import Patch, Target
+from trl_hotfix.matching.versions import VersionOf, in_range
+from trl_hotfix.model import Bug, Patch, Target
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]
@@ -33,13 +37,14 @@ BENCH = CHECKOUT / ".bench"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A release on a stack."""
+    """A release on a stack, perhaps with another ``transformers`` in front of that of the stack."""
 
     release: str
     stack: str
+    transformers: str = ""
 
     def __str__(self) -> str:
-        return f"{self.release}@{self.stack}"
+        return f"{self.release}@{self.stack}" + (f"+transformers-{self.transformers}" if self.transformers else "")
 
     @property
     def python(self) -> Path:
@@ -61,11 +66,39 @@ class Place:
 
     def targets_of(self, patch: Patch) -> tuple[Target, ...]:
         """Return the targets of ``patch`` that have the bug in this place."""
+        return gates.targets_here(patch, self.versions_for(patch))
+
+    def targets_with_stack_alone(self, patch: Patch) -> tuple[Target, ...]:
+        """Return them for a process without overlays, which the runs of many patches share."""
         return gates.targets_here(patch, self.version_of)
 
     def version_of(self, distribution: str) -> str | None:
         """Return the version that is installed in this place."""
+        if distribution == "transformers" and self.transformers:
+            return self.transformers
         return self.release if distribution == "trl" else versions(self.stack).get(distribution)
+
+    def versions_for(self, patch: Bug) -> VersionOf:
+        """Return a look-up of the versions that the runs of this patch have here, in overlays too."""
+        beside = {name: version for name, (_, version) in self._beside(patch).items()}
+        return lambda distribution: beside.get(distribution) or self.version_of(distribution)
+
+    def overlays_of(self, patch: Bug) -> tuple[str, ...]:
+        """Return the overlays that the runs of this patch have here: what it requires and the stack lacks."""
+        return tuple(overlay for overlay, _ in self._beside(patch).values())
+
+    def _beside(self, patch: Bug) -> Mapping[str, tuple[str, str]]:
+        """Return the newest overlay, with its version, for each package that the patch requires and the stack lacks."""
+        beside = {}
+        for distribution, specifiers in patch.requires.items():
+            fitting = [
+                (overlay, version)
+                for overlay, version in overlays_with(distribution).items()
+                if self.version_of(distribution) is None and in_range(version, specifiers)
+            ]
+            if fitting:
+                beside[distribution] = max(fitting, key=lambda found: Version(found[1]))
+        return beside
 
     def environment(self, *overlays: str) -> dict[str, str]:
         """Return the environment of a process that sees this release, this stack, these overlays and the checkout."""
@@ -73,6 +106,7 @@ class Place:
         proofs = CHECKOUT / "tests" / "proofs"
         folders = [
             str(self.overlay),
+            *([str(BENCH / "overlay" / f"transformers-{self.transformers}")] if self.transformers else []),
             str(CHECKOUT),
             str(proofs.parent),
             str(proofs),
@@ -122,6 +156,13 @@ def versions(stack: str) -> dict[str, str]:
     """Return the versions that the lock of a stack pins."""
     lines = _lock(stack).read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line)
+
+
+@functools.cache
+def overlays_with(distribution: str) -> dict[str, str]:
+    """Return the overlays whose first package this is, with its version."""
+    first = {overlay: packages[0].partition("==") for overlay, packages in settings()["overlays"].items()}
+    return {overlay: version for overlay, (name, _, version) in first.items() if name == distribution}
 
 
 @functools.cache
@@ -181,6 +222,14 @@ def first_and_newest(patch: Patch) -> list[Place]:
     return list(dict.fromkeys((with_bug[0], newest)))
 
 
+@functools.cache
+def admits(release: str, transformers: str) -> bool:
+    """Return whether TRL's own requirement allows this version of transformers, if the release is laid out."""
+    found = next(iter(metadata.distributions(name="trl", path=[str(BENCH / "overlay" / release)])), None)
+    requirements = map(Requirement, (found.requires if found is not None else None) or ())
+    return all(one.specifier.contains(transformers) for one in requirements if one.name == "transformers")
+
+
 def build(selected: Iterable[Place], report: Callable[[str], None] = print) -> None:
     """Lay out the stacks and overlays that are missing. A second process waits until the first has finished."""
     BENCH.mkdir(exist_ok=True)
@@ -201,7 +250,10 @@ def _build(selected: tuple[Place, ...], report: Callable[[str], None]) -> None:
     overlays = {place.release: (f"trl=={place.release}",) for place in selected}
     special = {settings()["special"].get(place.release, {}).get("overlay") for place in selected}
     special |= {"coverage", "deepspeed", "liger", "scikit-learn", "trackers", "trackio"}
+    special |= {overlay for place in selected for patch in loading.load() for overlay in place.overlays_of(patch)}
     overlays |= {name: tuple(settings()["overlays"][name]) for name in special - {None}}
+    beneath = {place.transformers for place in selected if place.transformers}
+    overlays |= {f"transformers-{version}": (f"transformers=={version}",) for version in beneath}
     _build_overlays(overlays, selected[0].python, report)
 
 

@@ -35,7 +35,7 @@ def curve(patch: Patch) -> Answer | str:
     for name, run_place in runs.items():
         which = "patched" if name == "patched" else "unpatched"
         command = [str(HERE / "curves.py"), "{out}", str(STEPS), which, patch.id]
-        result = process(run_place, command, proofs.SECONDS, *settings.get("OVERLAYS", ()))
+        result = process(run_place, command, proofs.SECONDS, *proofs.overlays_of(patch, run_place))
         if isinstance(result, str):
             return f"{name}, {run_place}: {result}"
         answer["runs"][name] = {"release": run_place.release, "losses": result["losses"]}

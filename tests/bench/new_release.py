@@ -173,7 +173,10 @@ def add_to_releases(release: str, before: str) -> None:
 
 def bodies_of(patch: Patch, before: str, release: str) -> dict[str, BodyChange]:
     return {
-        target.name: judgement.body_change(evidence.body(before, target), evidence.body(release, target))
+        # Where a class begins to define what it has inherited, its body changes.
+        target.name: judgement.body_change(
+            *(evidence.body(version, target) or evidence.inherits(version, target) for version in (before, release))
+        )
         for target in patch.targets
     }
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from trl_hotfix.matching import digests, gates
+from trl_hotfix.matching import digests, gates, inherited
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Patch
 
@@ -51,12 +51,18 @@ def settings_of(patch: Patch) -> Mapping[str, Any]:
     return settings
 
 
+def overlays_of(patch: Patch, place: Place) -> tuple[str, ...]:
+    """Return the overlays with which the proof is run: what the patch requires, and what the proof names."""
+    return tuple(dict.fromkeys([*place.overlays_of(patch), *settings_of(patch).get("OVERLAYS", ())]))
+
+
 def planned(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
     """Return where the proofs are run.
 
     These are releases that together have each distinct body in range of each target, the ends of the range, its
     neighbours outside, the newest release, and the first one with the fix: each on its main stack, and on others if the
-    bug is only there. The last release in range, the fixed one and the newest also run with the newest transformers.
+    bug is only there. The last release in range, the fixed one and the newest also run with the newest transformers. Of
+    a target that TRL's class inherits, each distinct body in transformers is run too.
     """
     return [Case(patch, place) for patch in patches for place in _planned(patch, places)]
 
@@ -87,16 +93,30 @@ def _planned(patch: Patch, places: Sequence[Place]) -> list[Place]:
         best = max(inside, key=lambda release: len(in_range[release] & uncovered))
         chosen.add(best)
         uncovered -= in_range[best]
+    beneath = _with_other_transformers(patch, places, chosen)
     return [
         place
         for place in places
-        if place.release in chosen
-        and (
-            place.is_main
-            or _only_beside_main(patch, place)
-            or (place.release in on_the_newest_stack and place.is_newest)
-        )
+        if place in beneath
+        or (place.release in chosen and (place.is_main or _only_beside_main(patch, place)))
+        or (place.release in on_the_newest_stack and place.is_newest)
     ]
+
+
+def _with_other_transformers(patch: Patch, places: Sequence[Place], chosen: Collection[str]) -> set[Place]:
+    """Return a place for each body in transformers that a target has with the bug, if possible of a chosen release."""
+    by_body: dict[tuple[str, str], list[Place]] = {}
+    for place in places:
+        for target in place.targets_of(patch):
+            base = evidence.inherits(place.release, target)
+            body = inherited.body_of(base, place.version_of("transformers"))
+            if body is not None:
+                by_body.setdefault((target.name, body), []).append(place)
+    return {
+        next((place for place in reversed(of_body) if place.release in chosen), of_body[-1])
+        for of_body in by_body.values()
+        if not any(place.release in chosen and place.is_main for place in of_body)
+    }
 
 
 def _only_beside_main(patch: Patch, place: Place) -> bool:
@@ -135,8 +155,7 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
     by_process: dict[tuple[Place, tuple[str, ...]], list[Case]] = {}
     for newest in (group[-1] for group in by_code.values()):
         if fresh or not is_kept(_file(newest)):
-            overlays = tuple(settings_of(newest.patch).get("OVERLAYS", ()))
-            by_process.setdefault((newest.place, overlays), []).append(newest)
+            by_process.setdefault((newest.place, overlays_of(*newest)), []).append(newest)
     in_parallel("proofs, by release", list(by_process.items()), _run, jobs, console)
     answers = []
     for group in by_code.values():

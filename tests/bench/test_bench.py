@@ -20,6 +20,7 @@ from trl_hotfix.catalogue import loading
 import bench as module
 import cells
 import evidence
+import keys
 import layout
 import proofs
 import trl_code
@@ -164,6 +165,47 @@ def test_a_stack_has_what_the_metadata_of_its_releases_ask_for(sources: None) ->
                 version = layout.versions(place.stack).get(requirement.name.replace("_", "-"))
                 assert version is not None, (place, requirement)
                 assert requirement.specifier.contains(version), (place, requirement, version)
+
+
+@pytest.mark.parametrize(
+    ("requires", "overlays"),
+    [
+        ({"deepspeed": ">=0.15.2,<0.18.4"}, ("deepspeed-0.18.3",)),
+        ({"deepspeed": ">=0.19", "liger-kernel": ">=0.5"}, ("deepspeed", "liger")),
+        ({"transformers": ">=4.44"}, ()),
+    ],
+)
+def test_what_a_patch_requires_and_no_stack_has_is_put_beside_it(
+    requires: dict[str, str], overlays: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, results: Path, sources: None
+) -> None:
+    patch, seen = replace(PATCH, requires=requires), []
+    answer = {"cells": [{"patch": PATCH.id, "verdict": "proven", "why": "", "leaves": {}, "bodies": {}, "calls": []}]}
+    monkeypatch.setattr(cells, "process", lambda place, arguments, limit, *folders: seen.append(folders) or answer)
+    cells.run([Case(patch, PLACE)], 1, QUIET)
+    assert (seen, bool(PLACE.targets_of(patch))) == ([overlays], bool(PLACE.targets_of(PATCH)))
+    assert bool(PLACE.targets_with_stack_alone(patch)) == (not overlays and bool(PLACE.targets_of(PATCH)))
+    assert proofs.overlays_of(patch, PLACE)[: len(overlays)] == overlays
+    other = replace(patch, requires={name: f"{specifiers},<99" for name, specifiers in requires.items()})
+    assert keys.cell_key(patch, PLACE) != keys.cell_key(other, PLACE)
+
+
+def test_a_version_that_no_stack_and_no_overlay_has_leaves_no_target() -> None:
+    patch = replace(PATCH, requires={"deepspeed": "<0.1"})
+    assert (PLACE.overlays_of(patch), PLACE.targets_of(patch)) == ((), ())
+
+
+@pytest.mark.parametrize(("requires", "shared"), [({"transformers": ">=5"}, True), ({"transformers": ">=4"}, False)])
+def test_releases_share_a_run_that_calls_nothing_beside_libraries_that_the_patch_does_not_ask_for(
+    requires: dict[str, str], shared: bool, monkeypatch: pytest.MonkeyPatch, results: Path
+) -> None:
+    patch, started = replace(PATCH, requires=requires), []
+    cell = {"patch": PATCH.id, "verdict": "absent", "why": "", "leaves": {}, "bodies": {CALL: "c1:0"}, "calls": []}
+    monkeypatch.setattr(evidence, "body", lambda release, target: "c1:0")
+    monkeypatch.setattr(cells, "process", lambda place, *arguments: started.append(place) or {"cells": [cell]})
+    places = [layout.Place(release, "tf4.44") for release in ("0.11.3", "0.11.4")]
+    answers = cells.run([Case(patch, place) for place in places], 1, QUIET)
+    assert len(answers) == 2
+    assert started == ([places[1]] if shared else [places[1], places[0]])
 
 
 def test_the_code_of_every_release_is_laid_out_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -33,10 +32,6 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
 }
 
 
-OF_TRANSFORMERS = {"transformers-divides-gradients-of-others-twice": "5.2"}
-"""The code of these is that of transformers, from this one on. Their range has the releases that run with it."""
-
-
 def texts_of(release: str) -> Texts:
     root = layout.BENCH / "overlay" / release / "trl"
 
@@ -49,15 +44,8 @@ def texts_of(release: str) -> Texts:
     return text
 
 
-def has_sign(bug_id: str, release: str) -> bool:
-    if bug_id in SIGNS:
-        return SIGNS[bug_id](texts_of(release))
-    versions = (Version(place.version_of("transformers") or "0") for place in layout.places([release]))
-    return max(versions) >= Version(OF_TRANSFORMERS[bug_id])
-
-
 def test_every_known_bug_has_a_sign() -> None:
-    assert {bug.id for bug in loading.without_repair()} == SIGNS.keys() | OF_TRANSFORMERS.keys()
+    assert {bug.id for bug in loading.without_repair()} == SIGNS.keys()
 
 
 @pytest.mark.matrix
@@ -65,5 +53,5 @@ def test_every_known_bug_has_a_sign() -> None:
 def test_the_range_has_the_releases_with_the_sign_and_no_other(bug: object) -> None:
     layout.build_release_overlays(Path(sys.executable))
     known = next(entry for entry in loading.without_repair() if entry is bug)
-    with_sign = [release for release in layout.releases() if has_sign(known.id, release)]
+    with_sign = [release for release in layout.releases() if SIGNS[known.id](texts_of(release))]
     assert with_sign == [release for release in layout.releases() if gates.has_bug(release, known)]

@@ -20,7 +20,9 @@ SECONDS_A_SURROUNDING = 240
 def cover() -> dict[layout.Place, set[str]]:
     """Return the newest release and a few others that together have every patch, with the patches of each."""
     places = layout.places()
-    ids_by_place = {place: {patch.id for patch in loading.load() if place.targets_of(patch)} for place in places}
+    ids_by_place = {
+        place: {patch.id for patch in loading.load() if place.targets_with_stack_alone(patch)} for place in places
+    }
     chosen = {places[-1]: ids_by_place[places[-1]]}
     while missing := set().union(*ids_by_place.values()) - set().union(*chosen.values()):
         best = max(places, key=lambda place: len(ids_by_place[place] & missing))

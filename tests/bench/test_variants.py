@@ -25,11 +25,14 @@ def first_place(patch_id: str) -> layout.Place:
     return next(place for place in layout.places() if place.targets_of(PATCHES[patch_id]))
 
 
-def run(place: layout.Place, ids: Sequence[str], backend: str) -> Mapping[str, Answer | str]:
+def first_process(patch_id: str) -> tuple[layout.Place, tuple[str, ...]]:
+    """Return that place, and the overlays of the patch there."""
+    place = first_place(patch_id)
+    return place, proofs.overlays_of(PATCHES[patch_id], place)
+
+
+def run(place: layout.Place, overlays: Sequence[str], ids: Sequence[str], backend: str) -> Mapping[str, Answer | str]:
     command = [str(layout.HERE / "variants.py"), "{out}", str(SECONDS_A_PATCH), backend, *ids]
-    overlays = dict.fromkeys(
-        overlay for patch_id in ids for overlay in proofs.settings_of(PATCHES[patch_id]).get("OVERLAYS", ())
-    )
     answers = process(place, command, 120 + SECONDS_A_PATCH * len(ids), *overlays)
     return dict.fromkeys(ids, answers) if isinstance(answers, str) else answers
 
@@ -37,9 +40,9 @@ def run(place: layout.Place, ids: Sequence[str], backend: str) -> Mapping[str, A
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> Mapping[str, Answer | str]:
     """Return the answer for each patch."""
-    ids = sharing.by_place((first_place(case["patch_id"]), case["patch_id"]) for case in sharing.parameters(request))
-    layout.build(ids)
-    answers = sharing.side_by_side(lambda place: run(place, ids[place], "aot_eager"), ids)
+    ids = sharing.by_place((first_process(case["patch_id"]), case["patch_id"]) for case in sharing.parameters(request))
+    layout.build(place for place, _ in ids)
+    answers = sharing.side_by_side(lambda where: run(*where, ids[where], "aot_eager"), ids)
     return {patch_id: answer for of_place in answers.values() for patch_id, answer in of_place.items()}
 
 
@@ -69,6 +72,6 @@ def test_the_proof_holds_compiled_and_with_an_adapter(answers: Mapping[str, Answ
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
 def test_the_proof_holds_when_inductor_compiles() -> None:
     patch_id = "dpo-aux-loss-dropped"
-    place = first_place(patch_id)
+    place, overlays = first_process(patch_id)
     layout.build([place])
-    check(run(place, [patch_id], "inductor")[patch_id])
+    check(run(place, overlays, [patch_id], "inductor")[patch_id])

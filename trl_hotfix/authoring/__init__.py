@@ -1,6 +1,7 @@
 """What the wrappers and self-tests of patches share. It is public: packs may use it too.
 
 ========================  =============================================================================================
+``beginnings``            whether a tokenizer puts a beginning-of-sequence token before a text: ``adds_beginning``
 ``calls``                 a call of the wrapped function: its arguments, the model that it is given, its module
 ``act``                   says that a wrapper acts where the witness cannot see it: in place, or by a hook
 ``once``                  what is done once for each trainer
@@ -20,6 +21,7 @@ because a patch module must load without them.
 from __future__ import annotations
 
 from ..witness import act, act_of_this_call
+from .beginnings import adds_beginning
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
 from .datasets import masks_prompts_of_messages
@@ -41,6 +43,7 @@ from .training import (
     copies_of_a_loss_of_all_gpus,
     copies_of_the_loss,
     deepspeed_divides,
+    deepspeed_engine,
     micro_batches,
     nobody_divides,
     plain_model,
@@ -58,6 +61,7 @@ __all__ = [
     "absent",
     "act",
     "act_of_this_call",
+    "adds_beginning",
     "argument",
     "attention_keeps_apart",
     "block_diagonal",
@@ -65,6 +69,7 @@ __all__ = [
     "copies_of_a_loss_of_all_gpus",
     "copies_of_the_loss",
     "deepspeed_divides",
+    "deepspeed_engine",
     "has_own_collator",
     "in_rows",
     "is_sharded",

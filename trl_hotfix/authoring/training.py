@@ -39,6 +39,11 @@ def deepspeed_divides() -> bool:
     return "scale_wrt_gas" not in inspect.unwrap(Trainer.training_step).__code__.co_consts
 
 
+def deepspeed_engine(trainer: Any) -> Any:
+    """Return the engine of DeepSpeed with which accelerate goes backward, or None."""
+    return getattr(getattr(trainer.accelerator, "deepspeed_engine_wrapped", None), "engine", None)
+
+
 _plain_models: ByIdentity[weakref.ref[Any]] = ByIdentity()
 
 

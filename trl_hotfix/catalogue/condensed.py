@@ -22,6 +22,7 @@ def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return ``{"fingerprints.json": ..., "proven.json": ...}`` for the evidence of these patches."""
     releases: set[str] = set()
     targets: dict[str, dict[str, dict[str, Any]]] = {}
+    inherited: dict[str, dict[str, Any]] = {}
     proven: dict[str, dict[str, Any]] = {}
     for record in sorted(records, key=lambda record: str(record["patch"])):
         patch_id = record["patch"]
@@ -33,10 +34,19 @@ def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 merged["releases"].update(known["releases"])
                 if "is" in known:
                     merged["is"][patch_id] = known["is"]
+        for target, known in record.get("inherited", {}).items():
+            merged = inherited.setdefault(target, {"of": known["of"], "by": set(), "is": {}})
+            merged["by"].update(known["by"])
+            for body, verdict in known["is"].items():
+                merged["is"].setdefault(body, {})[patch_id] = verdict
     version = functools.cache(Version)
     for merged in (body for by_body in targets.values() for body in by_body.values()):
         merged["releases"] = sorted(merged["releases"], key=version)
-    fingerprints = {"releases": sorted(releases, key=version), "targets": dict(sorted(targets.items()))}
+    for merged in inherited.values():
+        merged["by"] = sorted(merged["by"], key=version)
+    fingerprints: dict[str, Any] = {"releases": sorted(releases, key=version), "targets": dict(sorted(targets.items()))}
+    if inherited:
+        fingerprints["inherited"] = dict(sorted(inherited.items()))
     return {"fingerprints.json": fingerprints, "proven.json": proven}
 
 

@@ -52,7 +52,12 @@ def read_data(name: str, kind: Any) -> Any:
         raise DamagedError(evidence_folder(), error) from error
 
 
-class _Record(TypedDict):
+class _Inherited(TypedDict, total=False):
+    inherited: dict[str, dict[str, Any]]
+    """Only a patch on a method that TRL's class inherits has it."""
+
+
+class _Record(_Inherited):
     """What is condensed of an evidence file. Its cells and proofs are most of it, and are skipped."""
 
     patch: str

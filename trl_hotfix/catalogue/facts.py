@@ -26,8 +26,10 @@ OF_FILES: Mapping[str, str] = {
     "plain_lora": "the adapter is a LoRA of linear layers, and of nothing else: true or false",
     "distributed": "deepspeed, fsdp or ddp",
     "processes": "the number of processes: a number",
+    "zero_stage": "the stage of DeepSpeed's ZeRO: a number",
+    "optimizer_offloaded": "DeepSpeed keeps the optimizer on the CPU or on NVMe: true or false",
 }
-"""The facts that a model's folder or a config of accelerate may tell, with what they mean."""
+"""The facts that a model's folder or a config of accelerate or DeepSpeed may tell, with what they mean."""
 
 OF_TRAINERS: Mapping[str, str] = {
     "dtype": "the dtype of the weights that are not an adapter's, such as bfloat16",

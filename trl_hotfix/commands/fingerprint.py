@@ -20,6 +20,7 @@ from ..catalogue.packs import named
 from ..errors import NotATrlError
 from ..matching import versions
 from ..matching.fingerprints import bodies_for
+from ..matching.inherited import is_inherited
 from ..matching.sources import Release
 from ..model import Patch, Target
 from ..reporting.lines import width
@@ -29,7 +30,8 @@ from .common import Exit, with_packs
 WIDE = 160
 """With fewer columns a table of six would break ids and names of methods."""
 
-Word = Literal["matches", "fixed", "no bug", "unknown body", "gone"]
+Word = Literal["matches", "fixed", "no bug", "unknown body", "inherited", "gone"]
+"""``inherited``: TRL's class has it from transformers, whose version decides about the body."""
 
 
 class Compared(TypedDict):
@@ -101,13 +103,14 @@ def _compared(release: Release, patch: Patch, target: Target) -> Compared:
     known = bodies_for(patch.id)
     verdict = known.verdict(patch.id, target.name, body)
     words: dict[str | None, Word] = {"buggy": "matches", "fixed": "fixed", "absent": "no bug"}
+    without: Word = "inherited" if is_inherited(release, target.module, target.attribute) else "gone"
     releases = known.releases_with(target.name, body)
     return {
         "patch": patch.id,
         "target": target.name,
         "in_range": versions.in_range(release.version, patch.range_of(target)),
         "body": body,
-        "says": "gone" if body is None else words.get(verdict, "unknown body"),
+        "says": without if body is None else words.get(verdict, "unknown body"),
         "same_as": releases[-1] if releases else None,
     }
 

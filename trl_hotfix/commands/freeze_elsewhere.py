@@ -1,7 +1,8 @@
 """The patches that would be on with another release of TRL than the installed one: what ``freeze --trl`` writes.
 
 A process decides by the versions and by the body of each method. Here the versions are told, and the bodies are those
-of the files that are given, or else those on record for the release.
+of the files that are given, or else those on record for the release. What TRL's class inherits has the body that is on
+record for the version of transformers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from ..matching import gates
 from ..matching.fingerprints import bodies_for
+from ..matching.inherited import body_in, is_inherited
 from ..matching.sources import Release
 from ..matching.versions import VersionOf, in_range
 from ..model import Decision, Patch, Reason, State, Target
@@ -29,28 +31,28 @@ def report_elsewhere(
     of the release; without them its bodies are those on record.
     """
     report = preview(patches, selection, version_of)
-    trl = version_of("trl") or ""
     statuses = []
     for status in report:
-        refused = _refused(status.patch, trl, files) if status.state is State.PENDING else None
+        refused = _refused(status.patch, version_of, files) if status.state is State.PENDING else None
         if refused is not None:
             status = replace(status, state=refused.state, reason=refused.reason, evidence=refused.evidence)
         statuses.append(status)
     return replace(report, patches=tuple(statuses))
 
 
-def _refused(patch: Patch, trl: str, files: Release | None) -> Decision | None:
+def _refused(patch: Patch, version_of: VersionOf, files: Release | None) -> Decision | None:
     """Return the decision of a process that finds the body of a target to be without the bug, or unknown."""
+    trl, transformers = version_of("trl") or "", version_of("transformers")
     for target in gates.targets_for(patch, trl) or patch.targets:
         known = bodies_for(patch.id)
-        body = files.body(target.module, target.attribute) if files is not None else known.at(target.name, trl)
+        body = known.at(target.name, trl, transformers) if files is None else body_in(files, target, transformers)
         verdict = known.verdict(patch.id, target.name, body)
         if verdict == "buggy" and _is_enough(patch, target, body, trl):
             continue
         evidence: Mapping[str, object] = {"target": target.name, "body": body}
         if verdict not in (None, "buggy"):
             return Decision(State.SKIPPED, Reason.ALREADY_FIXED, evidence)
-        if body is None and files is not None:
+        if body is None and files is not None and not is_inherited(files, target.module, target.attribute):
             return Decision(State.SKIPPED, Reason.MISSING_TARGET, evidence)
         return Decision(State.SKIPPED, Reason.UNKNOWN_BODY, evidence)
     return None

@@ -19,6 +19,7 @@ from ..catalogue import checks, loading
 from ..catalogue.data_files import manifest as manifest_path
 from ..catalogue.parsing import parse
 from ..errors import CatalogueError, NotATrlError, plain, suggestion
+from ..matching.inherited import is_inherited
 from ..matching.sources import Release, installed
 from ..model import Called, Severity
 from .common import Exit
@@ -144,10 +145,11 @@ def _target(text: str, release: Release) -> tuple[str, str]:
     modules = release.modules()
     if module not in modules:
         raise click.UsageError(f"TRL {release.version} has no module {module!r}{suggestion(module, modules)}")
-    if release.body(module, attribute) is None:
+    if release.body(module, attribute) is None and not is_inherited(release, module, attribute):
         hint = suggestion(attribute, release.attributes(module))
         raise click.UsageError(
-            f"TRL {release.version} has no {attribute!r} of its own in {module}{hint or ', nor one that is like it'}"
+            f"TRL {release.version} has no {attribute!r} of its own in {module}, nor inherits it from transformers"
+            f"{hint or ', nor has one that is like it'}"
         )
     return module, attribute
 

@@ -62,6 +62,12 @@ class _ScanCommand(click.Command):
     metavar="FILE",
     help="The config of accelerate that the script is launched with: DeepSpeed, FSDP, the number of processes.",
 )
+@click.option(
+    "--deepspeed",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The config of DeepSpeed that the script trains with, as JSON: its ZeRO stage, and what it offloads.",
+)
 @click.option("--all", "everything", is_flag=True, help="Also diagnoses, and patches that are off unless named.")
 @click.option("--format", "format_name", type=click.Choice(list(FORMATS)), default="text", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
@@ -83,6 +89,7 @@ def command(
     model: Path | None,
     dataset: Path | None,
     accelerate: Path | None,
+    deepspeed: Path | None,
     everything: bool,
     format_name: str,
     as_json: bool,
@@ -94,7 +101,7 @@ def command(
     A folder stands for the scripts and notebooks in it. Files are read, and never run or imported. A bug cannot be told
     where it needs something of the model, the data or the machine that no script says, or a value that the text does
     not tell for certain. If the script parses its command line, tell it: scan train.py -- --beta 0.1 --config c.yaml.
-    --model, --dataset and --accelerate tell what no script says.
+    --model, --dataset, --accelerate and --deepspeed tell what no script says.
     Beside the release of --trl, other distributions are taken to be those that are installed here, or those of --with.
 
     \b
@@ -112,7 +119,7 @@ def command(
     yaml_trainer = trainer(trainer_name, bugs) if trainer_name is not None else None
     told = told_versions(versions_told)
     try:
-        facts = told_facts(model, accelerate, dataset)
+        facts = told_facts(model, accelerate, dataset, deepspeed)
         scan = _Scan(shown, judged, judged != installed, told, context.meta.get("command line"), facts)
         files, scanned = scan.files(paths, yaml_trainer)
     except ScriptError as error:
@@ -123,6 +130,7 @@ def command(
         "model": str(model) if model is not None else None,
         "dataset": str(dataset) if dataset is not None else None,
         "accelerate": str(accelerate) if accelerate is not None else None,
+        "deepspeed": str(deepspeed) if deepspeed is not None else None,
         "scanned": scanned,
         "files": files,
     }

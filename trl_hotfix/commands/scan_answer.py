@@ -48,7 +48,7 @@ class File(TypedDict):
 class Answer(TypedDict):
     """What ``scan --json`` prints. Files of a folder that make no trainer are left out.
 
-    ``model``, ``dataset`` and ``accelerate`` are the files that were told, or null.
+    ``model``, ``dataset``, ``accelerate`` and ``deepspeed`` are the files that were told, or null.
     """
 
     trl_hotfix: str
@@ -56,5 +56,6 @@ class Answer(TypedDict):
     model: str | None
     dataset: str | None
     accelerate: str | None
+    deepspeed: str | None
     scanned: int
     files: list[File]

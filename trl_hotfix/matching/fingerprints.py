@@ -3,41 +3,65 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TypedDict
+
+from msgspec import Struct
 
 from ..catalogue import packs
 from ..catalogue.data_files import decoded, read_data
+from . import inherited
 
 Body = TypedDict("Body", {"releases": list[str], "is": dict[str, str]})
 """The releases that have a body, and for each patch the verdict of its self-test on the body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bodies:
+Inherited = TypedDict("Inherited", {"of": str, "by": list[str], "is": dict[str, dict[str, str]]})
+"""What a target is in transformers, the releases of TRL that inherit it, and by body the verdict for each patch.
+
+``inherited`` has the bodies that it has in the releases of transformers.
+"""
+
+
+class Bodies(Struct, frozen=True):
     """``fingerprints.json``: for every target, the bodies of the releases, and the self-test's verdict on each.
+
+    A target may have bodies of TRL in some releases, and be inherited from transformers in others.
 
     A verdict is ``buggy`` (the self-test reproduced the bug on every release with this body), ``fixed`` or ``absent``.
     """
 
     releases: tuple[str, ...]
     targets: dict[str, dict[str, Body]]
+    inherited: dict[str, Inherited] = {}
 
     def verdict(self, patch: str, target: str, body: str | None) -> str | None:
         """Return the verdict of ``patch`` on ``body`` at ``target`` (``module:attribute``), or None without one."""
         known = self.targets.get(target, {}).get(body or "")
-        return known["is"].get(patch) if known is not None else None
+        verdict = known["is"].get(patch) if known is not None else None
+        if verdict is None and target in self.inherited:
+            verdict = self.inherited[target]["is"].get(body or "", {}).get(patch)
+        return verdict
 
-    def at(self, target: str, release: str) -> str | None:
-        """Return the body that ``release`` has at ``target``, or None if it has none."""
+    def at(self, target: str, release: str, transformers: str | None = None) -> str | None:
+        """Return the body that ``release`` has at ``target``, or None if it has none, or inherits it.
+
+        With a version of transformers, it is the body that is inherited from there.
+        """
         for body, known in self.targets.get(target, {}).items():
             if release in known["releases"]:
                 return body
-        return None
+        return inherited.body_of(self.inherits(target, release), transformers)
+
+    def inherits(self, target: str, release: str) -> str | None:
+        """Return what ``release`` inherits at ``target``, such as ``transformers:Trainer.training_step``, or None."""
+        known = self.inherited.get(target)
+        return known["of"] if known is not None and release in known["by"] else None
 
     def releases_with(self, target: str, body: str | None) -> tuple[str, ...]:
-        """Return the releases that have ``body`` at ``target``, oldest first."""
+        """Return the releases that have ``body`` at ``target``, oldest first, or inherit it from some transformers."""
         known = self.targets.get(target, {}).get(body or "")
+        if known is None and target in self.inherited and body in self.inherited[target]["is"]:
+            return tuple(self.inherited[target]["by"])
         return tuple(known["releases"]) if known is not None else ()
 
 
@@ -64,4 +88,8 @@ def _of_pack(name: str) -> Bodies:
     recorded: Bodies = decoded(path, Bodies, pack.release)
     for known in (body for by_digest in recorded.targets.values() for body in by_digest.values()):
         known["is"] = {f"{name}/{patch}": verdict for patch, verdict in known["is"].items()}
+    for verdicts in (verdicts for known in recorded.inherited.values() for verdicts in known["is"].values()):
+        of_pack = {f"{name}/{patch}": verdict for patch, verdict in verdicts.items()}
+        verdicts.clear()
+        verdicts.update(of_pack)
     return recorded

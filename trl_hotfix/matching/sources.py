@@ -54,6 +54,17 @@ class Release:
         definition = self._definition(module, attribute)
         return digest(definition) if definition is not None else None
 
+    def inherits(self, module: str, attribute: str) -> str | None:
+        """Return what ``attribute`` is in another package, such as ``transformers:Trainer.training_step``.
+
+        None if TRL defines it, or if its class has no base outside TRL. The base itself is not read.
+        """
+        owner, dot, name = attribute.partition(".")
+        if not dot or self._definition(module, attribute) is not None:
+            return None
+        base = next(self._foreign_bases(module, owner, set()), None)
+        return f"{base}.{name}" if base is not None else None
+
     def text(self, module: str, attribute: str) -> str | None:
         """Return the source of ``attribute`` without comments and docstring, or None if it is gone."""
         definition = self._definition(module, attribute)
@@ -128,6 +139,25 @@ class Release:
                 if inherited is not None:
                     return inherited
         return None
+
+    def _foreign_bases(self, module: str, name: str, visited: set[tuple[str, str]]) -> Iterator[str]:
+        """Yield the classes of other packages from which a class derives, as ``package:name``."""
+        resolved = self._resolve(module, name, visited)
+        if resolved is None:
+            yield from self._imported_from_outside(module, name)
+        elif isinstance(resolved[1], ast.ClassDef) and (resolved[0], resolved[1].name) not in visited:
+            visited = {*visited, (resolved[0], resolved[1].name)}
+            for base in resolved[1].bases:
+                if isinstance(base, ast.Name):
+                    yield from self._foreign_bases(resolved[0], base.id, visited)
+
+    def _imported_from_outside(self, module: str, name: str) -> Iterator[str]:
+        tree = self._tree(module)
+        for statement in _statements(tree.body) if tree is not None else ():
+            if isinstance(statement, ast.ImportFrom) and not statement.level:
+                for alias in statement.names:
+                    if (alias.asname or alias.name) == name:
+                        yield f"{str(statement.module).partition('.')[0]}:{alias.name}"
 
     def _resolve(self, module: str, name: str, visited: set[tuple[str, str]]) -> tuple[str, _Named] | None:
         """Return the module and the definition that ``name`` refers to in ``module``. Only TRL's modules are read."""

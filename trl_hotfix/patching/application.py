@@ -15,10 +15,11 @@ from ..matching.versions import in_range, installed
 from ..model import Decision, Evidence, Outcome, Patch, Reason, State, Target, Verdict
 from ..witness import Counts, counts_of
 from .constructors import forget_constructor, note_constructors
+from .inheritance import is_defined_by_trl
 from .module_patch import ModulePatch
 from .reach import note_trainers_made_before
 from .self_test import self_test
-from .sites import INHERITED, MissingTargetError, OccupiedError, Site, Sites
+from .sites import MissingTargetError, OccupiedError, Site, Sites
 from .wrappers import Layer
 
 
@@ -127,6 +128,10 @@ def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: b
     if not body.from_file:
         by = "code that is not what its file says"
         raise _Refused(State.CONFLICTED, Reason.REPLACED, {**evidence, "by": by})
+    # What the class then inherits may be known to have the bug, and is not what this release runs.
+    if not site.is_own and not is_defined_by_trl(site.original) and _is_on_record(target):
+        by = "what TRL defines here was deleted"
+        raise _Refused(State.CONFLICTED, Reason.DELETED, {**evidence, "by": by})
     verdict = fingerprints.bodies_for(patch.id).verdict(patch.id, target.name, body.digest)
     if verdict == "buggy":
         return
@@ -135,9 +140,6 @@ def _check_body(patch: Patch, target: Target, site: Site, *, try_unknown_body: b
         raise _Refused(State.SKIPPED, Reason.TRL_VERSION, {"installed": trl, "range": patch.trl, **evidence})
     if verdict is not None:
         raise _Refused(State.SKIPPED, Reason.ALREADY_FIXED, evidence)
-    if site.raw is INHERITED and _is_on_record(target):
-        by = "what TRL defines here was deleted"
-        raise _Refused(State.CONFLICTED, Reason.DELETED, {**evidence, "by": by})
     if not try_unknown_body:
         raise _Refused(State.SKIPPED, Reason.UNKNOWN_BODY, evidence)
 

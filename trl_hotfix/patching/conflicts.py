@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from ..model import Patch
+from ..model import Patch, Reason
 from .libraries import is_of_trl
 from .reach import instances_of, is_stand_in, is_trainer, subclasses, trainer_classes
-from .sites import MISSING, Site, describe_owner
+from .sites import MISSING, OccupiedError, Site, describe_owner
 from .wrappers import describe, reference_of
 
 _LONGEST_CHAIN = 32
@@ -45,6 +45,9 @@ def still_on(site: Site, patched_classes: Collection[Any]) -> str | None:
     moved, occupied = site.moved(patched_classes), site.occupied()
     if moved is not None:
         raise moved
+    inherited = site.original if site.is_own else site.now_inherited()
+    if inherited is not site.original and not _calls(inherited, site, beneath=True):
+        raise OccupiedError(Reason.REPLACED, f"a base of {describe_owner(site.owner)} has {describe(inherited)}")
     if occupied is None:
         return None
     on_top: Any = vars(site.owner).get(site.name, MISSING)
@@ -57,7 +60,8 @@ def overridden(site: Site, objects: Iterable[object], patch: Patch) -> list[str]
     """Describe the methods that are called instead of this one and never call it.
 
     They are those of classes outside TRL, which are subclasses of the patched one or bases that come before it in such
-    a subclass, and those that are attributes of an instance in ``objects``. TRL's own subclasses have methods of their
+    a subclass, and those that are attributes of an instance in ``objects``. Where TRL's class inherits the method, such
+    a subclass may also have a base that comes before the one it is from. TRL's own subclasses have methods of their
     own that may not have the bug: they count if an instance exists, and the bug is said to be one of its name.
     """
     if not isinstance(site.owner, type):
@@ -66,7 +70,7 @@ def overridden(site: Site, objects: Iterable[object], patch: Patch) -> list[str]
     in_use = {type(instance) for instance in objects if is_trainer(instance)}
     concerned = {f"{trainer}Trainer" for hit in patch.hits for trainer in hit.trainers}
     for subclass in subclasses(site.owner):
-        for base in subclass.__mro__[: subclass.__mro__.index(site.owner)]:
+        for base in _in_between(site, subclass):
             raw = vars(base).get(site.name, MISSING)
             exempt = is_stand_in(base) or (
                 f"{base.__module__}.".startswith("trl.") and not (subclass in in_use and base.__name__ in concerned)
@@ -81,10 +85,16 @@ def overridden(site: Site, objects: Iterable[object], patch: Patch) -> list[str]
     return list(descriptions)
 
 
-def _is_on(raw: Any, patch: Patch) -> bool:
-    """Return whether the patch has a wrapper of its own here: some have one for a class and one for its subclass."""
-    reference = reference_of(raw)
-    return reference is not None and patch.id in (named[0] for named in reference[2])
+def _in_between(site: Site, subclass: type) -> list[type]:
+    """Return the classes whose method a call of ``subclass`` comes to before it has been through ours and TRL's."""
+    classes = list(subclass.__mro__)
+    before = classes[: classes.index(site.owner)]
+    if site.is_own:
+        return before
+    bases = site.owner.__mro__[1:]
+    home = next((base for base in bases if site.name in vars(base)), object)
+    behind = classes[len(before) + 1 : classes.index(home)]
+    return before + [base for base in behind if base not in bases]
 
 
 def objects_of(sites: Iterable[Site]) -> list[object]:
@@ -94,8 +104,10 @@ def objects_of(sites: Iterable[Site]) -> list[object]:
     return instances_of(classes | trainer_classes())
 
 
-def _calls(raw: Any, site: Site, inheriting: type | None = None) -> bool:
+def _calls(raw: Any, site: Site, inheriting: type | None = None, *, beneath: bool = False) -> bool:
     """Return whether ``raw``, which is found in place of our wrapper, calls our wrapper, as far as its code tells.
+
+    With ``beneath`` it is found in place of what the class inherited when the wrapper was built, and may call that.
 
     It does if our wrapper is in its closure, its defaults, a global variable or an attribute of the class that it
     names. In an ``inheriting`` class it also does if it names the method, and ``super`` or the class. The
@@ -104,7 +116,7 @@ def _calls(raw: Any, site: Site, inheriting: type | None = None) -> bool:
     waiting, count = [raw], 0
     while waiting and count < 100:
         candidate, count = waiting.pop(), count + 1
-        if _is_our_wrapper(candidate, site):
+        if _is_our_wrapper(candidate, site) or (beneath and candidate is site.original):
             return True
         if type(candidate) is not FunctionType:
             # It may be a bound, static or class method, a partial or a wrapper object.

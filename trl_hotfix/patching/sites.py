@@ -17,6 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ..model import Reason, Target
+from .inheritance import SITE, site_of
 from .wrappers import Layer, describe, wrapped_descriptor
 
 INHERITED = object()
@@ -37,9 +38,6 @@ Another thread would take our own wrapper for TRL's function between the two.
 if hasattr(os, "register_at_fork"):
     # A child has no other thread, which could leave a change half done or the lock taken.
     os.register_at_fork(before=_CHANGING.acquire, after_in_parent=_CHANGING.release, after_in_child=_CHANGING.release)
-
-_SITE = "_trl_hotfix_site"
-"""The attribute of an installed function that has its site."""
 
 
 class MissingTargetError(LookupError):
@@ -70,7 +68,19 @@ class Site:
     @property
     def original(self) -> Any:
         """The raw descriptor that TRL has here, inherited or not."""
-        return self.inherited if self.raw is INHERITED else self.raw
+        return self.raw if self.is_own else self.inherited
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the owner defines the attribute itself. Otherwise it inherits it, perhaps from transformers."""
+        return self.raw is not INHERITED
+
+    def now_inherited(self) -> Any:
+        """Return what the owner inherits at present, beneath our wrappers, or ``MISSING``."""
+        bases = self.owner.__mro__[1:] if isinstance(self.owner, type) else ()
+        raw = next((vars(base)[self.name] for base in bases if self.name in vars(base)), MISSING)
+        site = site_of(raw)
+        return raw if site is None else site.original
 
     def put_on(self, layer: Layer) -> None:
         """Add ``layer`` as the outermost. On ``OccupiedError`` or ``UnsupportedTargetError`` nothing has changed."""
@@ -157,11 +167,11 @@ class Site:
         before, after = (self.installed if self.layers else self.original), self.original
         if layers:
             path = _path(self.owner, self.name)
-            after = wrapped_descriptor(self.original, layers, self.owner, path)
+            after = wrapped_descriptor(self.original, layers, self.owner, path, inherited=not self.is_own)
             # A class that a reload has replaced keeps its sites alive itself, and nothing else does.
-            vars(getattr(after, "__func__", after))[_SITE] = self
+            vars(getattr(after, "__func__", after))[SITE] = self
             setattr(self.owner, self.name, after)
-        elif self.layers and self.raw is INHERITED:
+        elif self.layers and not self.is_own:
             delattr(self.owner, self.name)
         elif self.layers:
             setattr(self.owner, self.name, self.raw)
@@ -207,9 +217,8 @@ class Sites:
                 site.start_over()
             if not site.layers:
                 # None of our wrappers is on it, so the present value is the original.
-                bases = owner.__mro__[1:] if isinstance(owner, type) else ()
                 site.raw = vars(owner).get(name, INHERITED)
-                site.inherited = next((vars(base)[name] for base in bases if name in vars(base)), MISSING)
+                site.inherited = site.now_inherited()
         return site
 
     def clear(self) -> None:

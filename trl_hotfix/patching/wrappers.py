@@ -14,6 +14,7 @@ from ..model import Wrapper
 from ..witness import LAYER_CODES, NOT_TRACED, Call, Counts
 from . import references
 from .breaker import Breaker
+from .inheritance import Aside, forwarding, leaves_to_a_base
 from .observing import is_compiling, observing
 from .references import Reference
 
@@ -40,21 +41,30 @@ class Layer:
     observe: bool = False
 
 
-def wrapped_descriptor(raw: Any, layers: tuple[Layer, ...], owner: Any, path: tuple[str, str]) -> Any:
+def wrapped_descriptor(
+    raw: Any, layers: tuple[Layer, ...], owner: Any, path: tuple[str, str], *, inherited: bool = False
+) -> Any:
     """Return the replacement of the descriptor ``raw``, with the last layer outermost.
 
-    ``path`` is its module and attribute. Raises ``UnsupportedTargetError``.
+    ``path`` is its module and attribute, ``inherited`` whether ``owner`` has it from a base. Raises
+    ``UnsupportedTargetError``.
     """
     function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
     if not isinstance(function, FunctionType):
         raise UnsupportedTargetError(f"{'.'.join(path)} is {describe(raw)}, not a function")
     traced = any(layer.traced for layer in layers)
+    name = path[1].rpartition(".")[2]
+    if inherited:
+        function = forwarding(owner, name, raw)
+        if not traced:
+            _keep_from_dynamo(function)
     bound = isinstance(owner, type) and not isinstance(raw, staticmethod)
     # A trainer is counted by itself. Of a data collator or a callback there may be many, and they come and go.
     of_trainer = any(cls.__name__ == "Trainer" for cls in getattr(owner, "__mro__", ()))
     in_process = isinstance(raw, classmethod) or not of_trainer
     for layer in layers:
-        function = _layered(function, layer, bound=bound, traced=traced, in_process=in_process)
+        aside = leaves_to_a_base(owner, name, layer.patch_id) if inherited and bound else None
+        function = _layered(function, layer, bound=bound, traced=traced, in_process=in_process, aside=aside)
     repairing = tuple((layer.patch_id, layer.revision, layer.options) for layer in layers if not layer.observe)
     _CODES.add(function.__code__)
     # Under TRL's own name its pickles, and so the hashes of `datasets`, would be those of the unpatched function.
@@ -84,7 +94,9 @@ def reference_of(function: Any) -> Reference | None:
     return references.parsed(function.__qualname__)
 
 
-def _layered(raw: FunctionType, layer: Layer, *, bound: bool, traced: bool, in_process: bool) -> FunctionType:
+def _layered(
+    raw: FunctionType, layer: Layer, *, bound: bool, traced: bool, in_process: bool, aside: Aside | None
+) -> FunctionType:
     """Return a plain function that calls the wrapper of ``layer`` around ``raw``, and counts the calls."""
     if layer.observe:
         # TRL's own name stays, so that pickles, and the hashes of `datasets`, are those of the unpatched function.
@@ -92,9 +104,9 @@ def _layered(raw: FunctionType, layer: Layer, *, bound: bool, traced: bool, in_p
         functools.update_wrapper(plain, raw, updated=())
         return plain
     if inspect.iscoroutinefunction(raw):
-        plain = _coroutine(raw, layer, bound=bound, in_process=in_process)
+        plain = _coroutine(raw, layer, bound=bound, in_process=in_process, aside=aside)
     else:
-        plain = _method(raw, layer, in_process=in_process) if bound else _function(raw, layer)
+        plain = _method(raw, layer, in_process=in_process, aside=aside) if bound else _function(raw, layer)
     LAYER_CODES.add(plain.__code__)
     if traced and not inspect.iscoroutinefunction(raw):
         plain = _traced(raw, layer, plain, bound=bound)
@@ -127,7 +139,7 @@ def _keep_from_dynamo(function: Any) -> None:
 _NOT_GIVEN = object()
 
 
-def _method(raw: FunctionType, layer: Layer, *, in_process: bool) -> FunctionType:
+def _method(raw: FunctionType, layer: Layer, *, in_process: bool, aside: Aside | None) -> FunctionType:
     wrapper, breaker, counts = layer.wrapper, layer.breaker, layer.counts
 
     def method(self: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
@@ -138,6 +150,8 @@ def _method(raw: FunctionType, layer: Layer, *, in_process: bool) -> FunctionTyp
         last = counts.last
         count = last[1] if last[0] == id(self) else counts.process if in_process else counts.of(self)
         count.called += 1
+        if aside is not None and aside(self):
+            return raw(self, *args, **kwargs)
         call = Call(MethodType(raw, self) if self is not None else functools.partial(raw, None))
         try:
             # A copy, since a wrapper may change it, and what the wrapper was given is compared with what it hands on.
@@ -184,7 +198,7 @@ def _function(raw: FunctionType, layer: Layer) -> FunctionType:
     return _plain(function)
 
 
-def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool) -> FunctionType:
+def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool, aside: Aside | None) -> FunctionType:
     """As the others, for an ``async`` function, but its errors are raised, and that it acts is not seen."""
     wrapper, breaker, counts = layer.wrapper, layer.breaker, layer.counts
 
@@ -194,6 +208,8 @@ def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool
         if breaker.broken:
             return await raw(self, *args, **kwargs)
         (counts.process if in_process else counts.of(self)).called += 1
+        if aside is not None and aside(self):
+            return await raw(self, *args, **kwargs)
         return await wrapper(functools.partial(raw, self), self, args, kwargs)
 
     async def function(*args: Any, **kwargs: Any) -> Any:

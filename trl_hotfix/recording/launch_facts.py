@@ -31,6 +31,28 @@ def _processes(trainer: Any) -> Argument:
     return known(trainer.accelerator.num_processes, _LAUNCH)
 
 
+def _zero(trainer: Any) -> Mapping[str, Any] | None:
+    """Return DeepSpeed's settings of ZeRO, or None without DeepSpeed."""
+    if distributed(trainer).value != "deepspeed":
+        return None
+    settings: Mapping[str, Any] = trainer.accelerator.state.deepspeed_plugin.deepspeed_config.get(
+        "zero_optimization", {}
+    )
+    return settings
+
+
+def _zero_stage(trainer: Any) -> Argument:
+    zero = _zero(trainer)
+    return known(zero.get("stage", 0), _LAUNCH) if zero is not None else UNSET
+
+
+def _optimizer_offloaded(trainer: Any) -> Argument:
+    zero = _zero(trainer)
+    if zero is None:
+        return UNSET
+    return known((zero.get("offload_optimizer") or {}).get("device", "none") != "none", _LAUNCH)
+
+
 def _mixed_precision(trainer: Any) -> Argument:
     name = next((name for name in ("bf16", "fp16") if getattr(trainer.args, name) is True), None)
     return known(name, "config") if name is not None else UNSET
@@ -59,6 +81,8 @@ def _synchronized(trainer: Any) -> Argument:
 FACTS: Mapping[str, Callable[[Any], Argument]] = {
     "distributed": distributed,
     "processes": _processes,
+    "zero_stage": _zero_stage,
+    "optimizer_offloaded": _optimizer_offloaded,
     "mixed_precision": _mixed_precision,
     "triton": _triton,
     "epochs_before": _epochs_before,

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from ..matching import gates, versions
 from ..matching.fingerprints import bodies_for
+from ..matching.inherited import body_in
 from ..matching.sources import Release
 from ..matching.versions import VersionOf
 from ..model import Patch, Reason, State, Target
@@ -42,7 +43,7 @@ def trail(
         steps.append(Step(requirement.distribution, observation, requirement.met))
     if all(step.passed for step in steps[1:]):
         targets = gates.targets_for(patch, trl) or patch.targets
-        steps += [_body(patch, target, release) for target in targets]
+        steps += [_body(patch, target, release, version_of("transformers")) for target in targets]
     return steps
 
 
@@ -58,11 +59,15 @@ def _selected(patch: Patch, selection: Selection) -> Step:
     return Step("selection", words[decision.reason] if off else on, not off)
 
 
-def _body(patch: Patch, target: Target, release: Release | None) -> Step:
+def _body(patch: Patch, target: Target, release: Release | None, transformers: str | None) -> Step:
     gate = f"body of {target.module}: {target.attribute}"
     if release is None:
         return Step(gate, "the files of this TRL are not beside its metadata: looked at when it is imported", None)
-    body, known = release.body(target.module, target.attribute), bodies_for(patch.id)
+    body, known = body_in(release, target, transformers), bodies_for(patch.id)
+    base = release.inherits(target.module, target.attribute)
+    if body is None and base is not None:
+        of = f"inherited, and not on record for transformers {transformers}"
+        return Step(gate, f"{of}: looked at when it is imported", None)
     if body is None:
         return Step(gate, "this TRL has no such method", False)
     verdict = known.verdict(patch.id, target.name, body)
@@ -70,8 +75,15 @@ def _body(patch: Patch, target: Target, release: Release | None) -> Step:
     as_in = f", as in TRL {releases[0]}" if releases else ""
     if len(releases) > 1:
         as_in += f" ... {releases[-1]}"
+    if base is not None:
+        as_in = f", inherited from transformers {transformers}"
     if verdict == "buggy":
         return Step(gate, f"{body}: the bug was reproduced with this body{as_in}", True)
     if verdict is not None:
         return Step(gate, f"{body}: without the bug{as_in}", False)
-    return Step(gate, f"{body}: on record for no release; TRL_HOTFIX_UNKNOWN_BODY=try lets the self-test decide", False)
+    if base is not None:
+        return Step(gate, f"{body}{as_in}: the self-test has not run on it; {_TRY}", False)
+    return Step(gate, f"{body}: on record for no release; {_TRY}", False)
+
+
+_TRY = "TRL_HOTFIX_UNKNOWN_BODY=try lets the self-test decide"

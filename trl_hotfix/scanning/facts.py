@@ -1,4 +1,4 @@
-"""The facts that a user tells of a script: a model's folder, a dataset, and a config of accelerate."""
+"""The facts that a user adds to a script: a model's folder, a dataset, and the configs of accelerate and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from . import told_files, yaml_files
 from .dataset_files import dataset_facts
 from .model_files import model_facts
 
-_EXPECTED = "what `accelerate config` writes, with distributed_type or num_processes"
+_ACCELERATE = "what `accelerate config` writes, with distributed_type or num_processes"
+_DEEPSPEED = 'a config of DeepSpeed, a mapping such as \'{"zero_optimization": {"stage": 2}}\''
 _TYPES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
 
 # Functions of TRL and Unsloth that give a tokenizer other tokens are among them, and applying a template is not.
@@ -39,15 +40,23 @@ SET_BY: Mapping[str, tuple[str, ...]] = {
     "plain_text_has_bos": ("dataset_text_field",),
     "named_text_column": ("dataset_text_field",),
     "distributed": ("deepspeed", "fsdp"),
+    "zero_stage": ("zero_optimization", "zero_stage"),
+    "optimizer_offloaded": ("zero_optimization", "offload_optimizer"),
 }
 """Words in a script that may set a fact. Where one stands, the file does not decide."""
 
 
-def told_facts(model: Path | None, accelerate: Path | None, dataset: Path | None = None) -> dict[str, Argument]:
-    """Return the facts that the files tell. Raises ``ScriptError`` for one that cannot be read."""
+def told_facts(
+    model: Path | None, accelerate: Path | None, dataset: Path | None = None, deepspeed: Path | None = None
+) -> dict[str, Argument]:
+    """Return the facts that the files tell. Raises ``ScriptError`` for one that cannot be read.
+
+    A config of DeepSpeed comes before what that of accelerate says of DeepSpeed.
+    """
     of_model = model_facts(model) if model is not None else {}
     of_dataset = dataset_facts(dataset) if dataset is not None else {}
-    return of_model | of_dataset | (_launch_facts(accelerate) if accelerate is not None else {})
+    of_accelerate = _launch_facts(accelerate) if accelerate is not None else {}
+    return of_model | of_dataset | of_accelerate | (_deepspeed_facts(deepspeed) if deepspeed is not None else {})
 
 
 def facts_for(text: str, told: Mapping[str, Argument]) -> Lookup:
@@ -63,7 +72,9 @@ def facts_for(text: str, told: Mapping[str, Argument]) -> Lookup:
 
 
 def _launch_facts(path: Path) -> dict[str, Argument]:
-    config = _read(path)
+    config = _read(path, "--accelerate", _ACCELERATE)
+    if not {"distributed_type", "num_processes"} & config.keys():
+        raise ScriptError(f"--accelerate: {plain(str(path))} has neither; expected {_ACCELERATE}")
     file = path.name
     facts = {}
     kind = str(config.get("distributed_type", "NO")).upper()
@@ -74,16 +85,39 @@ def _launch_facts(path: Path) -> dict[str, Argument]:
     processes = config.get("num_processes")
     if type(processes) is int and processes > 1:
         facts["processes"] = Argument(Kind.LITERAL, processes, reason=file)
+    of_deepspeed = config.get("deepspeed_config") if name == "deepspeed" else None
+    # If it only names a config of DeepSpeed, --deepspeed has to name it too.
+    if isinstance(of_deepspeed, dict) and "deepspeed_config_file" not in of_deepspeed:
+        stage, device = of_deepspeed.get("zero_stage"), of_deepspeed.get("offload_optimizer_device", "none")
+        facts |= _zero_facts(stage, device, file)
     return facts
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _deepspeed_facts(path: Path) -> dict[str, Argument]:
+    zero = _read(path, "--deepspeed", _DEEPSPEED).get("zero_optimization", {})
+    zero = zero if isinstance(zero, dict) else {}
+    offload = zero.get("offload_optimizer") or {}
+    device = offload.get("device", "none") if isinstance(offload, dict) else None
+    distributed = Argument(Kind.LITERAL, "deepspeed", reason=path.name)
+    return {"distributed": distributed, **_zero_facts(zero.get("stage", 0), device, path.name)}
+
+
+def _zero_facts(stage: Any, device: Any, file: str) -> dict[str, Argument]:
+    """Return the facts of ZeRO. A stage that is no number, and a device without a name, give none."""
+    facts = {}
+    if type(stage) is int:
+        facts["zero_stage"] = Argument(Kind.LITERAL, stage, reason=file)
+    if isinstance(device, str):
+        facts["optimizer_offloaded"] = Argument(Kind.LITERAL, device.lower() != "none", reason=file)
+    return facts
+
+
+def _read(path: Path, option: str, expected: str) -> Mapping[str, Any]:
     file = plain(str(path))
     try:
-        _, config = yaml_files.load(told_files.read(path, yaml_files.LARGEST, _EXPECTED), file, _EXPECTED)
+        _, config = yaml_files.load(told_files.read(path, yaml_files.LARGEST, expected), file, expected)
     except ScriptError as error:
-        raise ScriptError(f"--accelerate: {error}") from None
-    if not isinstance(config, dict) or not {"distributed_type", "num_processes"} & config.keys():
-        found = "has neither" if isinstance(config, dict) else f"has {told_files.kind_of(config)}"
-        raise ScriptError(f"--accelerate: {file} {found}; expected {_EXPECTED}")
+        raise ScriptError(f"{option}: {error}") from None
+    if not isinstance(config, dict):
+        raise ScriptError(f"{option}: {file} has {told_files.kind_of(config)}; expected {expected}")
     return config

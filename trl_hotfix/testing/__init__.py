@@ -24,6 +24,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
 ``completions`` the completions of such messages, as SFT prepares them: ``prepared_completions``
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
+``deepspeed``   a step under DeepSpeed (``micro_batch_under_deepspeed``) of a ``class_with_steps``, and a method of the
+                installed one (``deepspeed_method``), which is not imported
 ``vllm``        the class that hands weights over to vLLM, or generates with it (``class_with_vllm``)
 ``adapters``    a model for adapters (``base_for_adapters``); LoRA beneath a checkpoint (``base_and_lora``): which of
                 its matrices have a gradient (``lora_gradients``, ``judge_gradients``), after the constructor of a
@@ -41,6 +43,7 @@ from .accumulation import judge_accumulation
 from .adapters import base_and_lora, base_for_adapters, judge_adapters, judge_gradients, lora_gradients
 from .chats import messages, only_iterable
 from .completions import prepared_completions
+from .deepspeed import class_with_steps, deepspeed_method, micro_batch_under_deepspeed
 from .dpo import (
     Pair,
     PairMicroBatch,
@@ -90,10 +93,12 @@ __all__ = [
     "base_and_lora",
     "base_for_adapters",
     "begin_trainer",
+    "class_with_steps",
     "class_with_vllm",
     "compare_gradients",
     "completions_of",
     "constructed",
+    "deepspeed_method",
     "default_arguments",
     "distillation_stub",
     "divergence",
@@ -106,6 +111,7 @@ __all__ = [
     "lora_gradients",
     "messages",
     "metrics_by_mode",
+    "micro_batch_under_deepspeed",
     "online_dpo_stub",
     "only_iterable",
     "pair_batch",

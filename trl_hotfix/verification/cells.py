@@ -120,7 +120,7 @@ def _verify_module(patch: Patch, name: str, *, inside: bool, cell: Cell) -> tupl
 
     for target in targets:
         body = cell.bodies[target.name] = digests.loaded(_attribute_of(module, target.attribute)).digest
-        on_record = fingerprints.bodies_for(patch.id).at(target.name, cell.trl)
+        on_record = fingerprints.bodies_for(patch.id).at(target.name, cell.trl, installed("transformers"))
         if on_record not in (None, body):
             return CellVerdict.ERROR, f"{target.name} has body {body}; on record for TRL {cell.trl} is {on_record}"
 

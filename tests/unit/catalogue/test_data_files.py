@@ -118,6 +118,19 @@ def test_patches_on_one_target_share_its_bodies() -> None:
     }
 
 
+def test_patches_on_one_inherited_method_share_its_bodies() -> None:
+    of, name = "transformers:Trainer.training_step", "trl.trainer.x:XTrainer.training_step"
+    records = [
+        {**RECORD, "inherited": {name: {"of": of, "by": ["0.11.4"], "is": {"c1:0": "buggy"}}}},
+        {**RECORD, "patch": "another-patch", "inherited": {name: {"of": of, "by": ["0.9.6"], "is": {"c1:1": "fixed"}}}},
+    ]
+    condensed_files = condensed.condensed(records)
+    verdicts = {"c1:0": {PATCH.id: "buggy"}, "c1:1": {"another-patch": "fixed"}}
+    assert condensed_files["fingerprints.json"]["inherited"] == {
+        name: {"of": of, "by": ["0.9.6", "0.11.4"], "is": verdicts}
+    }
+
+
 @pytest.mark.parametrize("wrong", ["", "null", '{"patch": 3}', json.dumps({**RECORD, "bodies": {TARGET: 3}})])
 def test_damaged_evidence_of_a_checkout_is_named(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "evidence").mkdir()

@@ -23,6 +23,12 @@ def test_the_installed_release_matches_its_own_record() -> None:
     assert (target["in_range"], target["says"]) == (True, "matches")
 
 
+def test_what_is_inherited_is_no_unknown_body() -> None:
+    answer = json.loads(run("fingerprint", "--wheel", INSTALLED, "--json").stdout)
+    says = {row["target"]: row["says"] for row in answer["targets"]}
+    assert says["trl.trainer.dpo_trainer:DPOTrainer.training_step"] == "inherited"
+
+
 def test_an_unknown_body_in_range_is_exit_1(tmp_path: Path) -> None:
     (tmp_path / "trl-0.11.4.dist-info").mkdir()
     (tmp_path / "trl").mkdir()

@@ -111,6 +111,12 @@ def test_the_other_versions_are_those_here_unless_they_are_told() -> None:
     assert "transformers: " not in told.stderr
 
 
+def test_the_version_of_transformers_decides_what_is_inherited() -> None:
+    inheriting = "transformers-divides-gradients-of-others-twice"
+    told = [f"transformers=={version}" for version in ("5.2.0", "5.5.2", "5.5.4")]
+    assert [inheriting in frozen_ids("--trl", "0.28.0", "--with", each) for each in told] == [True, True, False]
+
+
 def test_selection_and_options_are_followed() -> None:
     patch_id = "sft-padding-free-contamination"
     assert patch_id in frozen_ids("--trl", "0.16.1")

@@ -117,6 +117,13 @@ def test_a_new_range_without_an_end_has_a_review_date(checkout: Path, specifiers
     assert (patch["trl"], patch["review_by"] is not None) == (specifiers, reviewed)
 
 
+def test_a_target_may_be_what_trls_class_inherits_from_transformers(checkout: Path) -> None:
+    process = new(checkout, NEW, target="trl.trainer.dpo_trainer:DPOTrainer.training_step")
+    assert process.returncode == 0, process.stderr
+    (target,) = as_listed(checkout, NEW)["targets"]
+    assert (target["module"], target["attribute"]) == ("trl.trainer.dpo_trainer", "DPOTrainer.training_step")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -131,6 +138,7 @@ def test_a_new_range_without_an_end_has_a_review_date(checkout: Path, specifiers
         ((NEW, "--target", "trl.trainer.dpo_trainer:DPOTrainer.dpo_los"), "did you mean 'DPOTrainer.dpo_loss'?"),
         ((NEW, "--target", "trl.trainer.dpo_traner:DPOTrainer.dpo_loss"), "did you mean 'trl.trainer.dpo_trainer'?"),
         ((NEW, "--target", "trl.trainer.dpo_trainer:DPOTrainer"), "has no 'DPOTrainer' of its own"),
+        ((NEW, "--target", "trl.trainer.dpo_trainer:DPOTrainer.gone_step"), "nor inherits it from transformers"),
         ((NEW, "--target", "transformers.trainer:Trainer.compute_loss"), "is not MODULE:FUNCTION"),
         ((NEW, "--target", "trl.trainer.dpo_trainer:DPOTrainer.a.b"), "is not MODULE:FUNCTION"),
         ((NEW, "--target", "trl.trainer.dpo_trainer"), "is not MODULE:FUNCTION"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import Callable
@@ -107,6 +108,76 @@ def test_an_inherited_class_method_gets_the_subclass() -> None:
     assert Subclass.inherited_class_method(1) == ("Subclass", ("Subclass", 1))
     site.take_off("a-patch")
     assert Subclass.inherited_class_method(1) == ("Subclass", 1)
+
+
+def test_the_method_of_a_base_that_a_subclass_puts_in_between_is_called() -> None:
+    class Mixin(Base):
+        def inherited(self, x: Any) -> Any:
+            return super().inherited(x) * 10
+
+    class Mixed(Trainer, Mixin):
+        pass
+
+    assert Mixed().inherited(1) == 10
+    site_of("inherited").put_on(layer())
+    assert Mixed().inherited(1) == 110
+    assert Trainer().inherited(1) == 101
+
+
+@pytest.mark.parametrize("kind", ["inherited", "inherited_class_method"])
+@pytest.mark.parametrize("order", [(Trainer, Subclass), (Subclass, Trainer)], ids=["base first", "base last"])
+def test_a_patch_on_a_class_and_its_base_acts_once_and_counts_both(order: Any, kind: str) -> None:
+    sites, layers, calls = Sites(), {}, []
+
+    def look(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        calls.append(instance)
+        return wrapped(*args, **kwargs)
+
+    before = {owner: dict(vars(owner)) for owner in order}
+    subclass = Subclass()
+    right = getattr(subclass, kind)(1)
+    for owner in order:
+        layers[owner] = layer(wrapper=look)
+        sites.at(MODULE, target(f"{owner.__name__}.{kind}")).put_on(layers[owner])
+        assert getattr(subclass, kind)(1) == right
+    assert len(calls) == 2
+    called = {owner: sum(count.called for count in layers[owner].counts.every_count()) for owner in order}
+    assert called[Subclass] >= 1
+    assert called[Trainer] >= 1
+    for owner in order:
+        sites.at(MODULE, target(f"{owner.__name__}.{kind}")).take_off("a-patch")
+    assert {owner: dict(vars(owner)) for owner in order} == before
+
+
+def test_another_patch_on_the_base_acts_beneath() -> None:
+    site_of("inherited", Subclass).put_on(layer("b-patch", times(10)))
+    site_of("inherited").put_on(layer())
+    assert Subclass().inherited(1) == 1010
+    assert Trainer().inherited(1) == 101
+
+
+def test_patches_on_one_inherited_method_compose_and_come_off_in_any_order() -> None:
+    before, site = dict(vars(Trainer)), site_of("inherited")
+    site.put_on(layer())
+    site.put_on(layer("b-patch", times(10)))
+    assert Trainer().inherited(1) == 1010
+    site.take_off("a-patch")
+    assert Trainer().inherited(1) == 10
+    site.take_off("b-patch")
+    assert dict(vars(Trainer)) == before
+
+
+def test_an_inherited_method_is_called_with_any_object_as_before() -> None:
+    site_of("inherited").put_on(layer())
+    assert Trainer.inherited(object(), 1) == 101  # type: ignore[arg-type]
+    assert Trainer.inherited(self=Trainer(), x=1) == 101
+
+
+def test_an_inherited_coroutine_stays_one() -> None:
+    site = site_of("coroutine", Subclass)
+    site.put_on(layer(wrapper=lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs)))
+    assert inspect.iscoroutinefunction(Subclass.coroutine)
+    assert asyncio.run(Subclass().coroutine(3)) == 3
 
 
 def test_a_static_method_stays_static() -> None:

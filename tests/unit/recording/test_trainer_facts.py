@@ -53,7 +53,8 @@ GENERATION: tuple[dict[str, Any], ...] = (
     {"eos_token_id": 7, "do_sample": True, "temperature": 0.6},
     {"do_sample": True, "top_k": 20},
 )
-OF_MODEL = [name for name in OF_FILES if name not in ("distributed", "processes")]
+LAUNCHED = ("distributed", "processes", "zero_stage", "optimizer_offloaded")
+OF_MODEL = [name for name in OF_FILES if name not in LAUNCHED]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -172,6 +173,24 @@ def test_the_launch_is_that_of_the_accelerator(kind: str, n_gpu: int, distribute
     accelerator = SimpleNamespace(distributed_type=DistributedType(kind), num_processes=8)
     trainer = trainer_with(torch.nn.Linear(1, 1), accelerator=accelerator, args=SimpleNamespace(n_gpu=n_gpu))
     assert (value(trainer, "distributed"), value(trainer, "processes")) == (distributed, processes)
+
+
+@pytest.mark.parametrize(
+    ("config", "stage", "offloaded"),
+    [
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, 2, True),
+        ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none"}}}, 3, False),
+        ({"zero_optimization": {"stage": 1, "offload_optimizer": None}}, 1, False),
+        ({}, 0, False),
+        (None, "unset", "unset"),
+    ],
+)
+def test_what_zero_does_is_that_of_the_plugin(config: dict[str, Any] | None, stage: Any, offloaded: Any) -> None:
+    plugin = SimpleNamespace(deepspeed_config=config)
+    kind = "DEEPSPEED" if config is not None else "MULTI_GPU"
+    accelerator = SimpleNamespace(distributed_type=kind, state=SimpleNamespace(deepspeed_plugin=plugin))
+    trainer = trainer_with(torch.nn.Linear(1, 1), accelerator=accelerator, args=SimpleNamespace(n_gpu=1))
+    assert (value(trainer, "zero_stage"), value(trainer, "optimizer_offloaded")) == (stage, offloaded)
 
 
 @pytest.mark.parametrize(

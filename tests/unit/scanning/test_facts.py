@@ -38,6 +38,62 @@ def test_a_config_of_accelerate_tells_the_launch(tmp_path: Path, text: str, expe
 
 
 @pytest.mark.parametrize(
+    ("deepspeed_config", "expected"),
+    [
+        ("{zero_stage: 2, offload_optimizer_device: cpu}", {"zero_stage": 2, "optimizer_offloaded": True}),
+        ("{zero_stage: 3, offload_optimizer_device: none}", {"zero_stage": 3, "optimizer_offloaded": False}),
+        ("{zero_stage: 1}", {"zero_stage": 1, "optimizer_offloaded": False}),
+        ("{deepspeed_config_file: ds.json}", {}),
+        ("{zero_stage: auto, offload_optimizer_device: 2}", {}),
+        ("2", {}),
+    ],
+)
+def test_a_config_of_accelerate_tells_what_is_offloaded(
+    tmp_path: Path, deepspeed_config: str, expected: dict[str, Any]
+) -> None:
+    found = launch(tmp_path, f"distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config}\n")
+    assert found == {"distributed": "deepspeed", **expected}
+    assert launch(tmp_path, f"distributed_type: FSDP\ndeepspeed_config: {deepspeed_config}\n") == {
+        "distributed": "fsdp"
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
+            {"zero_stage": 2, "optimizer_offloaded": True},
+        ),
+        (
+            '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}}',
+            {"zero_stage": 2, "optimizer_offloaded": False},
+        ),
+        ('{"zero_optimization": {"stage": 3}}', {"zero_stage": 3, "optimizer_offloaded": False}),
+        ('{"zero_optimization": {"stage": "auto", "offload_optimizer": true}}', {}),
+        ('{"bf16": {"enabled": true}}', {"zero_stage": 0, "optimizer_offloaded": False}),
+        ('{"zero_optimization": []}', {"zero_stage": 0, "optimizer_offloaded": False}),
+    ],
+)
+def test_a_config_of_deepspeed_tells_what_is_offloaded(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
+    file, accelerate = tmp_path / "ds.json", tmp_path / "accelerate.yaml"
+    file.write_text(text)
+    facts = {name: fact.value for name, fact in told_facts(None, None, None, file).items()}
+    assert facts == {"distributed": "deepspeed", **expected}
+    accelerate.write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 1}\n")
+    told = told_facts(None, accelerate, None, file)
+    assert told["zero_stage"].value == expected.get("zero_stage", 1)
+
+
+def test_another_file_is_no_config_of_deepspeed(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    for text, found in (("[1]", "has a list"), ("{", "is not YAML")):
+        file.write_text(text)
+        with pytest.raises(ScriptError, match=f"--deepspeed: .*{found}.*expected a config of DeepSpeed"):
+            told_facts(None, None, None, file)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", "expected what `accelerate config` writes"),

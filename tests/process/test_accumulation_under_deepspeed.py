@@ -1,0 +1,118 @@
+"""With TRL_HOTFIX=1 alone, two steps of SGD move the weights under DeepSpeed as they do without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+import layout
+
+SCRIPT = Path(__file__).with_name("train_under_deepspeed.py")
+START_HOOK = layout.CHECKOUT / "trl_hotfix" / "trl_hotfix_autoapply.pth"
+MICRO_BATCHES = 4
+"""On each rank."""
+
+DROPPED, DIVIDED = "deepspeed-offload-drops-micro-batches", "deepspeed-divides-by-accumulation-twice"
+
+
+class Run(NamedTuple):
+    """How the weights have moved, and the patches of the record by their ids."""
+
+    moved: dict[str, torch.Tensor]
+    patches: dict[str, Any]
+
+
+@cache
+def run(
+    release: str, deepspeed: str = "", stage: int = 0, *, offloads: bool = False, ranks: int = 1, hotfix: str = "0"
+) -> Run:
+    place = layout.main_place(release)
+    layout.build([place])
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
+    zero: dict[str, Any] = {"stage": stage}
+    if offloads:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        # 0.19.3 clips where it is left out.
+        "gradient_clipping": 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "deepspeed.json")
+        file.write_text(json.dumps(config))
+        words = [str(SCRIPT), folder, str(MICRO_BATCHES), *([str(file)] if deepspeed else [])]
+        environment = place.environment(*([deepspeed] if deepspeed else []))
+        # Two builds of DeepSpeed give an extension the same name.
+        environment |= {"TORCH_EXTENSIONS_DIR": str(layout.BENCH / f"extensions-{deepspeed}"), "TRL_HOTFIX": hotfix}
+        # Python runs no .pth from a folder on PYTHONPATH.
+        Path(folder, "sitecustomize.py").write_text(START_HOOK.read_text())
+        environment["PYTHONPATH"] = os.pathsep.join([folder, environment["PYTHONPATH"]])
+        command = [str(place.python), *launcher, *words]
+        process = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert process.returncode == 0, process.stderr
+        record = Path(folder, "checkpoint-2", "trl_hotfix.json")
+        entries = json.loads(record.read_text())["patches"] if hotfix == "1" else []
+        return Run(torch.load(Path(folder, "moved.pt")), {entry["id"]: entry for entry in entries})
+
+
+def difference(one: Run, other: Run) -> float:
+    return max(float((value - other.moved[name]).abs().max()) for name, value in one.moved.items())
+
+
+@pytest.mark.parametrize(
+    ("release", "ranks"),
+    [
+        ("0.19.1", 1),
+        *(
+            pytest.param(release, ranks, marks=pytest.mark.matrix)
+            for release, ranks in (("1.16.0", 1), ("0.19.1", 2), ("1.16.0", 2))
+        ),
+    ],
+)
+def test_no_micro_batch_is_dropped_where_the_optimizer_is_offloaded(release: str, ranks: int) -> None:
+    offloaded = {"release": release, "deepspeed": "deepspeed-0.17.5", "stage": 2, "offloads": True, "ranks": ranks}
+    patched = run(**offloaded, hotfix="1")
+    assert difference(run(**offloaded), run(release, ranks=ranks)) > 1e-3
+    assert difference(patched, run(release, ranks=ranks, hotfix="1")) < 1e-6
+    entry = patched.patches[DROPPED]
+    assert (entry["word"], entry["called"], entry["acted"]) == ("repaired", 2 * MICRO_BATCHES, 2 * (MICRO_BATCHES - 2))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("release", ["0.19.1", "1.16.0"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("stage", "offloads"), [(1, True), (3, True), (1, False), (2, False), (3, False)])
+def test_other_stages_are_left_alone(release: str, ranks: int, stage: int, offloads: bool) -> None:
+    patched = run(release, "deepspeed-0.17.5", stage, offloads=offloads, ranks=ranks, hotfix="1")
+    assert difference(patched, run(release, ranks=ranks, hotfix="1")) < 1e-6
+    assert patched.patches[DROPPED]["word"] == "called"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("release", ["0.19.1", "1.16.0"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("stage", "offloads"), [(0, False), (1, False), (2, False), (2, True), (3, False)])
+def test_gradients_are_divided_once(release: str, ranks: int, stage: int, offloads: bool) -> None:
+    engine = {"deepspeed": "deepspeed-0.18.3", "stage": stage, "offloads": offloads, "ranks": ranks}
+    patched = run(release, **engine, hotfix="1")
+    assert difference(run(release, **engine), run(release, ranks=ranks)) > 1e-3
+    assert difference(patched, run(release, ranks=ranks, hotfix="1")) < 1e-6
+    assert patched.patches[DIVIDED]["word"] == "repaired"
+    assert patched.patches[DIVIDED]["acted"] == patched.patches[DIVIDED]["called"]
