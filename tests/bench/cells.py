@@ -38,7 +38,7 @@ def missing_beneath(patches: Iterable[Patch], places: Sequence[Place]) -> list[C
     """Return the cells with a transformers between the stacks that are not on record with the present key."""
     cases = []
     for patch in patches:
-        on_record = {evidence.place_of(cell): cell["key"] for cell in evidence.load(patch.id).get("beneath", [])}
+        on_record = {evidence.place_of(cell): cell["key"] for cell in evidence.load(patch.id)["beneath"]}
         planned = [place for place in evidence.beneath_of(patch) if place.release in {each.release for each in places}]
         cases += [Case(patch, place) for place in planned if on_record.get(place) != keys.cell_key(patch, place)]
     return cases

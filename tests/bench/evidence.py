@@ -53,11 +53,12 @@ def load(patch_id: str, folder: Path = EVIDENCE) -> Answer:
     """Return what is on record of a patch, with one cell for each place."""
     file = folder / f"{patch_id}.json"
     if not file.is_file():
-        lists: Answer = {kind: [] for kind in ("releases", "proven", "cells", "proofs", "parity")}
+        lists: Answer = {kind: [] for kind in ("releases", "proven", "cells", "beneath", "proofs", "parity")}
         return {"patch": patch_id, "revision": 0, "bodies": {}, "curve": None, "mutants": None, **lists}
     record: Answer = json.loads(file.read_text(encoding="utf-8"))
     named = {"patch": patch_id}
     return {
+        "beneath": [],
         **record,
         "cells": [{**named, **cell} for cell in _one_by_one(record["cells"])],
         "proofs": [{**named, **proof} for proof in record["proofs"]],
@@ -106,7 +107,7 @@ def write(
 ) -> None:
     """Replace old results of ``patch`` for the same release and stack by new ones."""
     record = load(patch.id, folder)
-    between = {place_of(answer): answer for answer in [*record.get("beneath", []), *beneath]}
+    between = {place_of(answer): answer for answer in [*record["beneath"], *beneath]}
     record["beneath"] = [between[place] for place in beneath_of(patch) if place in between]
     known = set(layout.places())
     for kind, answers in (("cells", cells), ("proofs", proofs), ("parity", parity)):
@@ -147,7 +148,7 @@ def dumped(patch: Patch, record: Mapping[str, Any]) -> str:
         "proven": proven_releases(cells),
     }
     parts = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-    beneath = record.get("beneath", [])
+    beneath = record["beneath"]
     parts.append(f' "bodies": {{{_lines_of_bodies(bodies_of(patch, cells))}\n }}')
     from_transformers = inherited_of(patch, [*cells, *beneath])
     if from_transformers:
@@ -289,7 +290,7 @@ def bodies_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]
 
 
 def inherited_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Return for every target that a release inherits from transformers what it is there, by which releases.
+    """Return for every target that a release in range inherits from transformers what it is there, by which releases.
 
     The verdicts are on the bodies in transformers, as the cells have seen them. Raises ``ValueError`` as ``bodies_of``.
     """
@@ -297,7 +298,8 @@ def inherited_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, A
     releases = sorted({cell["release"] for cell in cells}, key=Version)
     found: dict[str, dict[str, Any]] = {}
     for name, targets in _targets_by_name(patch).items():
-        bases = {release: base for release in releases if (base := inherits(release, targets[0])) is not None}
+        inside = [release for release in releases if _in_any_range(patch, targets, release)]
+        bases = {release: base for release in inside if (base := inherits(release, targets[0])) is not None}
         if bases:
             (base,) = set(bases.values())
             bodies = sorted(inherited.bodies_of(base))
@@ -310,7 +312,8 @@ def beneath_of(patch: Patch) -> list[Place]:
     """Return a place for each body in transformers that targets of ``patch`` have between the stacks, and not on one.
 
     It is the newest release of TRL in range that admits this transformers, with it in front of the stack that has the
-    next newer one.
+    next newer one. If no stack of the oldest release in range has the transformers that the patch requires, there is a
+    place for that release too: the range begins there, and something has to show it.
     """
     specifiers = patch.requires.get("transformers")
     if specifiers is None:
@@ -336,7 +339,22 @@ def beneath_of(patch: Patch) -> list[Place]:
         if here - known:
             known |= here
             chosen.append(Place(place.release, place.stack, version))
-    return chosen
+    return [*_oldest_beneath(patch, inheriting, specifiers), *chosen]
+
+
+def _oldest_beneath(patch: Patch, inheriting: Sequence[Place], specifiers: str) -> list[Place]:
+    of_oldest = [place for place in inheriting if place.release == inheriting[0].release]
+    if not of_oldest or any(place.targets_of(patch) for place in of_oldest):
+        return []
+    release = of_oldest[0].release
+    admitted = [version for version in inherited.releases() if layout.admits(release, version)]
+    newest = max((version for version in admitted if in_range(version, specifiers)), key=Version, default=None)
+    if newest is None:
+        return []
+    # What the libraries of a stack are good for is its own transformers and the one before it.
+    of_stacks = {stack: Version(layout.versions(stack)["transformers"]) for stack in layout.stacks()}
+    newer = [stack for stack, version in of_stacks.items() if version >= Version(newest)]
+    return [Place(release, min(newer, key=of_stacks.__getitem__), newest)]
 
 
 def _inherited_targets(patch: Patch, place: Place) -> list[tuple[Target, str]]:

@@ -50,6 +50,9 @@ def test_each_body_between_the_stacks_is_run_beneath_the_nearest_release_of_trl(
         str(BETWEEN),
     ]
     assert evidence.beneath_of(replace(PATCH, requires={"transformers": ">=4.46.2,<4.47"})) == []
+    # The range begins with a release that no stack has with this transformers.
+    older = replace(PATCH, trl=">=0.11.4,<0.18", requires={"transformers": ">=4.46.2,<4.47"})
+    assert list(map(str, evidence.beneath_of(older))) == ["0.11.4@tf4.46+transformers-4.46.3"]
     assert evidence.beneath_of(replace(PATCH, requires={})) == []
 
 
@@ -87,7 +90,7 @@ def test_the_record_of_transformers_is_that_of_the_stacks_that_are_laid_out() ->
 
 @pytest.mark.parametrize("patch", loading.load(), ids=lambda patch: patch.id)
 def test_every_body_that_a_patch_can_meet_in_transformers_is_on_record(patch: evidence.Patch) -> None:
-    recorded = {evidence.place_of(cell): cell for cell in evidence.load(patch.id).get("beneath", [])}
+    recorded = {evidence.place_of(cell): cell for cell in evidence.load(patch.id)["beneath"]}
     assert list(recorded) == evidence.beneath_of(patch), f"run `python tests/bench/bench.py run --patches {patch.id}`"
     for place, cell in recorded.items():
         assert (cell["verdict"], cell["key"]) == ("proven", keys.cell_key(patch, place)), (place, cell["why"])

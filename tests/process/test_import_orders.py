@@ -35,12 +35,12 @@ LEAF, OTHER = "trl.trainer.dpo_trainer", "trl.trainer.cpo_trainer"
 """The two patched modules that the orders import."""
 
 LEAVES = {
-    patch.id: {target.module for target in gates.targets_for(patch, "0.11.4")}
+    patch.id: {target.module for target in gates.targets_here(patch)}
     for patch in loading.load()
-    if patch.default and gates.targets_for(patch, "0.11.4")
+    if patch.default and gates.targets_here(patch)
 }
 PATCHES_OF_RELEASE = (*LEAVES, FUNCTION, METHODS)
-"""The patches whose bugs this release has."""
+"""The patches whose bugs this release has, with the libraries beside it."""
 
 ON_THE_CLASS = {METHODS, *(patch_id for patch_id, modules in LEAVES.items() if LEAF in modules)}
 VARIABLES: dict[str, dict[str, str]] = {

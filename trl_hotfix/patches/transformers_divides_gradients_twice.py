@@ -136,6 +136,7 @@ def _trainer(trainer_class: type, *, steps: int, by_tokens: bool = False, distri
         _prepare_inputs=lambda inputs: inputs,
         maybe_activation_offload_context=nullcontext(),
         state=SimpleNamespace(global_step=0),
+        num_iterations=1,
         _step=0,
         _current_train_step_time=0.0,
         _metrics={"train": defaultdict(list)},

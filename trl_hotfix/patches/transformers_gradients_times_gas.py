@@ -82,6 +82,9 @@ def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
         return absent("accelerate divides, or transformers by the micro-batches of the step")
     if module_of(trainer_class.training_step) is module:
         return absent("this trainer has a step of its own, which no release for transformers 4.46 and 4.47 has")
+    takes_items = "num_items_in_batch" in inspect.signature(trainer_class.compute_loss).parameters
+    if "get_batch_samples" in vars(trainer_class) or not takes_items:
+        return absent("this trainer is of a release before transformers 4.46, and fails there")
     weight = torch.nn.Parameter(torch.tensor(0.5))
     trainer = stub_trainer(
         trainer_class,
