@@ -1,4 +1,4 @@
-"""The mutants of patches: how many ways to be wrong self-test and proof of a patch notice.
+"""The mutants of patches: how many ways to be wrong the self-test, the proof and the tests of a patch notice.
 
     python tests/mutants/mutants.py some-id ...
 
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,41 @@ def run(patch: Patch, place: Place, code: Mapping[str, str], killers: Mapping[st
         return process(place, command, 3600, *proofs.overlays_of(patch, place), "coverage")
 
 
+def tests_of(patch: Patch) -> list[Path]:
+    """Return the files of tests/unit/patches that use the patch's module."""
+    name = modules.module_of(patch.id).rpartition(".")[2]
+    folder = layout.CHECKOUT / "tests" / "unit" / "patches"
+    return [file for file in sorted(folder.glob("test_*.py")) if name in file.read_text(encoding="utf-8")]
+
+
+def run_by_tests(patch: Patch, names: Iterable[str], code: Mapping[str, str]) -> Mapping[str, Any] | str:
+    """Return the answer of the patch's own tests about the mutants that nothing else has noticed, or why there is none.
+
+    They run beside the tests, in this environment, and not in a release of the bench.
+    """
+    names, files = list(names), tests_of(patch)
+    task = {
+        "module": modules.module_of(patch.id),
+        "functions": sorted(functions_of(patch)),
+        "files": [str(file) for file in files],
+        "code": {name: code[name] for name in names if name in code},
+        "breakages": [name for name in names if name not in code],
+        "wrappers": list(dict.fromkeys(target.wrapper for target in patch.targets)),
+        "targets": [target.name for target in patch.targets],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        out, file = Path(folder, "out.json"), Path(folder, "task.json")
+        file.write_text(json.dumps(task), encoding="utf-8")
+        path = os.pathsep.join([str(layout.CHECKOUT), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, str(HERE / "by_tests.py"), str(out), str(file)]
+        environment = {**os.environ, "PYTHONPATH": path}
+        ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+        if not out.is_file():
+            return "\n".join(ended.stderr.strip().splitlines()[-1:]) or f"exit code {ended.returncode}"
+        answer: Mapping[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return answer
+
+
 def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
     """Return the file with the gradients of the first fixed release, if they are kept and can be compared."""
     if not patch.upstream.fixed_in or not proofs.has_parity(patch, place.release):
@@ -139,7 +175,7 @@ def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
     return next((str(file) for file in files if file.is_file()), None)
 
 
-def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -> Mutants:
+def mutants_of(patch: Patch, answers: Mapping[Place | str, Mapping[str, Any] | str]) -> Mutants:
     """Return what became of the mutants of ``patch``."""
     found = Mutants(patch.id)
     declared = dict(proofs.settings_of(patch).get("EQUIVALENT", {}))
@@ -201,8 +237,10 @@ def stale(patches: Iterable[Patch]) -> list[Patch]:
     return [patch for patch in patches if counts[patch.id] is not None and counts[patch.id]["key"] != key_of(patch)]
 
 
-def count(patches: Sequence[Patch], jobs: int, console: Console) -> list[Mutants]:
-    """Make and judge the mutants of these patches."""
+def count(
+    patches: Sequence[Patch], jobs: int, console: Console, ended: Callable[[Patch, Mutants], None] = lambda *_: None
+) -> list[Mutants]:
+    """Make and judge the mutants of these patches. ``ended`` is called with each result, since all take long."""
     work = [(patch, place) for patch in patches for place in places_of(patch)]
     layout.build({place for _, place in work}, console.print)
     # The mutants are compared with the fixed release too.
@@ -211,13 +249,18 @@ def count(patches: Sequence[Patch], jobs: int, console: Console) -> list[Mutants
     code = {patch.id: sources_of(patch) for patch in patches}
 
     def judged(patch: Patch) -> Iterable[tuple[str, Mutants]]:
-        answers: dict[Place, Mapping[str, Any] | str] = {}
+        answers: dict[Place | str, Mapping[str, Any] | str] = {}
         killers: dict[str, str] = {}
         for place in places_of(patch):
             answers[place] = answer = run(patch, place, code[patch.id], killers)
             if not isinstance(answer, str):
                 killers |= {name: one["killer"] for name, one in answer.items() if name and one["killer"]}
-        return [(patch.id, mutants_of(patch, answers))]
+        found = mutants_of(patch, answers)
+        if (found.survived or found.missed) and tests_of(patch):
+            answers["its tests"] = run_by_tests(patch, found.survived, code[patch.id])
+            found = mutants_of(patch, answers)
+        ended(patch, found)
+        return [(patch.id, found)]
 
     found = dict(in_parallel("mutants, by patch", list(patches), judged, jobs, console))
     return [found[patch.id] for patch in patches]
@@ -243,12 +286,15 @@ def counted(patches: Sequence[Patch], jobs: int, console: Console, *, write: boo
     if not patches:
         return []
     failures = []
-    for patch, found in zip(patches, count(patches, jobs, console), strict=True):
+
+    def record(patch: Patch, found: Mutants) -> None:
+        if write and not found.failures:
+            evidence.write_mutants(patch, record_of(patch, found))
+
+    for patch, found in zip(patches, count(patches, jobs, console, record), strict=True):
         for line in report(found):
             console.print(line, markup=False, soft_wrap=True)
         failures += [f"{patch.id}: {problem}" for problem in found.problems()]
-        if write and not found.failures:
-            evidence.write_mutants(patch, record_of(patch, found))
     return failures
 
 

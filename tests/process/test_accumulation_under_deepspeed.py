@@ -27,7 +27,7 @@ DROPPED, DIVIDED = "deepspeed-offload-drops-micro-batches", "deepspeed-divides-b
 
 
 class Run(NamedTuple):
-    """How the weights have moved, and the patches of the record by their ids."""
+    """How the weights have moved, and the patches of the record by their ids, or what it has as observed."""
 
     moved: dict[str, torch.Tensor]
     patches: dict[str, Any]
@@ -68,7 +68,8 @@ def run(
         )
         assert process.returncode == 0, process.stderr
         record = Path(folder, "checkpoint-2", "trl_hotfix.json")
-        entries = json.loads(record.read_text())["patches"] if hotfix == "1" else []
+        part = "observed" if hotfix == "observe" else "patches"
+        entries = json.loads(record.read_text())[part] if hotfix != "0" else []
         return Run(torch.load(Path(folder, "moved.pt")), {entry["id"]: entry for entry in entries})
 
 
@@ -93,6 +94,16 @@ def test_no_micro_batch_is_dropped_where_the_optimizer_is_offloaded(release: str
     assert difference(patched, run(release, ranks=ranks, hotfix="1")) < 1e-6
     entry = patched.patches[DROPPED]
     assert (entry["word"], entry["called"], entry["acted"]) == ("repaired", 2 * MICRO_BATCHES, 2 * (MICRO_BATCHES - 2))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("release", ["0.19.1", "1.16.0"])
+def test_an_inherited_step_is_observed_and_left_alone(release: str) -> None:
+    offloaded = {"release": release, "deepspeed": "deepspeed-0.17.5", "stage": 2, "offloads": True}
+    observed = run(**offloaded, hotfix="observe")
+    assert difference(observed, run(**offloaded)) == 0
+    entry = observed.patches[DROPPED]
+    assert (entry["answer"], sum(entry["called"].values())) == ("hit", 2 * MICRO_BATCHES)
 
 
 @pytest.mark.matrix

@@ -15,6 +15,9 @@ from tiny.deepspeed_runs import DeepSpeedStep, acts, deepspeed_run, largest_diff
 ID = "deepspeed-divides-by-accumulation-twice"
 OVERLAYS = ()
 PARITY = False
+EQUIVALENT = {
+    "divide_if_told: `return engine_backward(*args, **options)` detached": "accelerate takes nothing from backward",
+}
 VARIANTS = "the gradients are divided by DeepSpeed, whatever model they are of"
 
 MICRO_BATCHES = 4

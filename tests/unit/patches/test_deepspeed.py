@@ -146,3 +146,15 @@ def test_without_accumulation_the_engine_is_not_touched(engine: Any) -> None:
 
     divides.divide_if_told(step, trainer_with(engine), (), {})
     assert seen == [True]
+
+
+def test_a_backward_that_the_engine_does_not_see_is_divided_as_by_deepspeed() -> None:
+    engine = Engine()
+    step = lambda: engine._backward_prologue_per_tensor(8.0)  # noqa: E731
+    assert divides.divide_if_told(step, trainer_with(engine), (), {}) == 2.0
+
+
+def test_each_micro_batch_returns_its_own_loss() -> None:
+    engine = Engine()
+    losses = [divides.divide_if_told(lambda loss: loss, trainer_with(engine), (loss,), {}) for loss in (1.0, 2.0)]
+    assert losses == [1.0, 2.0]
