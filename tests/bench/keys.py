@@ -78,9 +78,9 @@ class Sources:
             for digest, uses in found.values()
         ]
 
-    def _found(self, pieces: Iterable[Piece]) -> dict[Piece, tuple[str, Mapping[str, Piece]]]:
+    def _found(self, pieces: Iterable[Piece]) -> dict[Piece, tuple[str, dict[str, Piece]]]:
         waiting = [self._defining(*piece) for piece in pieces][::-1]
-        found: dict[Piece, tuple[str, Mapping[str, Piece]]] = {}
+        found: dict[Piece, tuple[str, dict[str, Piece]]] = {}
         while waiting:
             piece = waiting.pop()
             if piece not in found:
@@ -99,7 +99,7 @@ class Sources:
             source = self.module(module) if module not in ENGINE else None
         return module, name
 
-    def _content_of_piece(self, module: str, name: str) -> tuple[str, Mapping[str, Piece]]:
+    def _content_of_piece(self, module: str, name: str) -> tuple[str, dict[str, Piece]]:
         """Return the digest of one piece, and by the word for each the pieces that it uses."""
         if module in ENGINE:
             return "the engine", {}  # Its key is MACHINERY: a proof that asks for the status depends on it like others.
