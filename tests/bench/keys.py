@@ -2,17 +2,19 @@
 
 Of our own code these are the functions, classes and constants that a wrapper, a self-test or a proof uses, found by
 name and transitively; a comment, a docstring, an unrelated helper and another patch are none of it, nor is a mark: what
-says to the witness that a wrapper acts changes no result. Of TRL they are the functions that the run has called, with
-the constants and the class bodies around them. And there is the stack.
+says to the witness that a wrapper acts changes no result. No key has a path or the name of a module of ours, so a file
+may move. Of TRL they are the functions that the run has called, with the constants and the class bodies around them.
+And there is the stack.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,42 +59,79 @@ class Sources:
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
         self.module = functools.cache(self._read)
-        self._digest = functools.cache(self._digest_of_piece)
+        self._content = functools.cache(self._content_of_piece)
 
-    def closure(self, pieces: Iterable[Piece]) -> dict[str, str]:
-        """Return ``module:name`` -> digest for these pieces and for all that they use. Raises ``LookupError``."""
-        waiting, digests = list(pieces), {}
+    def closure(self, pieces: Iterable[Piece]) -> dict[Piece, str]:
+        """Return the digest of each of these pieces and of all that they use. Raises ``LookupError``."""
+        return {piece: digest for piece, (digest, _) in self._found(pieces).items()}
+
+    def code(self, pieces: Iterable[Piece], within: Callable[[Piece], bool] = lambda piece: True) -> list[Any]:
+        """Return what JSON can hold of the same pieces, without the names of their modules. Raises ``LookupError``.
+
+        Each piece is its digest and, by the words that it uses, the numbers of other pieces. They are numbered as they
+        are found from the first on. Pieces that are not ``within`` are left out.
+        """
+        found = {piece: content for piece, content in self._found(pieces).items() if within(piece)}
+        numbers = {piece: number for number, piece in enumerate(found)}
+        return [
+            [digest, [[word, numbers[piece]] for word, piece in uses.items() if piece in numbers]]
+            for digest, uses in found.values()
+        ]
+
+    def _found(self, pieces: Iterable[Piece]) -> dict[Piece, tuple[str, dict[str, Piece]]]:
+        waiting = [self._defining(*piece) for piece in pieces][::-1]
+        found: dict[Piece, tuple[str, dict[str, Piece]]] = {}
         while waiting:
             piece = waiting.pop()
-            name = ":".join(piece)
-            if name in digests:
-                continue
-            digests[name], uses = self._digest(*piece)
-            waiting += uses
-        return dict(sorted(digests.items()))
+            if piece not in found:
+                found[piece] = self._content(*piece)
+                waiting += reversed(found[piece][1].values())
+        return found
 
-    def _digest_of_piece(self, module: str, name: str) -> tuple[str, tuple[Piece, ...]]:
-        """Return the digest of one piece, and the pieces that it uses."""
-        if module == "trl_hotfix":
-            return "the engine", ()  # Its key is MACHINERY: a proof that asks for the status depends on it like others.
+    def _defining(self, module: str, name: str) -> Piece:
+        """Return the piece that is meant where ``module`` only hands on what it imports from another of ours."""
+        source = self.module(module) if module not in ENGINE else None
+        while source is not None and name in source.imported and name not in source.definitions:
+            target = source.imported[name]
+            if not target[1]:
+                return target
+            module, name = target
+            source = self.module(module) if module not in ENGINE else None
+        return module, name
+
+    def _content_of_piece(self, module: str, name: str) -> tuple[str, dict[str, Piece]]:
+        """Return the digest of one piece, and by the word for each the pieces that it uses."""
+        if module in ENGINE:
+            return "the engine", {}  # Its key is MACHINERY: a proof that asks for the status depends on it like others.
         source = self.module(module)
         if source is None:
             raise LookupError(f"there is no module {module} of ours")
-        if name in source.imported and name not in source.definitions:
-            return "imported", (source.imported[name],) if source.imported[name][1] else ()
+        if not name:
+            return "module", {}
         if name not in source.definitions:
             if "__getattr__" in source.definitions and name != "__getattr__":
-                return "by __getattr__", ((module, "__getattr__"),)
+                return "by __getattr__", {"__getattr__": (module, "__getattr__")}
             if self.module(f"{module}.{name}") is not None:
-                return "module", ()
+                return "module", {}
             raise LookupError(f"{module} has no {name}")
         nodes = source.definitions[name]
-        uses = tuple(dict.fromkeys(piece for node in nodes for piece in self._uses(module, source, node)))
+        uses = {word: self._defining(*piece) for node in nodes for word, piece in self._uses(module, source, node)}
         names = {child.id for node in nodes for child in ast.walk(node) if isinstance(child, ast.Name)}
         foreign = {name: source.foreign[name] for name in sorted(names & source.foreign.keys())}
-        return digest_of([list(map(tree_of, nodes)), foreign]), uses
+        return digest_of([[tree_of(self._without_own_imports(module, node)) for node in nodes], foreign]), uses
 
-    def _uses(self, module: str, source: Module, node: ast.AST) -> Iterator[Piece]:
+    def _without_own_imports(self, module: str, node: ast.AST) -> ast.AST:
+        """Return a definition without the imports of ours in it: what they stand for is among what it uses."""
+        inner = [child for child in ast.walk(node) if isinstance(child, ast.Import | ast.ImportFrom)]
+        own = set()
+        for statement in inner:
+            imports = Module()
+            self._collect_imports(module, [statement], imports)
+            if imports.imported:
+                own.add(ast.unparse(statement))
+        return _Without(own).visit(copy.deepcopy(node)) if own else node  # type: ignore[no-any-return]
+
+    def _uses(self, module: str, source: Module, node: ast.AST) -> Iterator[tuple[str, Piece]]:
         local = Module()
         self._collect_imports(module, ast.walk(node), local)
         names = {**source.imported, **local.imported}
@@ -106,12 +145,13 @@ class Sources:
             if child.id in names:
                 target, piece = names[child.id]
                 if piece:
-                    yield target, piece
+                    yield child.id, (target, piece)
                 else:
                     # `tiny.llama`: of a module that is used by its name, what is taken from it.
-                    yield from ((target, attribute) for attribute in attributes.get(child.id, ()))
+                    taken = sorted(attributes.get(child.id, ()))
+                    yield from ((f"{child.id}.{attribute}", (target, attribute)) for attribute in taken)
             elif child.id in source.definitions:
-                yield module, child.id
+                yield child.id, (module, child.id)
 
     def _read(self, module: str) -> Module | None:
         path = self._path(module)
@@ -160,6 +200,18 @@ class Sources:
                 if path.is_file():
                     return path
         return None
+
+
+class _Without(ast.NodeTransformer):
+    """Removes these imports from a definition."""
+
+    def __init__(self, imports: set[str]) -> None:
+        self._imports = imports
+
+    def visit_ImportFrom(self, statement: ast.ImportFrom) -> ast.stmt | None:
+        return None if ast.unparse(statement) in self._imports else statement
+
+    visit_Import = visit_ImportFrom  # type: ignore[assignment]
 
 
 _MARKS = {name: [("trl_hotfix.authoring", name), ("trl_hotfix.witness", name)] for name in ("act", "act_of_this_call")}
@@ -230,7 +282,6 @@ def policy_of(patch: Any, targets_here: Iterable[Any]) -> Mapping[str, Any]:
     here = {target.name for target in targets_here}
     return {
         "revision": patch.revision,
-        "self_test": patch.self_test,
         "requires": dict(patch.requires),
         "options": {name: [sorted(option.choices), option.default] for name, option in patch.options.items()},
         "targets": [
@@ -243,6 +294,9 @@ def policy_of(patch: Any, targets_here: Iterable[Any]) -> Mapping[str, Any]:
 MACHINERY = 1
 """Raise it where a change of the engine or of the bench changes what is seen: nothing else makes all results stale."""
 
+ENGINE = ("trl_hotfix", "trl_hotfix.witness")
+"""Modules of which no key has the code: MACHINERY is for them too."""
+
 TESTS = CHECKOUT / "tests"
 SOURCES = Sources(CHECKOUT, TESTS, TESTS / "proofs")
 PROOF_NAMES = ("train", "unaffected", "DATA", "OVERLAYS")
@@ -251,20 +305,19 @@ PROOF_NAMES = ("train", "unaffected", "DATA", "OVERLAYS")
 
 def cell_key(patch: Patch, place: Place) -> str:
     """Return the key of our part in a cell: wrapper, self-test, the entry without its prose, the stack."""
-    return _key(patch, place, _code(patch.id, _names_of(patch)))
+    return _key(patch, place, _code(patch.id, (patch.self_test, *_wrappers(patch))))
 
 
 def proof_key(patch: Patch, place: Place) -> str:
-    """Return the key of our part in a proof: that of the cell and the code of the proof."""
-    return _key(patch, place, _code(patch.id, _names_of(patch), proof=True))
+    """Return the key of our part in a proof: as that of a cell, with the code of the proof for the self-test's."""
+    return _key(patch, place, _code(patch.id, _wrappers(patch), proof=True))
 
 
 def own_key(patch: Patch) -> str:
     """Return the key of what the modules of the patch and of its proof have of it, whatever they use elsewhere."""
-    modules_of_patch = (modules.module_of(patch.id), patch.id.replace("-", "_"))
-    digests = SOURCES.closure(_pieces(patch.id, _names_of(patch), proof=True))
-    own = {piece: digest for piece, digest in digests.items() if piece.partition(":")[0] in modules_of_patch}
-    return digest_of([own, policy_of(patch, patch.targets)])
+    own = {modules.module_of(patch.id), patch.id.replace("-", "_")}
+    pieces = _pieces(patch.id, (patch.self_test, *_wrappers(patch)), proof=True)
+    return digest_of([SOURCES.code(pieces, lambda piece: piece[0] in own), policy_of(patch, patch.targets)])
 
 
 def _key(patch: Patch, place: Place, code: str) -> str:
@@ -276,13 +329,13 @@ def _key(patch: Patch, place: Place, code: str) -> str:
     return digest_of([MACHINERY, code, policy, stack, special, *filter(None, beside)])
 
 
-def _names_of(patch: Patch) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([patch.self_test, *(target.wrapper for target in patch.targets)]))
+def _wrappers(patch: Patch) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(target.wrapper for target in patch.targets))
 
 
 @functools.cache
 def _code(patch_id: str, names: tuple[str, ...], *, proof: bool = False) -> str:
-    return digest_of(SOURCES.closure(_pieces(patch_id, names, proof=proof)))
+    return digest_of(SOURCES.code(_pieces(patch_id, names, proof=proof)))
 
 
 def _pieces(patch_id: str, names: tuple[str, ...], *, proof: bool) -> list[Piece]:

@@ -14,6 +14,7 @@ from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.model import Patch
 
 import keys
+import layout
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "dpo-aux-loss-dropped"
@@ -50,11 +51,11 @@ def code_key(folder: Path) -> str:
     """Return the key of the self-test and the wrapper of the patch, read from ``folder``."""
     module = modules.module_of(ID)
     names = [patch().self_test, *(target.wrapper for target in patch().targets)]
-    return keys.digest_of(sources(folder).closure((module, name) for name in names))
+    return keys.digest_of(sources(folder).code((module, name) for name in names))
 
 
 def proof_key(folder: Path) -> str:
-    return keys.digest_of(sources(folder).closure([("dpo_aux_loss_dropped", "train")]))
+    return keys.digest_of(sources(folder).code([("dpo_aux_loss_dropped", "train")]))
 
 
 def sources(folder: Path) -> keys.Sources:
@@ -106,11 +107,59 @@ def test_a_proof_depends_on_the_makers_it_calls(copied: Path, edit: Edit) -> Non
 def test_what_a_name_stands_for_in_another_library_is_part_of_the_key(copied: Path, edit: Edit) -> None:
     module = "made_up_for_imports"
     (copied / f"{module}.py").write_text("from math import sqrt\n\n\ndef root(x):\n    return sqrt(x)\n")
-    before = keys.digest_of(sources(copied).closure([(module, "root")]))
+    before = keys.digest_of(sources(copied).code([(module, "root")]))
     edit(f"{module}.py", "from math import sqrt", "import json\nfrom math import sqrt")
-    assert keys.digest_of(sources(copied).closure([(module, "root")])) == before
+    assert keys.digest_of(sources(copied).code([(module, "root")])) == before
     edit(f"{module}.py", "from math import sqrt", "from cmath import sqrt")
-    assert keys.digest_of(sources(copied).closure([(module, "root")])) != before
+    assert keys.digest_of(sources(copied).code([(module, "root")])) != before
+
+
+def every_code(folder: Path, package: str) -> dict[str, str]:
+    """Return what the keys of all patches have of our code, with their modules in ``package``."""
+    read = sources(folder)
+    found = {}
+    for entry in loading.load():
+        name = entry.id.replace("-", "_")
+        wrappers = [(f"{package}.{name}", target.wrapper) for target in entry.targets]
+        cell = read.code([(f"{package}.{name}", entry.self_test), *wrappers])
+        found[entry.id] = keys.digest_of([cell, read.code([*wrappers, (name, "train")])])
+    return found
+
+
+def test_a_file_that_moves_makes_nothing_stale(copied: Path, tmp_path: Path) -> None:
+    shutil.copytree(copied, tmp_path, dirs_exist_ok=True)
+    for file in [*(tmp_path / "trl_hotfix" / "patches").glob("*.py")]:
+        moved = file.parent / "family" / file.name
+        moved.parent.mkdir(exist_ok=True)
+        moved.write_text(file.read_text(encoding="utf-8").replace("from ..", "from ..."), encoding="utf-8")
+        file.unlink()
+    for file in (tmp_path / "tests" / "proofs").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("from trl_hotfix.patches", "from trl_hotfix.patches.family"), encoding="utf-8")
+    before = every_code(copied, "trl_hotfix.patches")
+    assert len(set(before.values())) == len(before)
+    assert every_code(tmp_path, "trl_hotfix.patches.family") == before
+
+
+def test_a_proof_does_not_depend_on_the_self_test() -> None:
+    place = layout.main_place("1.7.1")
+    other = replace(patch(), self_test=patch().targets[0].wrapper)
+    assert keys.proof_key(other, place) == keys.proof_key(patch(), place)
+    assert keys.cell_key(other, place) != keys.cell_key(patch(), place)
+
+
+def test_two_functions_of_one_name_are_told_apart(copied: Path) -> None:
+    texts = ["from one import sure\n", "from two import sure\n"]
+    (copied / "one.py").write_text("def sure(x):\n    return x\n")
+    (copied / "two.py").write_text("def sure(x):\n    return not x\n")
+    found = set()
+    for text in [f"{text}\n\ndef wrapper(x):\n    return sure(x)\n" for text in texts]:
+        (copied / "made_up_for_names.py").write_text(text)
+        found.add(keys.digest_of(sources(copied).code([("made_up_for_names", "wrapper")])))
+    for text in texts:
+        (copied / "made_up_for_names.py").write_text(f"def wrapper(x):\n    {text}\n    return sure(x)\n")
+        found.add(keys.digest_of(sources(copied).code([("made_up_for_names", "wrapper")])))
+    assert len(found) == 2  # An import within a function is no other code.
 
 
 MARKED = """
@@ -147,7 +196,7 @@ def wrapper(wrapped, instance, args, kwargs):
 
 def key_of_text(copied: Path, text: str) -> str:
     (copied / "made_up_for_marks.py").write_text(text)
-    return keys.digest_of(sources(copied).closure([("made_up_for_marks", "wrapper")]))
+    return keys.digest_of(sources(copied).code([("made_up_for_marks", "wrapper")]))
 
 
 def test_a_mark_is_no_part_of_the_key(copied: Path) -> None:
@@ -183,7 +232,7 @@ def test_a_mark_in_front_of_every_statement_of_a_wrapper_changes_no_key(copied: 
     names = [target.wrapper for target in entry.targets]
 
     def key() -> str:
-        return keys.digest_of(sources(copied).closure((module, name) for name in names))
+        return keys.digest_of(sources(copied).code((module, name) for name in names))
 
     path = copied / f"{module.replace('.', '/')}.py"
     before, text = key(), path.read_text(encoding="utf-8")
@@ -205,7 +254,7 @@ def test_a_mark_in_front_of_every_statement_of_a_wrapper_changes_no_key(copied: 
 
 def test_the_engine_is_no_part_of_a_proof_that_asks_for_the_status(copied: Path, edit: Edit) -> None:
     def key() -> str:
-        return keys.digest_of(sources(copied).closure([("dpo_padding_free_liger", "train")]))
+        return keys.digest_of(sources(copied).code([("dpo_padding_free_liger", "train")]))
 
     before = key()
     edit("trl_hotfix/patching/api.py", "def status(", UNUSED + "@unused\ndef status(")
@@ -238,6 +287,6 @@ def test_every_patch_and_every_proof_has_a_key(patch_id: str) -> None:
     entry, name = patch(patch_id), patch_id.replace("-", "_")
     here = sources(CHECKOUT)
     pieces = here.closure((modules.module_of(patch_id), target.wrapper) for target in entry.targets)
-    assert all(piece.startswith("trl_hotfix.") for piece in pieces)
+    assert all(module.startswith("trl_hotfix.") for module, _ in pieces)
     proof = here.closure([(name, "train")])
-    assert any(piece.startswith(("tiny:", "tiny.")) for piece in proof)
+    assert any(module.partition(".")[0] == "tiny" for module, _ in proof)

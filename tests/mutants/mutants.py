@@ -93,7 +93,7 @@ def functions_of(patch: Patch) -> set[str]:
     name = modules.module_of(patch.id)
     wrappers = dict.fromkeys(target.wrapper for target in patch.targets)
     used = keys.SOURCES.closure([(name, wrapper) for wrapper in wrappers])
-    return {piece.partition(":")[2] for piece in used if piece.partition(":")[0] == name}
+    return {piece for module, piece in used if module == name}
 
 
 def source_of(patch: Patch) -> str:
