@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import pytest
 
@@ -26,15 +25,14 @@ import breakages
 import covered
 import release
 
+CHECKOUT = Path(__file__).parents[2]
 SECONDS = 120.0
 
 
 def run(files: list[str]) -> dict[str, Any]:
     """Return as killer ``tests`` if one of them fails."""
     with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
-        code = pytest.main(
-            ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={HERE.parents[1]}", *files]
-        )
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={CHECKOUT}", *files])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ends with {code!r}")
     return {"killer": "tests" if code else "", "why": "a test fails" if code else ""}
