@@ -42,7 +42,8 @@ def test_the_wheel_has_the_modules_and_data_of_the_package_and_nothing_else(
     files = {path.relative_to(checkout).as_posix(): path.read_bytes() for path in checkout.glob("trl_hotfix/**/*.py")}
     del files["trl_hotfix/data/build_hook.py"]
     files |= {f"trl_hotfix/{name}": (checkout / name).read_bytes() for name in ("patches.yaml", "known.yaml")}
-    files |= {name: (checkout / name).read_bytes() for name in ("trl_hotfix/py.typed", "trl_hotfix/data/defaults.json")}
+    others = ("py.typed", "data/defaults.json", "data/transformers.json")
+    files |= {name: (checkout / name).read_bytes() for name in (f"trl_hotfix/{other}" for other in others)}
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         packed = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("trl_hotfix/")}
     made = {f"trl_hotfix/data/{name}" for name in (*EVIDENCE, "proofs.tar.bz2")}

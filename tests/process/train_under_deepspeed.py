@@ -75,6 +75,11 @@ def main(folder: str, micro_batches: str, config_file: str = "") -> None:
     after = weights(model, gathered=config is not None and config["zero_optimization"]["stage"] == 3)
     if int(os.environ.get("RANK", "0")) == 0:
         torch.save({name: after[name] - before[name] for name in before}, Path(folder, "moved.pt"))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # A rank that ends while the other still talks to it may abort, and threads of gloo at the end of Python.
+        torch.distributed.barrier()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":
