@@ -244,7 +244,7 @@ UNREACHED: dict[tuple[str, str], str] = {
         for target in patch.targets
     },
     **{
-        (patch.id, target.name): "it requires DeepSpeed, and the cases run without: its proof runs on each of them"
+        (patch.id, target.name): "it requires DeepSpeed, and the cases run without: its proof trains with it"
         for patch in loading.load()
         if "deepspeed" in patch.requires
         for target in patch.targets

@@ -329,7 +329,7 @@ def beneath_of(patch: Patch) -> list[Place]:
     stacks = [stack for stack in layout.stacks() if stack in {place.stack for place in inheriting}]
     chosen = []
     for version in [version for version in inherited.releases() if inheriting and in_range(version, specifiers)]:
-        newer = [stack for stack in stacks if Version(layout.versions(stack)["transformers"]) >= Version(version)]
+        newer = [stack for stack in stacks if _transformers_of(stack) >= Version(version)]
         admitting = [place for place in inheriting if layout.admits(place.release, version)]
         on_stacks = ([place for place in admitting if place.stack == stack] for stack in newer or stacks[-1:])
         place = next((places[-1] for places in on_stacks if places), None)
@@ -343,6 +343,7 @@ def beneath_of(patch: Patch) -> list[Place]:
 
 
 def _oldest_beneath(patch: Patch, inheriting: Sequence[Place], specifiers: str) -> list[Place]:
+    """Return a place for the oldest of the releases, or none if one of its stacks has the transformers it requires."""
     of_oldest = [place for place in inheriting if place.release == inheriting[0].release]
     if not of_oldest or any(place.targets_of(patch) for place in of_oldest):
         return []
@@ -351,10 +352,13 @@ def _oldest_beneath(patch: Patch, inheriting: Sequence[Place], specifiers: str) 
     newest = max((version for version in admitted if in_range(version, specifiers)), key=Version, default=None)
     if newest is None:
         return []
-    # What the libraries of a stack are good for is its own transformers and the one before it.
-    of_stacks = {stack: Version(layout.versions(stack)["transformers"]) for stack in layout.stacks()}
-    newer = [stack for stack, version in of_stacks.items() if version >= Version(newest)]
-    return [Place(release, min(newer, key=of_stacks.__getitem__), newest)]
+    # The libraries of a stack fit its own transformers and the one before.
+    newer = [stack for stack in layout.stacks() if _transformers_of(stack) >= Version(newest)]
+    return [Place(release, min(newer, key=_transformers_of), newest)]
+
+
+def _transformers_of(stack: str) -> Version:
+    return Version(layout.versions(stack)["transformers"])
 
 
 def _inherited_targets(patch: Patch, place: Place) -> list[tuple[Target, str]]:

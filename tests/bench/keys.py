@@ -29,6 +29,8 @@ from layout import CHECKOUT, Place
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Piece = tuple[str, str]
 """A module and a name at its top level."""
+Content = tuple[str, tuple[tuple[str, Piece], ...]]
+"""The digest of a piece, and the pieces that it uses, each with the word for it."""
 
 
 def digest_of(value: Any) -> str:
@@ -74,48 +76,46 @@ class Sources:
         found = {piece: content for piece, content in self._found(pieces).items() if within(piece)}
         numbers = {piece: number for number, piece in enumerate(found)}
         return [
-            [digest, [[word, numbers[piece]] for word, piece in uses.items() if piece in numbers]]
+            [digest, [[word, numbers[piece]] for word, piece in uses if piece in numbers]]
             for digest, uses in found.values()
         ]
 
-    def _found(self, pieces: Iterable[Piece]) -> dict[Piece, tuple[str, dict[str, Piece]]]:
+    def _found(self, pieces: Iterable[Piece]) -> dict[Piece, Content]:
         waiting = [self._defining(*piece) for piece in pieces][::-1]
-        found: dict[Piece, tuple[str, dict[str, Piece]]] = {}
+        found: dict[Piece, Content] = {}
         while waiting:
             piece = waiting.pop()
             if piece not in found:
                 found[piece] = self._content(*piece)
-                waiting += reversed(found[piece][1].values())
+                waiting += [used for _, used in reversed(found[piece][1])]
         return found
 
     def _defining(self, module: str, name: str) -> Piece:
         """Return the piece that is meant where ``module`` only hands on what it imports from another of ours."""
-        source = self.module(module) if module not in ENGINE else None
-        while source is not None and name in source.imported and name not in source.definitions:
-            target = source.imported[name]
-            if not target[1]:
-                return target
-            module, name = target
-            source = self.module(module) if module not in ENGINE else None
+        while module not in ENGINE and name:
+            source = self.module(module)
+            if source is None or name in source.definitions or name not in source.imported:
+                break
+            module, name = source.imported[name]
         return module, name
 
-    def _content_of_piece(self, module: str, name: str) -> tuple[str, dict[str, Piece]]:
-        """Return the digest of one piece, and by the word for each the pieces that it uses."""
+    def _content_of_piece(self, module: str, name: str) -> Content:
         if module in ENGINE:
-            return "the engine", {}  # Its key is MACHINERY: a proof that asks for the status depends on it like others.
+            return "the engine", ()  # Its key is MACHINERY: a proof that asks for the status depends on it like others.
         source = self.module(module)
         if source is None:
             raise LookupError(f"there is no module {module} of ours")
         if not name:
-            return "module", {}
+            return "module", ()
         if name not in source.definitions:
             if "__getattr__" in source.definitions and name != "__getattr__":
-                return "by __getattr__", {"__getattr__": (module, "__getattr__")}
+                return "by __getattr__", (("__getattr__", (module, "__getattr__")),)
             if self.module(f"{module}.{name}") is not None:
-                return "module", {}
+                return "module", ()
             raise LookupError(f"{module} has no {name}")
         nodes = source.definitions[name]
-        uses = {word: self._defining(*piece) for node in nodes for word, piece in self._uses(module, source, node)}
+        used = (each for node in nodes for each in self._uses(module, source, node))
+        uses = tuple(dict.fromkeys((word, self._defining(*piece)) for word, piece in used))
         names = {child.id for node in nodes for child in ast.walk(node) if isinstance(child, ast.Name)}
         foreign = {name: source.foreign[name] for name in sorted(names & source.foreign.keys())}
         return digest_of([[tree_of(self._without_own_imports(module, node)) for node in nodes], foreign]), uses

@@ -16,7 +16,7 @@ Body = TypedDict("Body", {"releases": list[str], "is": dict[str, str]})
 
 
 Inherited = TypedDict("Inherited", {"of": str, "by": list[str], "is": dict[str, dict[str, str]]})
-"""What a target is in transformers, the releases of TRL that inherit it, and by body the verdict for each patch.
+"""What a target is in transformers, the releases in range that inherit it, and by body the verdict for each patch.
 
 ``inherited`` has the bodies that it has in the releases of transformers.
 """
