@@ -96,7 +96,10 @@ def test_the_record_grows_with_the_run(answers: Answers, release: str, case: str
         assert entry(answer["files"][f"{checkpoint}/trl_hotfix.json"], SFT) == repaired
         assert [entry(record, SFT) for record in answer["checkpoints"][checkpoint]] == [repaired]
     last = [line for line in answer["said"] if line.startswith("INFO") and " acted in " in line]
-    assert [f"repaired: {SFT} (bug: " in line and line.endswith("; acted in 1 of 1 calls") for line in last] == [True]
+    assert len(last) == 1
+    assert f"repaired: {SFT} (bug: " in last[0]
+    assert "); your run: " in last[0]
+    assert last[0].endswith("; acted in 1 of 1 calls")
 
 
 @pytest.mark.parametrize(("release", "case"), [("0.11.4", "made with it and reverted")])
