@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -37,14 +37,21 @@ class Case(NamedTuple):
 
 
 def process(place: Place, arguments: list[str], limit: float, *overlays: str, lines: int = 1) -> Answer | str:
+    """Return what the process in a place wrote to its ``{out}``, or why it wrote nothing, as ``answer_of``."""
+    command, log = [str(place.python), *arguments], f"{Path(arguments[0]).stem}-{place}"
+    return answer_of(command, place.environment(*overlays), limit, log, lines)
+
+
+def answer_of(
+    command: list[str], environment: Mapping[str, str], limit: float, log: str, lines: int = 1
+) -> Answer | str:
     """Return what the process wrote to its ``{out}``, or why it wrote nothing, with the last lines of its errors."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
-        command = [str(place.python), *(str(out) if argument == "{out}" else argument for argument in arguments)]
         try:
             finished = subprocess.run(
-                command,
-                env=place.environment(*overlays),
+                [str(out) if argument == "{out}" else argument for argument in command],
+                env=environment,
                 cwd=folder,
                 capture_output=True,
                 text=True,
@@ -53,9 +60,9 @@ def process(place: Place, arguments: list[str], limit: float, *overlays: str, li
             )
         except subprocess.TimeoutExpired:
             return f"no answer within {limit:g} s"
-        log = BENCH / "logs" / f"{Path(arguments[0]).stem}-{place}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"{finished.stdout}\n{finished.stderr}")
+        file = BENCH / "logs" / f"{log}.log"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{finished.stdout}\n{finished.stderr}")
         if not out.is_file():
             last = (finished.stderr.strip().splitlines() or ["nothing on standard error"])[-lines:]
             return f"the process ended with exit code {finished.returncode}: " + "\n".join(last)

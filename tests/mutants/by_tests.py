@@ -13,12 +13,14 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
+import mutated
 import pytest
 
 import breakages
@@ -26,50 +28,46 @@ import covered
 import release
 
 CHECKOUT = Path(__file__).parents[2]
-SECONDS = 120.0
 
 
-def run(files: list[str]) -> dict[str, Any]:
-    """Return as killer ``tests`` if one of them fails."""
-    with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={CHECKOUT}", *files])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise RuntimeError(f"pytest ends with {code!r}")
-    return {"killer": "tests" if code else "", "why": "a test fails" if code else ""}
+@dataclass
+class Tests:
+    """The tests that judge a patch."""
+
+    files: list[str]
+
+    def killer(self) -> tuple[str, str]:
+        """Return ``tests`` if one of them fails, and that it does. Both are empty if none fails."""
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={CHECKOUT}"]
+        with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
+            code = pytest.main([*options, *self.files])
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            raise RuntimeError(f"pytest ends with {code!r}")
+        return ("tests", "a test fails") if code else ("", "")
 
 
-def with_code(module: Any, source: str, files: list[str]) -> dict[str, Any]:
-    exec(compile(source, module.__file__, "exec"), vars(module))
-    return run(files)
-
-
-def with_breakage(module: Any, wrappers: list[str], breakage: Any, files: list[str]) -> dict[str, Any]:
-    with breakages.broken(module, wrappers, breakage):
-        return run(files)
-
-
-def answers(task: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def answers(task: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Give the answer about the patch as it is, with what the tests reach, then that about each mutant."""
-    module, files = importlib.import_module(task["module"]), task["files"]
-    reached = functools.partial(covered.reached, module, task["functions"], functools.partial(run, files))
-    unbroken = release.alone(functools.partial(run, files), SECONDS)
-    if isinstance(unbroken, str) or unbroken["killer"]:
-        raise RuntimeError(f"without a mutant: {unbroken}")
-    yield "", {**unbroken, "reached": release.alone(reached, SECONDS)}
-    work = {name: functools.partial(with_code, module, source, files) for name, source in task["code"].items()}
+    tests, module, wrappers = Tests(task["files"]), importlib.import_module(task["module"]), task["wrappers"]
+    unbroken = mutated.in_fork(functools.partial(mutated.answered, tests))
+    if unbroken["killer"]:
+        raise RuntimeError(f"without a mutant: {unbroken['why']}")
+    reached = functools.partial(covered.reached, module, task["functions"], tests.killer)
+    yield "", {**unbroken, "reached": release.alone(reached, mutated.SECONDS)}
+    work: dict[str, Callable[[], dict[str, Any]]] = {
+        name: functools.partial(mutated.judged_code, tests, module, source) for name, source in task["code"].items()
+    }
     work |= {
-        breakage.name: functools.partial(with_breakage, module, task["wrappers"], breakage, files)
+        breakage.name: functools.partial(mutated.judged_breakage, tests, module, wrappers, breakage)
         for breakage in breakages.breakages(task["targets"])
         if breakage.name in task["breakages"]
     }
-    for name, judged in work.items():
-        answer = release.alone(judged, SECONDS)
-        yield name, {"killer": "time", "why": answer} if isinstance(answer, str) else answer
+    yield from ((name, mutated.in_fork(judged)) for name, judged in work.items())
 
 
 def main(out: str, task_file: str) -> None:
     task = json.loads(Path(task_file).read_text(encoding="utf-8"))
-    # What the forks would import each: the tests of patches use both.
+    # Imported before the forks, each of which would import both.
     import torch  # noqa: F401
     import trl.trainer.sft_trainer  # noqa: F401
 

@@ -10,9 +10,9 @@ recorded in ``evidence/``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ import layout
 import proofs
 from code_mutants import code_mutants, noting_gradients
 from layout import Place
-from running import Case, in_parallel, process
+from running import Case, answer_of, in_parallel, process
 
 HERE = Path(__file__).parent
 GOAL = 0.95
@@ -123,10 +123,8 @@ def run(patch: Patch, place: Place, code: Mapping[str, str], killers: Mapping[st
         "targets": [target.name for target in place.targets_of(patch)],
         "fixed": _gradients_of_fixed(patch, place),
     }
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(json.dumps(task))
-        file.flush()
-        command = [str(HERE / "mutated.py"), "{out}", file.name]
+    with _task_file(task) as file:
+        command = [str(HERE / "mutated.py"), "{out}", file]
         return process(place, command, 3600, *proofs.overlays_of(patch, place), "coverage")
 
 
@@ -152,17 +150,18 @@ def run_by_tests(patch: Patch, names: Iterable[str], code: Mapping[str, str]) ->
         "wrappers": list(dict.fromkeys(target.wrapper for target in patch.targets)),
         "targets": [target.name for target in patch.targets],
     }
-    with tempfile.TemporaryDirectory() as folder:
-        out, file = Path(folder, "out.json"), Path(folder, "task.json")
-        file.write_text(json.dumps(task), encoding="utf-8")
-        path = os.pathsep.join([str(layout.CHECKOUT), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, str(HERE / "by_tests.py"), str(out), str(file)]
-        environment = {**os.environ, "PYTHONPATH": path}
-        ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-        if not out.is_file():
-            return "\n".join(ended.stderr.strip().splitlines()[-1:]) or f"exit code {ended.returncode}"
-        answer: Mapping[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        return answer
+    path = os.pathsep.join(filter(None, [str(layout.CHECKOUT), os.environ.get("PYTHONPATH")]))
+    with _task_file(task) as file:
+        command = [sys.executable, str(HERE / "by_tests.py"), "{out}", file]
+        return answer_of(command, {**os.environ, "PYTHONPATH": path}, 3600, f"by_tests-{patch.id}")
+
+
+@contextlib.contextmanager
+def _task_file(task: Mapping[str, Any]) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps(task))
+        file.flush()
+        yield file.name
 
 
 def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
@@ -223,12 +222,15 @@ def report(found: Mutants) -> Iterator[str]:
 
 
 def key_of(patch: Patch) -> str:
-    """Return the key of what a count depends on: patch and proof, the places, and what is equivalent.
+    """Return the key of what a count depends on: patch, proof and tests, the places, and what is equivalent.
 
     What many patches share is not in it: a change there does not change which mistakes in one of them are noticed.
     """
     declared = proofs.settings_of(patch).get("EQUIVALENT", {})
-    return keys.digest_of([GENERATION, keys.own_key(patch), [str(place) for place in places_of(patch)], declared])
+    # Most patches have no tests of their own, and their keys are as if there were none.
+    tests = [keys.tree_of(keys.parse(file.read_text(encoding="utf-8"))) for file in tests_of(patch)]
+    places = [str(place) for place in places_of(patch)]
+    return keys.digest_of([GENERATION, keys.own_key(patch), places, declared, *tests])
 
 
 def stale(patches: Iterable[Patch]) -> list[Patch]:
