@@ -23,6 +23,7 @@ import moments
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
+from trl_hotfix.matching.versions import installed
 
 import calls
 import prove
@@ -51,6 +52,20 @@ def reusing(make: Callable[..., Any], **settings: Any) -> Any:
 def grpo_of_one_length(**settings: Any) -> Any:
     trainer_class, _ = tiny.classes("GRPO")
     return tiny.grpo_of_one_length(trainer_class, tiny.llama("models", seed=0), **settings)
+
+
+def prm(**settings: Any) -> Any:
+    from tiny import every_trainer
+
+    words = tiny.tokenizer()
+    trainer_class, config_class = tiny.classes("PRM")
+    return tiny.trainer(
+        trainer_class,
+        model=every_trainer._classifier("PRM"),
+        args=tiny.config(config_class, **{"max_length": 16, **settings}),
+        train_dataset=every_trainer._data("PRM", words),
+        tokenizer=words,
+    )
 
 
 def tpo(**settings: Any) -> Any:
@@ -141,6 +156,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "DPO, Liger": dpo_with_liger,
     "DPO, synchronized": functools.partial(trainers.dpo, sync_ref_model=True),
     "BCO": bco,
+    "PRM": prm,
     "OnlineDPO": functools.partial(online, "OnlineDPO"),
     "XPO": functools.partial(online, "XPO"),
     "NashMD": functools.partial(online, "NashMD"),
@@ -176,7 +192,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "0.22.1": ("GRPO, reusing",),
     "0.22.2": ("SFT", "Reward", "GRPO, reusing", "RLOO, reusing", *(f"proof {patch}" for patch in PEFT)),
     "0.23.0": (
-        *("DPO", "SFT", "KTO", "ORPO", "CPO", "BCO", "GKD", "GKD, dataset", "proof qlora-peftmodel-frozen", *ON_POLICY),
+        *("DPO", "SFT", "KTO", "ORPO", "CPO", "BCO", "GKD", "GKD, dataset", "Reward", "PRM"),
+        *("proof qlora-peftmodel-frozen", *ON_POLICY),
     ),
     "0.26.1": ("DPO", "GRPO, reusing", "RLOO, reusing", "proof vllm-sync-drifts-bf16-base"),
     "0.28.0": (
@@ -243,12 +260,6 @@ UNREACHED: dict[tuple[str, str], str] = {
         if patch.id in ("transformers-divides-gradients-twice", "transformers-divides-gradients-of-others-twice")
         for target in patch.targets
     },
-    **{
-        (patch.id, target.name): "it requires DeepSpeed, and the cases run without: its proof trains with it"
-        for patch in loading.load()
-        if "deepspeed" in patch.requires
-        for target in patch.targets
-    },
 }
 """Targets of a patch that no case calls, with the reason."""
 
@@ -300,7 +311,8 @@ def answer(case: str, imported: set[str]) -> Any:
 
     # A fork of a process that has used more threads hangs in the first matrix product.
     torch.set_num_threads(1)
-    targets = [target for patch in loading.load() for target in gates.targets_here(patch)]
+    # What a patch requires besides decides whether the bug is here, and not when its targets are called.
+    targets = [target for patch in loading.load() for target in gates.targets_for(patch, installed("trl") or "")]
     observed = moments.observe(targets, imported)
     kind, _, patch_id = case.partition(" ")
     try:

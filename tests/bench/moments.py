@@ -132,14 +132,15 @@ def _replace(observed: Observed, name: str, target: Target) -> None:
 def has(trainer: Any, owner: Any, name: str) -> bool:
     """Return whether the trainer has the target: its class does not override it, or it is no method of a trainer.
 
-    A constructor of TRL calls that of its base, so a subclass that overrides it has it too.
+    A constructor of TRL calls that of its base, so a subclass that overrides it has it too. A target on the base of
+    TRL's trainers is for all of them, those included that override it and leave the base out.
     """
     from transformers import Trainer
 
     if not (isinstance(owner, type) and issubclass(owner, Trainer)):
         return True
     attribute = name.rpartition(".")[2]
-    if attribute == "__init__":
+    if attribute == "__init__" or owner.__module__ == "trl.trainer.base_trainer":
         return isinstance(trainer, owner)
     definer = next((cls for cls in type(trainer).__mro__ if attribute in vars(cls)), None)
     return definer is owner
