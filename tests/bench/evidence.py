@@ -216,6 +216,11 @@ def inherits(release: str, target: Target) -> str | None:
     return base if base is not None and inherited.bodies_of(base) else None
 
 
+def body_or_base(release: str, target: Target) -> str | None:
+    """Return the body of ``target`` in a release of TRL, or what it inherits as that."""
+    return body(release, target) or inherits(release, target)
+
+
 def _of_wheel(release: str, target: Target) -> str | None:
     """Return a body, or what is inherited. It is read from the wheel once, since wheels do not change."""
     known, name = _bodies(), f"{release} {target.name}"

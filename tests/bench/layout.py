@@ -230,11 +230,14 @@ def admits(release: str, transformers: str) -> bool:
     return all(one.specifier.contains(transformers) for one in requirements if one.name == "transformers")
 
 
-def build(selected: Iterable[Place], report: Callable[[str], None] = print) -> None:
-    """Lay out the stacks and overlays that are missing. A second process waits until the first has finished."""
+def build(selected: Iterable[Place], report: Callable[[str], None] = print, *, beside: Iterable[str] = ()) -> None:
+    """Lay out what is missing of these places, and of the overlays ``beside`` them.
+
+    A second process waits until the first has finished.
+    """
     BENCH.mkdir(exist_ok=True)
     with FileLock(BENCH / ".lock"):
-        _build(tuple(selected), report)
+        _build(tuple(selected), set(beside), report)
 
 
 def build_release_overlays(python: Path, report: Callable[[str], None] = print) -> None:
@@ -244,14 +247,14 @@ def build_release_overlays(python: Path, report: Callable[[str], None] = print) 
         _build_overlays({release: (f"trl=={release}",) for release in releases()}, python, report)
 
 
-def _build(selected: tuple[Place, ...], report: Callable[[str], None]) -> None:
+def _build(selected: tuple[Place, ...], beside: set[str], report: Callable[[str], None]) -> None:
     for stack in dict.fromkeys(place.stack for place in selected):
         _build_stack(stack, report)
     overlays = {place.release: (f"trl=={place.release}",) for place in selected}
     special = {settings()["special"].get(place.release, {}).get("overlay") for place in selected}
     special |= {"coverage", "deepspeed", "liger", "scikit-learn", "trackers", "trackio"}
     special |= {overlay for place in selected for patch in loading.load() for overlay in place.overlays_of(patch)}
-    overlays |= {name: tuple(settings()["overlays"][name]) for name in special - {None}}
+    overlays |= {name: tuple(settings()["overlays"][name]) for name in (special | beside) - {None}}
     beneath = {place.transformers for place in selected if place.transformers}
     overlays |= {f"transformers-{version}": (f"transformers=={version}",) for version in beneath}
     _build_overlays(overlays, selected[0].python, report)

@@ -174,9 +174,7 @@ def add_to_releases(release: str, before: str) -> None:
 def bodies_of(patch: Patch, before: str, release: str) -> dict[str, BodyChange]:
     return {
         # Where a class begins to define what it has inherited, its body changes.
-        target.name: judgement.body_change(
-            *(evidence.body(version, target) or evidence.inherits(version, target) for version in (before, release))
-        )
+        target.name: judgement.body_change(*(evidence.body_or_base(version, target) for version in (before, release)))
         for target in patch.targets
     }
 

@@ -104,6 +104,19 @@ def test_no_run_is_shared_between_stacks_between_bodies_or_where_it_failed(
     ]
 
 
+def test_no_run_is_shared_where_a_release_inherits_more(
+    runs: list[layout.Place], sources: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = next(patch for patch in loading.load() if patch.id == "transformers-divides-gradients-of-others-twice")
+    monkeypatch.setattr(trl_code, "key", lambda release, calls: "equal")
+    (kto,) = [target for target in patch.targets if target.module == "trl.experimental.kto.kto_trainer"]
+    # 1.8.0 has no KTOTrainer there, and every body of the other targets is equal.
+    places = [layout.Place(release, "tf5.23") for release in ("1.5.1", "1.8.0")]
+    assert [evidence.body_or_base(place.release, kto) is None for place in places] == [False, True]
+    cells.run([Case(patch, place) for place in places], 1, QUIET)
+    assert sorted(runs) == places
+
+
 def test_an_unknown_call_stands_for_its_module(sources: None) -> None:
     module_name = "trl.trainer.dpo_trainer"
     unknown = [trl_code.key(release, [f"{module_name}:<lambda>"]) for release in ("0.11.3", "0.11.4", "0.12.0")]

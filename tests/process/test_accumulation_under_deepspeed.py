@@ -38,7 +38,8 @@ def run(
     release: str, deepspeed: str = "", stage: int = 0, *, offloads: bool = False, ranks: int = 1, hotfix: str = "0"
 ) -> Run:
     place = layout.main_place(release)
-    layout.build([place])
+    overlays = [deepspeed] if deepspeed else []
+    layout.build([place], beside=overlays)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     zero: dict[str, Any] = {"stage": stage}
     if offloads:
@@ -56,7 +57,7 @@ def run(
         file = Path(folder, "deepspeed.json")
         file.write_text(json.dumps(config))
         words = [str(SCRIPT), folder, str(MICRO_BATCHES), *([str(file)] if deepspeed else [])]
-        environment = place.environment(*([deepspeed] if deepspeed else []))
+        environment = place.environment(*overlays)
         # Two builds of DeepSpeed give an extension the same name.
         environment |= {"TORCH_EXTENSIONS_DIR": str(layout.BENCH / f"extensions-{deepspeed}"), "TRL_HOTFIX": hotfix}
         # Python runs no .pth from a folder on PYTHONPATH.
