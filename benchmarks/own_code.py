@@ -177,7 +177,7 @@ def install() -> None:
     if imported:
         raise RuntimeError(f"{', '.join(imported)} was imported too early to be timed")
     sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
-    from trl_hotfix import witness
+    from trl_hotfix.call import Call, Changed, Wrapped
     from trl_hotfix.patching import wrappers
 
     layered = wrappers._layered
@@ -189,7 +189,8 @@ def install() -> None:
         return CLOCK.ours(layered(raw, layer, **how), raw.__qualname__)
 
     wrappers._layered = timed_layer  # type: ignore[assignment]
-    witness.Call.__call__ = CLOCK.theirs(witness.Call.__call__)  # type: ignore[method-assign]
+    for form in (Call, Changed, Wrapped):
+        form.__call__ = CLOCK.theirs(form.__call__)  # type: ignore[method-assign]
 
 
 def _replaced(owner: Any, name: str, replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from trl_hotfix.authoring import Call, wrapper
+
 import measure
 from measure import Finding, Result
 
@@ -43,17 +45,28 @@ def passes_on(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...],
     return wrapped(*args, **kwargs)
 
 
+@wrapper
+def makes_the_call(call: Call) -> Any:
+    return call()
+
+
+@wrapper
+def reads_and_replaces(call: Call) -> Any:
+    """Read two arguments and replace one."""
+    return call.with_(scale=call["scale"] if call["batch"] is None else 3.0)()
+
+
 def unpatched(owner: type) -> type:
     return owner
 
 
-def ours(owner: type) -> type:
+def ours(owner: type, by: Callable[..., Any] = makes_the_call) -> type:
     """Put the wrapper on as ``apply()`` does, and arm it. Under strict it is the same function."""
     from trl_hotfix.patching.sites import Site
     from trl_hotfix.patching.wrappers import Layer
 
     raw = vars(owner)["step"]
-    layer = Layer("made-up", 1, passes_on, traced=False)
+    layer = Layer("made-up", 1, by, traced=False)
     Site(owner, "step", raw, raw).put_on(layer)
     layer.armed = True
     return owner
@@ -85,9 +98,11 @@ def subclass(owner: type) -> type:
     return Edited
 
 
-VARIANTS = {
+VARIANTS: dict[str, Callable[[type], type]] = {
     "unpatched": unpatched,
     "ours": ours,
+    "ours, two reads and one replacement": functools.partial(ours, by=reads_and_replaces),
+    "ours, wrapt's four arguments": functools.partial(ours, by=passes_on),
     "wrapt": plain_wrapt,
     "closure": closure,
     "subclass": subclass,

@@ -90,7 +90,9 @@ Evidence = Mapping[str, Any]
 """The observations behind a decision. The values are JSON values."""
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-"""wrapt's protocol: ``wrapper(wrapped, instance, args, kwargs)``; in a patch that has options also ``options=``."""
+"""wrapt's protocol: ``wrapper(wrapped, instance, args, kwargs)``; in a patch that has options also ``options=``.
+
+A function that is marked with ``@wrapper`` takes one ``Call`` in their place."""
 
 Options = Mapping[str, str]
 """The choice for each option of a patch."""

@@ -161,7 +161,7 @@ class Sources:
         body = list(statements(parse(path.read_text(encoding="utf-8")).body))
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         self._collect_imports(module, body, source, package)
-        marks = {name for name in ("act", "act_of_this_call") if source.imported.get(name) in _MARKS[name]}
+        marks = {name for name in _MARKS if source.imported.get(name) in _MARKS[name]}
         for statement in body:
             if marks:
                 _WithoutMarks(marks).visit(statement)
@@ -214,7 +214,9 @@ class _Without(ast.NodeTransformer):
     visit_Import = visit_ImportFrom  # type: ignore[assignment]
 
 
-_MARKS = {name: [("trl_hotfix.authoring", name), ("trl_hotfix.witness", name)] for name in ("act", "act_of_this_call")}
+_MARKS = {
+    name: [("trl_hotfix.authoring", name), ("trl_hotfix.call", name)] for name in ("act", "act_of_this_call", "wrapper")
+}
 _LOOKS_ONLY = {"all", "any", "getattr", "hasattr", "isinstance", "len"}
 
 
@@ -222,11 +224,16 @@ class _WithoutMarks(ast.NodeTransformer):
     """Removes the statements ``act()`` and ``act = act_of_this_call()`` from a definition.
 
     ``act`` may be the variable of that assignment: a wrapper leaves it to what is called later. A condition goes with
-    its mark if nothing else depends on it and it only looks.
+    its mark if nothing else depends on it and it only looks. A wrapper that takes a ``call`` says ``call.act()`` and
+    ``act = call.act_later()``.
     """
 
     def __init__(self, marks: set[str]) -> None:
-        self._marks = {"act()"} | ({"act = act_of_this_call()"} if "act_of_this_call" in marks else set())
+        self._marks = {"act()"}
+        if "act_of_this_call" in marks:
+            self._marks.add("act = act_of_this_call()")
+        if "wrapper" in marks:
+            self._marks |= {"call.act()", "act = call.act_later()"}
 
     def visit_Expr(self, statement: ast.Expr) -> ast.Expr | None:
         return None if ast.unparse(statement) in self._marks else statement
@@ -294,7 +301,7 @@ def policy_of(patch: Any, targets_here: Iterable[Any]) -> Mapping[str, Any]:
 MACHINERY = 1
 """Raise it where a change of the engine or of the bench changes what is seen: nothing else makes all results stale."""
 
-ENGINE = ("trl_hotfix", "trl_hotfix.witness")
+ENGINE = ("trl_hotfix", "trl_hotfix.call", "trl_hotfix.patching.engine", "trl_hotfix.witness")
 """Modules of which no key has the code: MACHINERY is for them too."""
 
 TESTS = CHECKOUT / "tests"

@@ -201,9 +201,20 @@ def key_of_text(copied: Path, text: str) -> str:
 
 def test_a_mark_is_no_part_of_the_key(copied: Path) -> None:
     assert key_of_text(copied, MARKED) == key_of_text(copied, UNMARKED)
-    of_witness = MARKED.replace("authoring import act, act_of_this_call,", "authoring import")
-    of_witness = f"from trl_hotfix.witness import act, act_of_this_call\n{of_witness}"
-    assert key_of_text(copied, of_witness) == key_of_text(copied, UNMARKED)
+    of_call = MARKED.replace("authoring import act, act_of_this_call,", "authoring import")
+    of_call = f"from trl_hotfix.call import act, act_of_this_call\n{of_call}"
+    assert key_of_text(copied, of_call) == key_of_text(copied, UNMARKED)
+
+
+def test_a_mark_of_a_call_is_no_part_of_the_key(copied: Path) -> None:
+    def key(*lines: str) -> str:
+        body = "\n    ".join([*lines, "return call.with_(scale=2)()"])
+        text = f"from trl_hotfix.authoring import Call, wrapper\n\n@wrapper\ndef scaled(call: Call):\n    {body}\n"
+        (copied / "made_up_for_calls.py").write_text(text)
+        return keys.digest_of(sources(copied).code([("made_up_for_calls", "scaled")]))
+
+    assert key("call.act()", "act = call.act_later()", "act()") == key()
+    assert len({key(), key("call.act(1)"), key("other.act()"), key("later = call.act_later()")}) == 4
 
 
 @pytest.mark.parametrize(
@@ -243,7 +254,7 @@ def test_a_mark_in_front_of_every_statement_of_a_wrapper_changes_no_key(copied: 
             definition.body = [definition.body[0], *(both for line in definition.body[1:] for both in (*mark, line))]
     # A wrapper that takes the act of its call has a variable of this name.
     if "act_of_this_call" not in text:
-        tree.body.insert(2, ast.parse("from ..witness import act").body[0])
+        tree.body.insert(2, ast.parse("from ..call import act").body[0])
     try:
         path.write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
         assert path.read_text(encoding="utf-8").count("act()") >= len(set(names))

@@ -206,13 +206,19 @@ def test_each_variant_of_a_call_matches_its_name() -> None:
 
     owners = {name: put_on(per_call.trainer_class("nothing")) for name, put_on in per_call.VARIANTS.items()}
     step = {name: vars(owner)["step"] for name, owner in owners.items()}
-    assert {name for name, method in step.items() if reference_of(method)} == {"ours"}
-    closure = inspect.getclosurevars(step["ours"]).nonlocals
-    assert closure["wrapper"] is per_call.passes_on
-    assert closure["layer"].armed
+    ours = {
+        "ours": per_call.makes_the_call,
+        "ours, two reads and one replacement": per_call.reads_and_replaces,
+        "ours, wrapt's four arguments": per_call.passes_on,
+    }
+    assert {name for name, method in step.items() if reference_of(method)} == ours.keys()
+    for name, wrapper in ours.items():
+        closure = inspect.getclosurevars(step[name]).nonlocals
+        assert closure["wrapper"] is wrapper
+        assert closure["layer"].armed
     assert type(step["wrapt"]) is wrapt.FunctionWrapper
     plain = {name for name, method in step.items() if type(method) is type(per_call.time_per_call)}
-    assert plain == {"unpatched", "ours", "closure", "subclass"}
+    assert plain == {"unpatched", *ours, "closure", "subclass"}
     assert owners["subclass"].__mro__[1].__name__ == "Trainer"
 
 

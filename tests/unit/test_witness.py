@@ -19,9 +19,10 @@ from datasets.fingerprint import Hasher
 
 from trl_hotfix import witness
 from trl_hotfix.authoring import act, act_of_this_call, shadowed
+from trl_hotfix.call import Mark, Wrapped
 from trl_hotfix.model import Wrapper
 from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
-from trl_hotfix.witness import Call, Count, Counts, Mark
+from trl_hotfix.witness import Count, Counts
 
 
 class Trainer:
@@ -625,13 +626,13 @@ def test_the_calls_of_a_self_test_are_left_out(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_call_can_be_copied() -> None:
-    call = Call(len)
+    call = Wrapped(len)
     assert copy.copy(call)("four") == 4
 
 
 def test_a_call_takes_any_keyword() -> None:
     names = ("self", "wrapped", "instance", "args", "kwargs", "name")
     given = dict(zip(names, itertools.count()))
-    call = Call(lambda **arguments: arguments)
+    call = Wrapped(lambda **arguments: arguments, None, (), given)
     assert call(**given) == given
-    assert call.unchanged((), given)
+    assert call.is_unchanged()

@@ -20,7 +20,7 @@ because a patch module must load without them.
 
 from __future__ import annotations
 
-from ..witness import act, act_of_this_call
+from ..call import Call, act, act_of_this_call, wrapper
 from .beginnings import adds_beginning
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
@@ -55,6 +55,7 @@ from .views import pickled_as_made
 
 __all__ = [
     "MASKABLE",
+    "Call",
     "GeneratedLabels",
     "Once",
     "Places",
@@ -93,4 +94,5 @@ __all__ = [
     "why_sequences_mix",
     "with_coefficient_of_plain_model",
     "with_config",
+    "wrapper",
 ]

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ..by_identity import ByIdentity
-from ..witness import act
+from ..call import act
 from .calls import argument, replaced_argument, with_config
 
 

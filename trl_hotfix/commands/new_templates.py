@@ -30,16 +30,17 @@ The change that this patch makes; the runs that the bug does not hit, and the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ..authoring import Call, wrapper
 from ..model import Outcome
 
 
-def {wrapper}(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def {wrapper}(call: Call) -> Any:
     """Call TRL with the same arguments. Nothing is repaired yet."""
-    return wrapped(*args, **kwargs)
+    return call()
 
 
 def bug_is_gone(module: ModuleType) -> Outcome:

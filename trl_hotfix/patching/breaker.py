@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
+from ..call import Call, Wrapped
 from ..errors import NotAppliedError
 from ..log import HEARD, log
-from ..witness import Call
 
 
 class Breaker:
@@ -30,17 +29,17 @@ class Breaker:
         self.broken = False
         self.error: str | None = None
 
-    def opens(self, error: Exception, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def opens(self, error: Exception, call: Call | Wrapped) -> bool:
         """Return whether ``error`` of a wrapper switches the patch off, so that the caller returns TRL's own result.
 
         If not, the caller is to raise the error. It must not be raised here: the frame of this function, which has the
         error in it, would keep the error and the batch alive.
         """
-        if call.has_raised(error) or isinstance(error, NotAppliedError) or _is_out_of_memory(error):
+        if any(error is each for each in call.errors) or isinstance(error, NotAppliedError) or _is_out_of_memory(error):
             return False  # This is TRL's own error, or one that the caller may handle.
         described = f"{type(error).__name__}: {_text(error)}"
         failure = f"{self.patch_id} failed in a call ({described})"
-        if call.raised or (call.calls and not call.unchanged(args, kwargs)):
+        if call.errors or (call.calls and not call.is_unchanged()):
             log.error(
                 "%s after TRL had done part of it; TRL_HOTFIX_SKIP=%s leaves it out",
                 failure,

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from ..call import NOT_TRACED, Call, Parameters, Wrapped, parameters_of_method, takes_call
 from ..model import Wrapper
-from ..witness import LAYER_CODES, NOT_TRACED, Call, Counts
+from ..witness import Counts
 from . import references
 from .breaker import Breaker
 from .inheritance import Aside, forwarding, leaves_to_a_base
@@ -25,14 +26,15 @@ class UnsupportedTargetError(TypeError):
 
 @dataclass(slots=True)
 class Layer:
-    """One patch's wrapper on a site. It is ``armed`` once it is proven; before that an error in it is raised.
+    """One patch's wrapper on a site, in either form.
 
+    It is ``armed`` once it is proven; before that an error in it is raised.
     With ``observe`` the wrapper is not called: the layer counts the calls of TRL's method and changes nothing.
     """
 
     patch_id: str
     revision: int
-    wrapper: Wrapper
+    wrapper: Callable[..., Any]
     traced: bool
     options: tuple[tuple[str, str], ...] = ()
     breaker: Breaker = field(default_factory=lambda: Breaker("a wrapper", lambda: True))
@@ -107,11 +109,10 @@ def _layered(
         plain = _coroutine(raw, layer, bound=bound, in_process=in_process, aside=aside)
     else:
         plain = _method(raw, layer, in_process=in_process, aside=aside) if bound else _function(raw, layer)
-    LAYER_CODES.add(plain.__code__)
     if traced and not inspect.iscoroutinefunction(raw):
         plain = _traced(raw, layer, plain, bound=bound)
     else:
-        for function in (plain, *NOT_TRACED):
+        for function in (plain, Counts.of, *NOT_TRACED):
             _keep_from_dynamo(function)
     # __dict__ is not updated, since it would copy `_torchdynamo_orig_callable` (pytorch issue 172732).
     functools.update_wrapper(plain, raw, updated=())
@@ -141,6 +142,8 @@ _NOT_GIVEN = object()
 
 def _method(raw: FunctionType, layer: Layer, *, in_process: bool, aside: Aside | None) -> FunctionType:
     wrapper, breaker, counts = layer.wrapper, layer.breaker, layer.counts
+    by_call, parameters = takes_call(wrapper), parameters_of_method(raw)
+    form = Call if by_call else Wrapped
 
     def method(self: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
         if self is _NOT_GIVEN:
@@ -152,17 +155,22 @@ def _method(raw: FunctionType, layer: Layer, *, in_process: bool, aside: Aside |
         count.called += 1
         if aside is not None and aside(self):
             return raw(self, *args, **kwargs)
-        call = Call(MethodType(raw, self) if self is not None else functools.partial(raw, None))
+        bound = MethodType(raw, self) if self is not None else functools.partial(raw, None)
+        call = form(bound, self, args, kwargs, parameters)
+        before = form.current.set(call)
         try:
-            # A copy, since a wrapper may change it, and what the wrapper was given is compared with what it hands on.
-            result = wrapper(call, self, args, kwargs.copy())
+            # A copy, since a wrapper may change it, and what it was given is compared with what it hands on.
+            result = wrapper(call) if by_call else wrapper(call, self, args, kwargs.copy())
         # The run can go on without the wrapper, so an error in it must not end the run.
         except Exception as error:
-            if not layer.armed or not breaker.opens(error, call, args, kwargs):
+            if not layer.armed or not breaker.opens(error, call):
                 raise
         else:
-            call.end(count, args, kwargs, result)
+            call.end(count, result)
             return result
+        finally:
+            form.current.reset(before)
+            call.errors = ()
         return call.result if call.calls else raw(self, *args, **kwargs)
 
     return _plain(method)
@@ -178,21 +186,27 @@ def _given_by_name(raw: FunctionType, kwargs: dict[str, Any]) -> Any:
 
 def _function(raw: FunctionType, layer: Layer) -> FunctionType:
     wrapper, breaker, count = layer.wrapper, layer.breaker, layer.counts.process
+    by_call, parameters = takes_call(wrapper), Parameters(raw)
+    form = Call if by_call else Wrapped
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if breaker.broken:
             return raw(*args, **kwargs)
         count.called += 1
-        call = Call(raw)
+        call = form(raw, None, args, kwargs, parameters)
+        before = form.current.set(call)
         try:
-            result = wrapper(call, None, args, kwargs.copy())
+            result = wrapper(call) if by_call else wrapper(call, None, args, kwargs.copy())
         # As in a method.
         except Exception as error:
-            if not layer.armed or not breaker.opens(error, call, args, kwargs):
+            if not layer.armed or not breaker.opens(error, call):
                 raise
         else:
-            call.end(count, args, kwargs, result)
+            call.end(count, result)
             return result
+        finally:
+            form.current.reset(before)
+            call.errors = ()
         return call.result if call.calls else raw(*args, **kwargs)
 
     return _plain(function)
@@ -200,7 +214,8 @@ def _function(raw: FunctionType, layer: Layer) -> FunctionType:
 
 def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool, aside: Aside | None) -> FunctionType:
     """As the others, for an ``async`` function, but its errors are raised, and that it acts is not seen."""
-    wrapper, breaker, counts = layer.wrapper, layer.breaker, layer.counts
+    breaker, counts = layer.breaker, layer.counts
+    wrapper = _uncounted(raw, layer.wrapper, bound=bound)
 
     async def method(self: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
         if self is _NOT_GIVEN:
@@ -223,7 +238,8 @@ def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool
 
 def _traced(raw: FunctionType, layer: Layer, counted: FunctionType, *, bound: bool) -> FunctionType:
     """Return a function in whose place Dynamo sees the wrapper. Compiled calls are not counted."""
-    wrapper, breaker, compiling = layer.wrapper, layer.breaker, is_compiling()
+    breaker, compiling = layer.breaker, is_compiling()
+    wrapper = _uncounted(raw, layer.wrapper, bound=bound)
 
     def method(*args: Any, **kwargs: Any) -> Any:
         if compiling() and args and not breaker.broken:
@@ -237,6 +253,19 @@ def _traced(raw: FunctionType, layer: Layer, counted: FunctionType, *, bound: bo
         return counted(*args, **kwargs)
 
     return _plain(method if bound else function)
+
+
+def _uncounted(raw: FunctionType, wrapper: Callable[..., Any], *, bound: bool) -> Wrapper:
+    """Return the wrapper as one of wrapt's four arguments, for calls that nobody counts acts of."""
+    if not takes_call(wrapper):
+        return wrapper
+    parameters = parameters_of_method(raw) if bound else Parameters(raw)
+    parameters.read()
+
+    def by_four(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return wrapper(Call(wrapped, instance, args, kwargs, parameters))
+
+    return by_four
 
 
 def _plain(function: Callable[..., Any]) -> FunctionType:
