@@ -2,14 +2,16 @@
 
 ========================  =============================================================================================
 ``beginnings``            whether a tokenizer puts a beginning-of-sequence token before a text: ``adds_beginning``
-``calls``                 a call of the wrapped function: its arguments, the model that it is given, its module
-``act``                   says that a wrapper acts where the witness cannot see it: in place, or by a hook
-``once``                  what is done once for each trainer
+``Call``, ``wrapper``     what a wrapper is given, and its mark
+``calls``                 the model that a call is given, its module, an attribute for one call; the arguments of a call
+                          for wrappers with wrapt's four arguments
+``act``                   says that such a wrapper acts where the witness cannot see it: in place, or by a hook
+``once``                  what is done once for each trainer: ``Once``, ``WarnOnce``
 ``checkpoints``           what a callback keeps beside a checkpoint, and finds again in a resumed run
 ``datasets``              what a dataset has before it is prepared: ``masks_prompts_of_messages``
 ``dropped_rows``          rows that a trainer must not have: ``only_rows``, and whether the collator is the user's
 ``views``                 views of tokenizers, which TRL is given: how they are pickled
-``verdicts``              the answer of a self-test: ``judge`` and ``absent``
+``verdicts``              the answer of a self-test: ``judge``, ``absent``, ``absent_on`` an error, ``agreed`` by cases
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
 ========================  =============================================================================================
@@ -37,7 +39,7 @@ from .flattened_batches import (
     sequence_numbers,
     why_sequences_mix,
 )
-from .once import Once
+from .once import Once, WarnOnce
 from .training import (
     GeneratedLabels,
     copies_of_a_loss_of_all_gpus,
@@ -50,7 +52,7 @@ from .training import (
     prepared_first,
     with_coefficient_of_plain_model,
 )
-from .verdicts import absent, judge
+from .verdicts import absent, absent_on, agreed, judge
 from .views import pickled_as_made
 
 __all__ = [
@@ -59,10 +61,13 @@ __all__ = [
     "GeneratedLabels",
     "Once",
     "Places",
+    "WarnOnce",
     "absent",
+    "absent_on",
     "act",
     "act_of_this_call",
     "adds_beginning",
+    "agreed",
     "argument",
     "attention_keeps_apart",
     "block_diagonal",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..model import Outcome, Verdict
@@ -25,3 +27,34 @@ def judge(measured: float, *, right: float, wrong: float, **numbers: Any) -> Out
 def absent(why: str) -> Outcome:
     """Return that the bug cannot show in this release, with the reason."""
     return Outcome(Verdict.ABSENT, {"why": why})
+
+
+def agreed(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the first outcome of several cases of one release. An ``AssertionError`` names them if verdicts differ."""
+    first, *others = outcomes
+    if any(other.verdict is not first.verdict for other in others):
+        raise AssertionError(f"the cases do not agree: {[first, *others]}")
+    return first
+
+
+def absent_on(
+    error: type[Exception], text: str, why: str
+) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
+    """Let a self-test answer ``absent(why)`` where TRL raises this error, and ``text`` is part of its message.
+
+    It is for a release that fails before it reaches the bug. Any other error is raised.
+    """
+
+    def decorate(self_test: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        @functools.wraps(self_test)
+        def answer(*args: Any, **kwargs: Any) -> Outcome:
+            try:
+                return self_test(*args, **kwargs)
+            except error as raised:
+                if text not in str(raised):
+                    raise
+                return absent(why)
+
+        return answer
+
+    return decorate

@@ -5,7 +5,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 
 ==============  =======================================================================================================
 ``trainers``    a trainer of any family: ``stub_trainer``, ``constructed``, ``begin_trainer`` with ``StopConstruction``,
-                ``default_arguments`` of a config, ``absent_if_reexported``, ``quick_is_peft_model``
+                ``default_arguments`` of a config, ``absent_if_reexported``, ``quick_is_peft_model``; the classes of a
+                module (``trainer_and_config``), a tokenizer as they take it (``as_tokenizer_of``)
 ``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``; steps of pairs and their loss by the formula (``Pair``,
                 ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``, ``weighted_log_probs``,
                 ``pair_loss``, ``judge_with_gradients``); batches that may be flattened (``absent_if_never_flattened``,
@@ -70,11 +71,13 @@ from .trainers import (
     ONE_PROCESS,
     StopConstruction,
     absent_if_reexported,
+    as_tokenizer_of,
     begin_trainer,
     constructed,
     default_arguments,
     quick_is_peft_model,
     stub_trainer,
+    trainer_and_config,
 )
 from .vision import CharacterProcessor
 from .vllm import class_with_vllm
@@ -90,6 +93,7 @@ __all__ = [
     "StopConstruction",
     "absent_if_never_flattened",
     "absent_if_reexported",
+    "as_tokenizer_of",
     "base_and_lora",
     "base_for_adapters",
     "begin_trainer",
@@ -136,6 +140,7 @@ __all__ = [
     "tiny_moe_lm",
     "tiny_tokenizer",
     "token_losses_of_a_group",
+    "trainer_and_config",
     "weighted_log_probs",
     "wrapped_like_deepspeed",
 ]

@@ -33,6 +33,23 @@ def default_arguments(config_class: type, **changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**defaults, **changed})
 
 
+def trainer_and_config(module: ModuleType, *methods: str) -> tuple[Any, Any]:
+    """Return the trainer's class and its config's, of the first of these methods (``GRPO``, ``RLOO``) in ``module``.
+
+    Raises ``LookupError`` if it has none.
+    """
+    for method in methods:
+        if hasattr(module, f"{method}Trainer"):
+            return getattr(module, f"{method}Trainer"), getattr(module, f"{method}Config", None)
+    raise LookupError(f"{module.__name__} has a trainer of none of these methods: {', '.join(methods)}")
+
+
+def as_tokenizer_of(trainer_class: Any, tokenizer: Any) -> dict[str, Any]:
+    """Return ``tokenizer`` as the argument of a trainer: ``processing_class`` since TRL 0.12, ``tokenizer`` before."""
+    parameters = inspect.signature(trainer_class.__init__).parameters
+    return {"processing_class" if "processing_class" in parameters else "tokenizer": tokenizer}
+
+
 def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) -> Any:
     """Return a trainer that was never initialised.
 

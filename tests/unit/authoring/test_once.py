@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from trl_hotfix.authoring import Once
+import pytest
+
+from trl_hotfix.authoring import Once, WarnOnce
 
 
 @dataclass
@@ -24,3 +26,15 @@ def test_each_trainer_has_a_first_time() -> None:
 def test_two_questions_are_apart() -> None:
     warned, counted, trainer = Once(), Once(), Trainer()
     assert [warned(trainer), counted(trainer), warned(trainer)] == [True, True, False]
+
+
+def test_each_trainer_is_warned_once_by_each_warning(caplog: pytest.LogCaptureFixture) -> None:
+    one_warning, other_warning, trainer = WarnOnce(), WarnOnce(), Trainer()
+    for each in (trainer, Trainer(), trainer):
+        one_warning(each, "%s rows of %d", "all", 3)
+    other_warning(trainer, "another")
+    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("trl_hotfix", "WARNING", "all rows of 3"),
+        ("trl_hotfix", "WARNING", "all rows of 3"),
+        ("trl_hotfix", "WARNING", "another"),
+    ]

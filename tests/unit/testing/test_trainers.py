@@ -11,11 +11,13 @@ from trl_hotfix.model import Verdict
 from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
 from trl_hotfix.testing import (
     absent_if_reexported,
+    as_tokenizer_of,
     begin_trainer,
     constructed,
     default_arguments,
     quick_is_peft_model,
     stub_trainer,
+    trainer_and_config,
 )
 
 
@@ -142,3 +144,24 @@ def test_a_patched_method_is_that_of_the_module_that_defines_it() -> None:
     assert patched.__module__ != MadeUpTrainer.__module__
     assert absent_if_reexported(ModuleType(MadeUpTrainer.__module__), patched) is None
     assert absent_if_reexported(ModuleType("trl.trainer.old_place"), patched) is not None
+
+
+def test_the_classes_of_the_first_method_that_a_module_has() -> None:
+    module = ModuleType("trl.trainer.made_up")
+    vars(module).update(RLOOTrainer=MadeUpTrainer, RLOOConfig=MadeUpConfig)
+    assert trainer_and_config(module, "GRPO", "RLOO") == (MadeUpTrainer, MadeUpConfig)
+    vars(module).update(GRPOTrainer=object)
+    assert trainer_and_config(module, "GRPO", "RLOO") == (object, None)
+    with pytest.raises(LookupError, match=r"trl\.trainer\.made_up has a trainer of none of these methods: DPO, KTO"):
+        trainer_and_config(module, "DPO", "KTO")
+
+
+def test_a_tokenizer_has_the_name_that_the_constructor_gives_it() -> None:
+    class Old:
+        def __init__(self, model: Any = None, tokenizer: Any = None) -> None: ...
+
+    class New:
+        def __init__(self, model: Any = None, processing_class: Any = None) -> None: ...
+
+    assert as_tokenizer_of(Old, "words") == {"tokenizer": "words"}
+    assert as_tokenizer_of(New, "words") == {"processing_class": "words"}
