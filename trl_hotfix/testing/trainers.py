@@ -36,7 +36,7 @@ def default_arguments(config_class: type, **changed: Any) -> SimpleNamespace:
 def trainer_and_config(module: ModuleType, *methods: str) -> tuple[Any, Any]:
     """Return the trainer's class and its config's, of the first of these methods (``GRPO``, ``RLOO``) in ``module``.
 
-    Raises ``LookupError`` if it has none.
+    Raises ``LookupError`` if there is no such class.
     """
     for method in methods:
         if hasattr(module, f"{method}Trainer"):
