@@ -84,6 +84,19 @@ def is_marked(leaf):
 """A pack that was written against 0.1.0, with the names of that release."""
 
 
+NEW_PATCHES = OLD_PATCHES.replace("halves-loss", "halves-loss-by-call")
+NEW_MODULE = OLD_MODULE.replace("def halve(wrapped, instance, args, kwargs):", "@wrapper\ndef halve(call: Call):")
+for old, new in {
+    "wrapped(*args, **kwargs)": "call.with_(policy_chosen_logps=call['policy_chosen_logps'])()",
+    "import judge": "import Call, judge, wrapper",
+    "trl_hotfix.stubs import alone,": "trl_hotfix.testing import",
+    "    with alone(leaf):\n        trainer": "    trainer",
+    "        losses, *_ =": "    losses, *_ =",
+}.items():
+    assert old in NEW_MODULE
+    NEW_MODULE = NEW_MODULE.replace(old, new)
+
+
 def wheel(folder: Path, fingerprints: str | None = None, patches: str = PATCHES, **modules: str) -> Path:
     """Build the wheel of the project as ``python -m build`` does; hatchling alone needs no network."""
     files = {"pyproject.toml": PROJECT, "acme_fixes/patches.yaml": patches}
@@ -169,3 +182,15 @@ def test_a_pack_written_for_0_1_0_is_applied_without_a_warning(own: Environment,
     assert process.stdout == "applied 0.6931 0.3466\n", process.stderr
     (line,) = (line for line in process.stderr.splitlines() if "trl_hotfix" in line or "acme" in line)
     assert line.startswith(f"trl_hotfix: INFO: applied {OLD_ID} (bug: ")
+
+
+def test_wrappers_of_both_forms_are_red_green_and_red(own: Environment, tmp_path: Path) -> None:
+    modules = {"halves_loss": OLD_MODULE, "halves_loss_by_call": NEW_MODULE}
+    own.install(str(wheel(tmp_path / "pack", patches=OLD_PATCHES + NEW_PATCHES, **modules)))
+    verified = own.run("-m", "trl_hotfix", "verify", "--packs", "acme", "--json", OLD_ID, f"{OLD_ID}-by-call")
+    cells = {cell["patch"]: cell for cell in json.loads(verified.stdout)["cells"]}
+    assert cells.keys() == {OLD_ID, f"{OLD_ID}-by-call"}, verified.stderr
+    for cell in cells.values():
+        (runs,) = cell["leaves"].values()
+        assert cell["verdict"] == "proven"
+        assert [runs[run]["verdict"] for run in ("red", "green", "red again")] == ["reproduced", "fixed", "reproduced"]
