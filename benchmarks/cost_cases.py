@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+from trl_hotfix.call import Call as CallOfTrl
+from trl_hotfix.call import takes_call
+
 from own_code import CLOCK, Memory, counted_modules, counted_tensors
 
 SEQUENCE = 500
@@ -73,6 +76,8 @@ def case(patch_id: str) -> Callable[[Callable[[Size], Call]], Callable[[Size], C
 def called(wrapper: Callable[..., Any], wrapped: Callable[..., Any], trainer: Any, *args: Any, **more: Any) -> Call:
     """Return the call of a wrapper around ``wrapped``, which stands for TRL's function. ``more``: its options."""
     theirs = CLOCK.theirs(wrapped)
+    if takes_call(wrapper):
+        return lambda: wrapper(CallOfTrl(theirs, trainer, args, {}), **more)
     return lambda: wrapper(theirs, trainer, args, {}, **more)
 
 
@@ -225,7 +230,7 @@ def _(size: Size) -> Call:
 def _(size: Size) -> Call:
     trainer = SimpleNamespace(current_gradient_accumulation_steps=4)
     labels = size.ids
-    size.patch._generated[:] = [labels.clone()]
+    size.patch._generated.note(labels.clone())
 
     def compute_loss(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> None:
         pass

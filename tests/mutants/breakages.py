@@ -10,25 +10,69 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from operator import is_
 from typing import Any
 
-from trl_hotfix import witness
+from trl_hotfix import call as forms
+from trl_hotfix.call import Changed, Wrapped, takes_call
 
 Wrapper = Callable[..., Any]
 
 
 @dataclass
 class Call:
-    """One call of a wrapper, and what its breakage remembers from call to call."""
+    """One call of a wrapper, and what its breakage remembers from call to call.
+
+    ``given`` is what the wrapper is given to call TRL's method by, in its own form.
+    """
 
     wrapper: Wrapper
-    wrapped: Callable[..., Any]
-    instance: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    given: Any
     memory: dict[str, Any]
+
+    @property
+    def instance(self) -> Any:
+        return self.given.trainer
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return tuple(self.given.args)
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        return dict(self.given.kwargs)
+
+    def applied(self, given: Any) -> Any:
+        """Call the wrapper with ``given``, in its own form."""
+        if takes_call(self.wrapper):
+            return self.wrapper(given)
+        return self.wrapper(given, given.trainer, given.args, dict(given.kwargs))
+
+    def hand_on(self, *args: Any, **kwargs: Any) -> Any:
+        """Call TRL's method, as the wrapper would that was given ``given``."""
+        if isinstance(self.given, Wrapped):
+            return self.given(*args, **kwargs)
+        return Changed(self.given, args, kwargs, is_changed=not self._is_given(args, kwargs))()
+
+    def within(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the wrapper can be given instead, by which it calls ``method``."""
+        form = _CallWithin if takes_call(self.wrapper) else _WrappedWithin
+        # A wrapper asks for the signature and the module of the method.
+        method.__wrapped__ = self.given  # type: ignore[attr-defined]
+        inner = form(method, self.instance, args, dict(kwargs))
+        inner.given = self.given
+        return inner
+
+    def _is_given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        own = self.given.kwargs
+        return (
+            len(args) == len(self.given.args)
+            and all(map(is_, args, self.given.args))
+            and kwargs.keys() == own.keys()
+            and all(kwargs[name] is own[name] for name in own)
+        )
 
     @property
     def is_training(self) -> bool:
@@ -47,6 +91,35 @@ class Call:
         counts = self.memory.setdefault("counts", {})
         counts[key] = counts.get(key, -1) + 1
         return int(counts[key])
+
+
+class _Within:
+    """What acts in it acts in the call that it is within."""
+
+    given: Any
+
+    def act(self) -> None:
+        self.acted = True
+        self.given.act()
+
+    def act_later(self) -> Any:
+        self.later = self.given.act_later()
+        return self.later
+
+
+class _CallWithin(_Within, forms.Call): ...
+
+
+class _WrappedWithin(_Within, Wrapped): ...
+
+
+@contextlib.contextmanager
+def _under_way(given: Any) -> Iterator[None]:
+    before = given.current.set(given)
+    try:
+        yield
+    finally:
+        given.current.reset(before)
 
 
 def _is_first_instance(call: Call) -> bool:
@@ -192,11 +265,10 @@ def _between(call: Call, between: Callable[[Any, Any], Any]) -> Any:
 
     def handed_on(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = between(call.args, args), between(call.kwargs, kwargs)
-        results.append(call.wrapped(*args, **kwargs))
+        results.append(call.hand_on(*args, **kwargs))
         return results[-1]
 
-    _as(handed_on, call.wrapped)
-    result = call.wrapper(handed_on, call.instance, call.args, dict(call.kwargs))
+    result = call.applied(call.within(handed_on, call.args, call.kwargs))
     return between(results[-1], result) if results else result
 
 
@@ -207,7 +279,7 @@ def changing(change: Callable[[Any, Any], Any], call: Call) -> Any:
 
 def constant(call: Call) -> Any:
     """Return the first result for ever."""
-    result = call.wrapper(call.wrapped, call.instance, call.args, call.kwargs)
+    result = call.applied(call.given)
     if "first" in call.memory:
         call.memory["had effect"] = True
         return call.memory["first"]
@@ -218,34 +290,35 @@ def constant(call: Call) -> Any:
 
 def twice(call: Call) -> Any:
     """Apply the wrapper to its own result."""
-    outer = witness.Call(call.wrapped)
 
     def inner(*args: Any, **kwargs: Any) -> Any:
-        return call.wrapper(call.wrapped, call.instance, args, kwargs)
+        with _under_way(call.given):
+            return call.applied(call.within(partial(call.hand_on), args, kwargs))
 
-    outer.__wrapped__ = _as(inner, call.wrapped)
-    result = call.wrapper(outer, call.instance, call.args, dict(call.kwargs))
-    if _acted(outer, call.args, call.kwargs, result):
+    outer = call.within(inner, call.args, call.kwargs)
+    with _under_way(outer):
+        result = call.applied(outer)
+    if _acted(outer, result):
         call.memory["had effect"] = True
     return result
 
 
 def left_out_of(target: str, call: Call) -> Any:
     """Leave the wrapper out of one of its targets."""
-    function = call.wrapped
+    function = call.given
     while not hasattr(function, "__code__"):
         function = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None) or function.func
     if f"{function.__module__}:{function.__qualname__}" == target:
         call.memory["had effect"] = True
-        return call.wrapped(*call.args, **call.kwargs)
-    return call.wrapper(call.wrapped, call.instance, call.args, call.kwargs)
+        return call.hand_on(*call.args, **call.kwargs)
+    return call.applied(call.given)
 
 
 def conditional(condition: Callable[[Call], bool], call: Call) -> Any:
     """Call the wrapper in some calls, and TRL's own method in the others."""
     if condition(call):
-        return call.wrapper(call.wrapped, call.instance, call.args, call.kwargs)
-    return call.wrapped(*call.args, **call.kwargs)
+        return call.applied(call.given)
+    return call.hand_on(*call.args, **call.kwargs)
 
 
 def probe(call: Call) -> Any:
@@ -264,24 +337,15 @@ def probe(call: Call) -> Any:
                 effective.add(name)
         return patched
 
-    # A self-test may call the wrapper itself, with any function.
-    called = call.wrapped if isinstance(call.wrapped, witness.Call) else witness.Call(call.wrapped)
-    result = _between(replace(call, wrapped=called), note)
-    if _acted(called, call.args, call.kwargs, result):
+    result = _between(call, note)
+    if _acted(call.given, result):
         effective.update(left_out)
     return result
 
 
-def _acted(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
-    """Return whether a wrapper has acted that was given these arguments and the method ``called``."""
-    own = called.result is result
-    return bool(not own or called.marked or called.mark is not None or not called.unchanged(args, kwargs))
-
-
-def _as(function: Callable[..., Any], wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    """Have ``function`` answer for ``wrapped`` where a wrapper asks for its signature or its module."""
-    function.__wrapped__ = wrapped  # type: ignore[attr-defined]
-    return function
+def _acted(given: Any, result: Any) -> bool:
+    """Return whether a wrapper that was given this, and has returned ``result``, acts now or may act later."""
+    return given.result is not result or given.acted or given.later is not None or not given.is_unchanged()
 
 
 @dataclass
@@ -300,13 +364,18 @@ class Breakage:
     def around(self, wrapper: Wrapper) -> Wrapper:
         memory = self.memory.setdefault(wrapper.__name__, {})
 
-        def broken(
+        def broken(given: Any, **options: Any) -> Any:
+            with _under_way(given):
+                return self.work(Call(partial(wrapper, **options) if options else wrapper, given, memory))
+
+        def of_four(
             wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
         ) -> Any:
-            call = Call(partial(wrapper, **options) if options else wrapper, wrapped, instance, args, kwargs, memory)
-            return self.work(call)
+            # A self-test may call the wrapper itself, with any function.
+            given = wrapped if isinstance(wrapped, Wrapped) else Wrapped(wrapped, instance, args, kwargs)
+            return broken(given, **options)
 
-        return broken
+        return forms.wrapper(broken) if takes_call(wrapper) else of_four
 
 
 def ineffective(probed: Breakage) -> set[str]:
