@@ -3,8 +3,7 @@
     python benchmarks/two_commits.py a5e22bd HEAD              # on three releases of TRL, nine rounds
     python benchmarks/two_commits.py a5e22bd . --rounds 3      # `.` is the working tree
 
-All times are CPU time. ``python two_commits.py --sample MODULE SWITCH`` is one process: it sets ``TRL_HOTFIX`` and
-imports MODULE.
+All times are CPU time. ``python two_commits.py --sample MODULE MODE`` is one process that imports MODULE.
 """
 
 from __future__ import annotations
@@ -24,11 +23,16 @@ from typing import Any
 import measure
 from applying import TRAINERS
 
-OFF = "off"
+OFF, ON, UNTESTED = "off", "on", "untested"
+"""``TRL_HOTFIX`` is unset, is 1, or is 1 and each self-test has its answer without being run.
+
+What self-tests take cannot be subtracted from ``on``: they leave objects behind, so that Python's garbage collector looks
+through everything once more, later.
+"""
 
 
-def sample(module: str, switch: str) -> dict[str, float]:
-    """Return the CPU time of importing the trainer's module in ms, and what of it is the fixed cost and self-tests.
+def sample(module: str, mode: str) -> dict[str, float]:
+    """Return the CPU time of importing the trainer's module in ms, and of it the fixed cost and the self-tests.
 
     The fixed cost is what happens before TRL's first line: our own imports, the catalogue and the gates.
     """
@@ -37,34 +41,48 @@ def sample(module: str, switch: str) -> dict[str, float]:
     imported = time.process_time() - begin
     # Every training imports it, when accelerate prepares the model. It is nobody's time, whichever comes first.
     import_module("torch._dynamo")
-    fixed, tests = 0.0, {"seconds": 0.0}
+    fixed, self_tests = 0.0, SelfTests(mode)
     begin = time.process_time()
-    if switch != OFF:
-        os.environ["TRL_HOTFIX"] = switch
+    if mode != OFF:
+        os.environ["TRL_HOTFIX"] = "1"
         import_module("trl_hotfix.autostart").start()
         import_module("trl_hotfix.import_hooks").FINDER.run_before_import("trl")
         fixed = time.process_time() - begin
-        _time_self_tests(tests)
+        self_tests.replace()
     import_module(module)
     imported += time.process_time() - begin
-    return {"import_ms": imported * 1e3, "fixed_ms": fixed * 1e3, "self_tests_ms": tests["seconds"] * 1e3}
+    return {"import_ms": imported * 1e3, "fixed_ms": fixed * 1e3, "self_tests_ms": self_tests.seconds * 1e3}
 
 
-def _time_self_tests(tests: dict[str, float]) -> None:
-    application = import_module("trl_hotfix.patching.application")
-    modules = import_module("trl_hotfix.catalogue.modules")
-    untimed = application.self_test
+class SelfTests:
+    """Time the self-tests, or answer for them: the bug is reproduced, then fixed."""
 
-    def self_test(patch: Any, module: Any, options: Any) -> Any:
-        # One commit imports the patch's module here, and another earlier. It is no part of the self-test.
-        modules.function_of(patch, patch.self_test, options)
-        begin = time.process_time()
-        try:
-            return untimed(patch, module, options)
-        finally:
-            tests["seconds"] += time.process_time() - begin
+    def __init__(self, mode: str) -> None:
+        self.mode, self.seconds = mode, 0.0
+        self._answered: set[tuple[str, str]] = set()
 
-    application.self_test = self_test
+    def replace(self) -> None:
+        application = import_module("trl_hotfix.patching.application")
+        modules, run = import_module("trl_hotfix.catalogue.modules"), application.self_test
+
+        def self_test(patch: Any, module: Any, options: Any) -> Any:
+            # One commit imports the patch's module here, and another earlier. It is no part of the self-test.
+            modules.function_of(patch, patch.self_test, options)
+            if self.mode == UNTESTED:
+                return self._answer(patch.id, module.__name__)
+            begin = time.process_time()
+            try:
+                return run(patch, module, options)
+            finally:
+                self.seconds += time.process_time() - begin
+
+        application.self_test = self_test
+
+    def _answer(self, *key: str) -> Any:
+        model = import_module("trl_hotfix.model")
+        verdict = model.Verdict.FIXED if key in self._answered else model.Verdict.REPRODUCED
+        self._answered.add(key)
+        return model.Outcome(verdict)
 
 
 def install(commit: str, name: str) -> Path:
@@ -81,39 +99,33 @@ def install(commit: str, name: str) -> Path:
     return folder
 
 
-def process(release: str, module: str, folder: Path | None) -> dict[str, Any]:
+def process(release: str, module: str, mode: str, folder: Path | None) -> dict[str, Any]:
     place = measure.place(release)
     path = os.pathsep.join(map(str, filter(None, (place.overlay, folder))))
-    command = [place.python, __file__, "--sample", module, OFF if folder is None else "1"]
+    command = [place.python, __file__, "--sample", module, mode]
     return measure.process(command, measure.release_environment(release, PYTHONPATH=path))
 
 
 def compare(commits: dict[str, str], rounds: int) -> None:
     folders = {name: install(commit, name) for name, commit in commits.items()}
-    print("| TRL | commit | fixed, ms | import, on / off | without self-tests | self-tests, ms | import off, ms |")
+    print("| TRL | commit | fixed, ms | on / off | without self-tests / off | self-tests, ms | off, ms |")
     print("|---|---|---|---|---|---|---|")
     for release, module in TRAINERS.items():
-        variants = {OFF: functools.partial(process, release, module, None)}
-        variants |= {name: functools.partial(process, release, module, folder) for name, folder in folders.items()}
+        variants = {OFF: functools.partial(process, release, module, OFF, None)}
+        for name, folder in folders.items():
+            for mode in (ON, UNTESTED):
+                variants[f"{name} {mode}"] = functools.partial(process, release, module, mode, folder)
         taken = measure.run_rounds(variants, rounds)
         for name, commit in commits.items():
-            print(f"| {release} | {commit} | {' | '.join(_columns(taken, name))} |", flush=True)
-
-
-def _columns(rounds: list[measure.Round], name: str) -> list[str]:
-    pairs = [(samples[name], samples[OFF]["import_ms"]) for samples in rounds]
-    return [
-        _shown([on["fixed_ms"] for on, _ in pairs], 0),
-        _shown([on["import_ms"] / off for on, off in pairs], 3),
-        _shown([(on["import_ms"] - on["self_tests_ms"]) / off for on, off in pairs], 3),
-        _shown([on["self_tests_ms"] for on, _ in pairs], 0),
-        _shown([off for _, off in pairs], 0),
-    ]
-
-
-def _shown(values: list[float], digits: int) -> str:
-    found = measure.estimate(values)
-    return f"{found.median:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
+            estimates = [
+                (measure.estimate([samples[f"{name} {ON}"]["fixed_ms"] for samples in taken]), 0),
+                (measure.ratio(taken, f"{name} {ON}", OFF, "import_ms"), 3),
+                (measure.ratio(taken, f"{name} {UNTESTED}", OFF, "import_ms"), 3),
+                (measure.estimate([samples[f"{name} {ON}"]["self_tests_ms"] for samples in taken]), 0),
+                (measure.estimate([samples[OFF]["import_ms"] for samples in taken]), 0),
+            ]
+            cells = [f"{it.median:.{digits}f} ({it.low:.{digits}f}-{it.high:.{digits}f})" for it, digits in estimates]
+            print(f"| {release} | {commit} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
