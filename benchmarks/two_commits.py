@@ -26,8 +26,8 @@ from applying import TRAINERS
 OFF, ON, UNTESTED = "off", "on", "untested"
 """``TRL_HOTFIX`` is unset, is 1, or is 1 and each self-test has its answer without being run.
 
-What self-tests take cannot be subtracted from ``on``: they leave objects behind, so that Python's garbage collector looks
-through everything once more, later.
+``on`` less the time of the self-tests is too much: they leave objects behind, and so Python's garbage collector looks
+through everything once more.
 """
 
 
@@ -78,10 +78,10 @@ class SelfTests:
 
         application.self_test = self_test
 
-    def _answer(self, *key: str) -> Any:
+    def _answer(self, patch: str, module: str) -> Any:
         model = import_module("trl_hotfix.model")
-        verdict = model.Verdict.FIXED if key in self._answered else model.Verdict.REPRODUCED
-        self._answered.add(key)
+        verdict = model.Verdict.FIXED if (patch, module) in self._answered else model.Verdict.REPRODUCED
+        self._answered.add((patch, module))
         return model.Outcome(verdict)
 
 
