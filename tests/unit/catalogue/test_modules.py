@@ -24,24 +24,24 @@ MODULES = sorted(Path(trl_hotfix.patches.__file__).parent.glob("*.py"))
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (None, "ModuleNotFoundError: No module named 'trl_hotfix.patches.made_up'"),
-        ("", "AttributeError: module 'trl_hotfix.patches.made_up' has no attribute 'is_gone'"),
+        (None, "ModuleNotFoundError: No module named 'trl_hotfix.patches.no_good'"),
+        ("", "AttributeError: module 'trl_hotfix.patches.no_good' has no attribute 'is_gone'"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("def", "SyntaxError: invalid syntax (made_up.py, line 1)"),
+        ("def", "SyntaxError: invalid syntax (no_good.py, line 1)"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_one_error_with_a_remedy(
     content: str | None, error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if content is not None:
-        (tmp_path / "made_up.py").write_text(content)
+        (tmp_path / "no_good.py").write_text(content)
     monkeypatch.setattr(trl_hotfix.patches, "__path__", [*trl_hotfix.patches.__path__, str(tmp_path)])
     with pytest.raises(DamagedError) as caught:
-        modules.function_of(replace(SHIPPED[0], id="made-up"), "is_gone", {})
-    assert str(caught.value) == f"trl_hotfix.patches.made_up cannot be read ({error}); install trl_hotfix again"
-    assert "trl_hotfix.patches.made_up" not in modules.PATCH_MODULES
-    sys.modules.pop("trl_hotfix.patches.made_up", None)
+        modules.function_of(replace(SHIPPED[0], id="no-good"), "is_gone", {})
+    assert str(caught.value) == f"trl_hotfix.patches.no_good cannot be read ({error}); install trl_hotfix again"
+    assert "trl_hotfix.patches.no_good" not in modules.PATCH_MODULES
+    sys.modules.pop("trl_hotfix.patches.no_good", None)
 
 
 def test_every_id_has_a_module() -> None:
