@@ -6,6 +6,7 @@ which ``application`` puts on: red, install, green. ``sites`` and ``wrappers`` c
 of a patch switches it off when one of its wrappers fails. ``standing`` says whether a patch still stands: ``conflicts``
 and ``compiled_code`` detect other code that replaces or bypasses it, ``reach`` the trainers that do not call it.
 ``self_test`` and ``isolation`` run self-tests; ``exits`` tells their exits from those of others. ``observing`` counts
-where nothing is repaired, ``collector`` makes the garbage collector wait, and ``given`` keeps what constructors were given. ``references`` and ``pickled`` are for
-patched functions that are pickled, ``libraries`` tells whose code a function is.
+where nothing is repaired, and ``given`` keeps what constructors were given. ``references`` and ``pickled`` are for
+patched functions that are pickled, ``libraries`` tells whose code a function is. ``collector`` makes Python's garbage
+collector wait while patches go on.
 """

@@ -1,6 +1,6 @@
 """Keep Python's garbage collector from running while patches go on.
 
-It runs once in so many new objects, whoever makes them. Now and then it looks through all that torch, transformers and
+It runs once in so many new objects of any code. Now and then it looks through all that torch, transformers and
 TRL have made, which takes 0.2 seconds. Our work makes enough objects for one more such search, which finds next to
 nothing, as most of them stay. So the collector waits until the patches are on.
 """
