@@ -119,6 +119,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
+	$(BIN)/python -m trl_hotfix.catalogue.shipped  # patches.yaml and known.yaml, against the modules of the patches
 
 # What is published of this repository: workflows, forms, words, metadata. It needs neither torch nor TRL.
 # CI on the forge runs actionlint too, whose package fetches the program from GitHub.

@@ -99,6 +99,7 @@ def watch(clock: Clock) -> None:
     clock.watch("fingerprints", application, "_check_body")
     clock.watch("catalogue", engine.loading, "load")
     clock.watch("gates", engine.gates, "decisions")
+    clock.watch("patch modules", application.modules, "function_of")
     clock.watch("self-tests", application, "self_test")
 
 
@@ -129,21 +130,17 @@ def at_a_trainer(module: str, order: str) -> dict[str, Any]:
 
 
 def write_made_up(folder: Path, size: int) -> None:
-    """Write a copy of the package with ``size`` patches in its catalogue, a few real ones and made-up ones."""
-    import yaml
-
+    """Write an installed package with ``size`` patches in its catalogue, a few real ones and made-up ones."""
     package = folder / "trl_hotfix"
-    shutil.copytree(measure.CHECKOUT / "trl_hotfix", package, ignore=shutil.ignore_patterns("__pycache__"))
-    entries = yaml.safe_load((measure.CHECKOUT / "patches.yaml").read_text(encoding="utf-8"))
-    real = [entry for entry in entries if entry["id"] in IN_RANGE]
-    text = yaml.safe_dump(real, width=120, sort_keys=False)
+    shutil.copytree(installed_package() / "trl_hotfix", package)
+    catalogue = package / "data" / "patches.json"
+    real = [entry for entry in json.loads(catalogue.read_text(encoding="utf-8")) if entry["id"] in IN_RANGE]
     (template,) = (entry for entry in real if entry["id"] == IN_RANGE[0])
-    pattern = yaml.safe_dump([{**template, "id": "made-up-NUMBER", "trl": ">=99.0,<99.1"}], width=120, sort_keys=False)
+    made_up = [{**template, "id": f"made-up-{number}", "trl": ">=99.0,<99.1"} for number in range(size - len(real))]
     module = (package / "patches" / f"{template['id'].replace('-', '_')}.py").read_text(encoding="utf-8")
-    for number in range(size - len(real)):
-        text += pattern.replace("NUMBER", str(number))
-        (package / "patches" / f"made_up_{number}.py").write_text(module, encoding="utf-8")
-    (package / "patches.yaml").write_text(text, encoding="utf-8")
+    for entry in made_up:
+        (package / "patches" / f"{entry['id'].replace('-', '_')}.py").write_text(module, encoding="utf-8")
+    catalogue.write_text(json.dumps([*real, *made_up]), encoding="utf-8")
 
 
 def with_made_up() -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trl_hotfix.catalogue import condensed
+from trl_hotfix.catalogue import condensed, shipped
 
 from shards import Shard
 
@@ -28,16 +28,26 @@ LEFT_OUT = pytest.StashKey[int]()
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A copy of the package to break; on the path, it shadows the installed one."""
+    """A copy of the package as a wheel has it, to break; on the path, it shadows the installed one."""
     copy = tmp_path / "trl_hotfix"
     shutil.copytree(CHECKOUT / "trl_hotfix", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("patches.yaml", "known.yaml"):
-        shutil.copy(CHECKOUT / name, copy)
-    # What the build of a wheel makes of the evidence.
+    # What the build of a wheel makes of the catalogue and of the evidence.
+    for name, encoded in shipped.files(CHECKOUT).items():
+        (copy / "data" / name).write_bytes(encoded)
     evidence = condensed.read(CHECKOUT / "evidence")
     for name, content in condensed.files(evidence).items():
         (copy / "data" / name).write_text(json.dumps(content))
     return copy
+
+
+@pytest.fixture
+def source(package: Path) -> Path:
+    """A checkout with a copy of the package, whose catalogue is YAML; on the path, it shadows the installed one."""
+    folder = package.parent
+    for name in ("pyproject.toml", "patches.yaml", "known.yaml"):
+        shutil.copy(CHECKOUT / name, folder)
+    (folder / "evidence").symlink_to(CHECKOUT / "evidence")
+    return folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

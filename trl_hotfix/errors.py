@@ -51,9 +51,9 @@ class PackError(HotfixError, LookupError):
 
 
 class DamagedError(HotfixError):
-    """A data file of the installation cannot be read. Install trl_hotfix, or the pack that has the file, again."""
+    """A file of the installation cannot be used. Install trl_hotfix, or the pack that has the file, again."""
 
-    def __init__(self, path: object, error: Exception, distribution: str = "trl_hotfix") -> None:
+    def __init__(self, path: object, error: BaseException, distribution: str = "trl_hotfix") -> None:
         super().__init__(f"{path} cannot be read ({type(error).__name__}: {error}); install {distribution} again")
 
 

@@ -15,7 +15,7 @@ import layout
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "moe-aux-loss-lost-under-deepspeed"
-RANGE = 'trl: ">=0.9.6,<0.12.0"'
+RANGE = ">=0.9.6,<0.12.0"
 CALL = "    return wrapped(*args, **kwargs)\n\n\ndef aux_loss_is_in"
 
 
@@ -23,6 +23,17 @@ def change(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert text.count(old) == 1, old
     file.write_text(text.replace(old, new))
+
+
+def declare(package: Path, old: str, new: str) -> None:
+    """Replace a text in the entry of the patch."""
+    file = package / "data" / "patches.json"
+    entries = json.loads(file.read_text())
+    (index,) = (index for index, entry in enumerate(entries) if entry["id"] == ID)
+    entry = json.dumps(entries[index])
+    assert entry.count(old) == 1, old
+    entries[index] = json.loads(entry.replace(old, new))
+    file.write_text(json.dumps(entries))
 
 
 def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, Any]:
@@ -68,20 +79,19 @@ def test_a_wrapper_that_raises_is_unrepaired(package: Path, patch: Path) -> None
 
 @pytest.mark.matrix
 def test_a_wrapper_on_the_wrong_method_is_unrepaired(package: Path) -> None:
-    text = (package / "patches.yaml").read_text()
-    (package / "patches.yaml").write_text(text.replace("DPOTrainer.get_batch_loss_metrics", "DPOTrainer.dpo_loss", 1))
+    declare(package, "DPOTrainer.get_batch_loss_metrics", "DPOTrainer.dpo_loss")
     assert cell(package, "0.11.4")["verdict"] in ("unrepaired", "error")
 
 
 @pytest.mark.matrix
 def test_a_range_one_release_too_wide_is_not_reproduced(package: Path) -> None:
-    change(package / "patches.yaml", RANGE, RANGE.replace("<0.12.0", "<0.12.1"))
+    declare(package, RANGE, RANGE.replace("<0.12.0", "<0.12.1"))
     assert cell(package, "0.12.0")["verdict"] == "not-reproduced"
 
 
 @pytest.mark.matrix
 def test_a_range_one_release_too_narrow_is_uncovered(package: Path) -> None:
-    change(package / "patches.yaml", RANGE, RANGE.replace(">=0.9.6", ">=0.10.1"))
+    declare(package, RANGE, RANGE.replace(">=0.9.6", ">=0.10.1"))
     assert cell(package, "0.9.6")["verdict"] == "uncovered"
 
 

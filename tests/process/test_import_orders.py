@@ -17,10 +17,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import sharing
 
-from trl_hotfix.catalogue import loading
+from trl_hotfix.catalogue import loading, parsing
 from trl_hotfix.matching import gates
 
 if TYPE_CHECKING:
@@ -388,8 +389,9 @@ def with_made_up(make_environment: Callable[[], Environment]) -> Environment:
     """Return an environment with a trl_hotfix that has the two made-up patches too."""
     environment = make_environment()
     package = environment.packages / "trl_hotfix"
-    with (package / "patches.yaml").open("a", encoding="utf-8") as manifest:
-        manifest.write(MADE_UP)
+    manifest = package / "data" / "patches.json"
+    made_up = parsing.parse(MADE_UP, "made up", modules=False)
+    manifest.write_bytes(msgspec.json.encode([*loading.load(), *made_up]))
     (package / "patches" / "order_function.py").write_text(FUNCTION_MODULE, encoding="utf-8")
     (package / "patches" / "order_methods.py").write_text(METHODS_MODULE, encoding="utf-8")
     return environment

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -12,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import sharing
 
 from trl_hotfix.catalogue import condensed, loading
+from trl_hotfix.model import KnownBug, Patch
 
 if TYPE_CHECKING:
     from conftest import Environment
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 Build = Callable[..., dict[str, Path]]
 
 CHECKOUT = Path(__file__).parents[2]
+CATALOGUE = ("patches.json", "known.json")
 EVIDENCE = ("fingerprints.json", "proven.json", "trainings.json")
 FIRES = "import sys; print('trl_hotfix.autostart' in sys.modules)"
 
@@ -41,12 +46,11 @@ def test_the_wheel_has_the_modules_and_data_of_the_package_and_nothing_else(
 ) -> None:
     files = {path.relative_to(checkout).as_posix(): path.read_bytes() for path in checkout.glob("trl_hotfix/**/*.py")}
     del files["trl_hotfix/data/build_hook.py"]
-    files |= {f"trl_hotfix/{name}": (checkout / name).read_bytes() for name in ("patches.yaml", "known.yaml")}
     others = ("py.typed", "data/defaults.json", "data/transformers.json")
     files |= {name: (checkout / name).read_bytes() for name in (f"trl_hotfix/{other}" for other in others)}
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         packed = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("trl_hotfix/")}
-    made = {f"trl_hotfix/data/{name}" for name in (*EVIDENCE, "proofs.tar.bz2")}
+    made = {f"trl_hotfix/data/{name}" for name in (*EVIDENCE, *CATALOGUE, "proofs.tar.bz2")}
     assert {name: content for name, content in packed.items() if name not in made} == files
     assert made < set(packed)
 
@@ -55,6 +59,25 @@ def test_the_wheel_has_what_the_evidence_says(distributions: dict[str, Path], ch
     files = condensed.files(condensed.read(checkout / "evidence"))
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         assert {name: json.loads(wheel.read(f"trl_hotfix/data/{name}")) for name in EVIDENCE} == files
+
+
+def test_the_wheel_has_the_catalogue(distributions: dict[str, Path]) -> None:
+    with zipfile.ZipFile(distributions["wheel"]) as wheel:
+        patches, known = (wheel.read(f"trl_hotfix/data/{name}") for name in CATALOGUE)
+    assert msgspec.json.decode(patches, type=tuple[Patch, ...]) == loading.load()
+    assert msgspec.json.decode(known, type=tuple[KnownBug, ...]) == loading.without_repair()
+
+
+def test_a_mistake_in_the_catalogue_ends_the_build(build: Build, checkout: Path) -> None:
+    patch = loading.load()[0]
+    manifest = checkout / "patches.yaml"
+    text = manifest.read_text(encoding="utf-8")
+    manifest.write_text(text.replace(f"self_test: {patch.self_test}\n", f"self_test: {patch.self_test}x\n", 1))
+    line = text[: text.index(f"self_test: {patch.self_test}\n")].count("\n") + 1
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        build(checkout, "--wheel")
+    told = f"line {line}: self_test: .* has no function '{patch.self_test}x'; did you mean '{patch.self_test}'"
+    assert re.search(told, caught.value.stdout.decode() + caught.value.stderr.decode())
 
 
 def test_the_wheel_has_the_proofs_and_what_they_need(distributions: dict[str, Path], checkout: Path) -> None:

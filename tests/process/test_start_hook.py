@@ -158,7 +158,7 @@ def test_importing_trl_reads_files_and_no_more(watched: Environment) -> None:
         (watched.packages / path).write_text(text)
     seen = events_of(watched, "import trl", TRL_HOTFIX="1", WATCH_LATER="1")
     read = {Path(text).name for event, text in seen.events if event == "open to read"}
-    assert "patches.yaml" in read, "the catalogue was not read: nothing was watched"
+    assert "patches.json" in read, "the catalogue was not read: nothing was watched"
     assert seen.kinds() <= HARMLESS
 
 

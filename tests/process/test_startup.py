@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -153,6 +154,41 @@ def test_user_logging_replaces_standard_error(installed: Environment, tmp_path: 
     assert "applied moe-aux" not in process.stderr
 
 
+# What is imported.
+
+PATCHES = """
+import json, sys
+from trl_hotfix.catalogue import loading, modules
+from trl_hotfix.matching import gates
+
+loaded = sorted(name for name in sys.modules if name.startswith("trl_hotfix.patches."))
+concerned = {
+    modules.module_of(patch.id)
+    for patch in loading.load()
+    if any(target.module in sys.modules for target in gates.targets_here(patch))
+}
+print(json.dumps([loaded, sorted(set(loaded) - concerned)]))
+"""
+
+
+@pytest.mark.parametrize("value", ["1", "observe"])
+def test_only_patches_of_imported_modules_of_trl_are_imported(installed: Environment, value: str) -> None:
+    orpo_alone = "import trl.trainer.orpo_trainer"
+    codes = ["import trl", orpo_alone, f"{orpo_alone}, trl.trainer.dpo_trainer"]
+    answers = [installed.code(f"{code}\n{PATCHES}", TRL_HOTFIX=value).stdout for code in codes]
+    (alone, others), (orpo, of_others), (both, of_neither) = map(json.loads, answers)
+    assert others == of_others == of_neither == []
+    assert "trl_hotfix.patches.orpo_nan_gradient_near_certainty" in set(orpo) - set(alone)
+    assert set(orpo) < set(both)
+    assert "trl_hotfix.patches.dpo_aux_loss_dropped" not in orpo
+
+
+def test_a_start_and_a_report_import_neither_the_screen_nor_yaml(installed: Environment) -> None:
+    code = "import sys, trl_hotfix; trl_hotfix.apply(); trl_hotfix.status()"
+    process = installed.code(f"{code}; print([name for name in ('click', 'rich', 'yaml') if name in sys.modules])")
+    assert process.stdout == "[]\n", process.stderr
+
+
 # Damage.
 
 
@@ -160,7 +196,7 @@ def import_after_damage(installed: Environment, damage: str) -> subprocess.Compl
     package = installed.packages / "trl_hotfix"
     if damage == "package":
         shutil.rmtree(package)
-    elif damage == "patches.yaml":
+    elif damage == "data/patches.json":
         (package / damage).write_text("- id: [")
     else:
         shutil.rmtree(package / "__pycache__", ignore_errors=True)
@@ -178,9 +214,9 @@ def import_after_damage(installed: Environment, damage: str) -> subprocess.Compl
             "patching/engine.py",
             "patching/sites.py",
             "data/fingerprints.json",
-            "patches.yaml",
+            "data/patches.json",
         ],
-        smoke=["package", "import_hooks.py", "patching/engine.py", "patches.yaml"],
+        smoke=["package", "import_hooks.py", "patching/engine.py", "data/patches.json"],
     ),
 )
 def test_a_damaged_installation_never_stops_python(own: Environment, damage: str) -> None:
@@ -190,11 +226,25 @@ def test_a_damaged_installation_never_stops_python(own: Environment, damage: str
     assert "trl_hotfix" in process.stderr
 
 
-@pytest.mark.parametrize("damage", ["patching/engine.py", "patches.yaml"])
+def test_a_damaged_patch_keeps_no_other_from_going_on(own: Environment) -> None:
+    damaged, remedy = "moe-aux-loss-lost-under-deepspeed", "install trl_hotfix again"
+    file = own.packages / "trl_hotfix" / "patches" / f"{damaged.replace('-', '_')}.py"
+    file.write_text("")
+    code = "from trl import DPOTrainer\nimport trl_hotfix\nfor patch in trl_hotfix.status(): print(patch)"
+    process = own.code(code, TRL_HOTFIX="1")
+    assert process.returncode == 0
+    assert f"{damaged}: failed (install-error)" in process.stdout
+    assert ": applied (proven)" in process.stdout
+    (told,) = (line for line in process.stderr.splitlines() if remedy in line)
+    assert f"{damaged} (r" in told
+    assert "is NOT on: failed (install-error)" in told
+
+
+@pytest.mark.parametrize("damage", ["patching/engine.py", "data/patches.json"])
 def test_a_damaged_strict_installation_stops_at_trl(own: Environment, damage: str) -> None:
     for cache in (own.packages / "trl_hotfix").rglob("__pycache__"):
         shutil.rmtree(cache, ignore_errors=True)
-    if damage == "patches.yaml":
+    if damage == "data/patches.json":
         (own.packages / "trl_hotfix" / damage).write_text("- id: [")
     else:
         (own.packages / "trl_hotfix" / damage).unlink()

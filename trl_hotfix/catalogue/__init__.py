@@ -1,6 +1,7 @@
 """The catalogue: ``patches.yaml`` and the evidence on record for its patches, read and checked.
 
 ``loading`` returns the patches. ``parsing``, ``yaml_nodes`` and ``checks`` build them and report every mistake at once.
+``functions`` checks an entry against the module of its patch; ``shipped`` makes the JSON of a wheel, all checked.
 ``conditions`` is the language of ``hits``; ``modules`` finds the code of a patch; ``packs`` are the patches of third
 parties; ``evidence`` holds the results of the proof bench, and ``data_files`` the paths of all these files.
 """

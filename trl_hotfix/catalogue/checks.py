@@ -1,25 +1,18 @@
-"""Check an entry whose types are right: ids, ranges, targets, hits, and the functions in its module."""
+"""Check an entry whose types are right: ids, ranges, targets and hits. ``functions`` looks into the patch's module."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import re
-import types
 from collections.abc import Callable, Collection, Iterator
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..errors import Mistake, suggestion
 from ..model import Bug, Hit, KnownBug, Option, Patch, Target
-from . import conditions, packs
+from . import conditions
 from .facts import FACTS
-from .modules import module_of
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 CHOICE = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*\Z")
@@ -28,7 +21,7 @@ ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?\Z")
 MODULE = re.compile(r"trl(\.[A-Za-z_]\w*)+\Z")
 
 
-def check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
+def check(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
     """Yield every mistake in an entry whose types are right."""
     yield from _check_bug(patch, line_of)
     if patch.revision < 1:
@@ -39,8 +32,6 @@ def check(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mist
         yield Mistake(line_of("targets"), "targets is empty: a patch wraps at least one method or function")
     for index, target in enumerate(patch.targets):
         yield from _check_target(target, index, line_of)
-    if ID.match(patch.id):
-        yield from _check_functions(patch, line_of, pack)
 
 
 def check_known_bug(bug: KnownBug, line_of: Callable[..., int], patch_ids: Collection[str]) -> Iterator[Mistake]:
@@ -149,40 +140,3 @@ def _check_review(patch: Bug, line_of: Callable[..., int]) -> Iterator[Mistake]:
         yield Mistake(
             line_of("review_by"), f"review_by: the range {patch.trl!r} has an end, so nothing is to be reviewed"
         )
-
-
-def _check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
-    name = module_of(f"{pack}/{patch.id}" if pack else patch.id)
-    missing = Mistake(line_of("id"), f"id {patch.id!r} has no module {name}")
-    try:
-        if pack and not _belongs(find_spec(name), pack):
-            yield missing
-            return
-        module = import_module(name)
-    # The top level of a patch's module is code that may raise anything. Such an error is a mistake in the catalogue.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        if isinstance(error, ModuleNotFoundError) and error.name == name:
-            yield missing
-        else:
-            yield Mistake(line_of("id"), f"{name} cannot be imported: {type(error).__name__}: {error}")
-        return
-    functions = {key: value for key, value in vars(module).items() if isinstance(value, types.FunctionType)}
-    defined = {key for key, value in functions.items() if value.__module__ == name}
-    references = [("self_test", patch.self_test, line_of("self_test"))]
-    for index, target in enumerate(patch.targets):
-        references.append(("wrapper", target.wrapper, line_of("targets", index, "wrapper")))
-    for role, function_name, line in references:
-        if function_name not in defined:
-            yield Mistake(line, f"{role}: {name} has no function {function_name!r}{suggestion(function_name, defined)}")
-        elif ("options" in inspect.signature(functions[function_name]).parameters) != bool(patch.options):
-            declared = "which the entry declares" if patch.options else "and the entry declares none"
-            takes = "does not take" if patch.options else "takes"
-            yield Mistake(line, f"{role}: {name}.{function_name} {takes} options, {declared}")
-
-
-def _belongs(spec: ModuleSpec | None, pack: str) -> bool:
-    """Return whether the module is a file in the pack's ``patches`` folder that its distribution has installed."""
-    if spec is None or spec.origin is None:
-        return False
-    installed_file = packs.find(pack).file("patches", f"{spec.name.rpartition('.')[2]}.py")
-    return installed_file is not None and Path(spec.origin).is_file() and installed_file.samefile(spec.origin)

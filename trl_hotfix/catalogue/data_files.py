@@ -22,17 +22,18 @@ def checkout() -> Path | None:
 
 
 def manifest() -> Path:
-    """Return the path of ``patches.yaml``: at the top of the checkout, or in the installed package."""
-    return (checkout() or PACKAGE) / "patches.yaml"
+    """Return the path of a checkout's ``patches.yaml``, or of the ``patches.json`` that a wheel has of it."""
+    folder = checkout()
+    return data_file("patches.json") if folder is None else folder / "patches.yaml"
 
 
 def known_bugs_file() -> Path:
-    """Return the path of ``known.yaml``, which is beside ``patches.yaml``."""
-    return manifest().with_name("known.yaml")
+    """Return the path of ``known.yaml``, or of the ``known.json`` that a wheel has of it. It is beside the manifest."""
+    return manifest().with_stem("known")
 
 
 def data_file(name: str) -> Path:
-    """Return the path of a file that only an installed package has: a checkout condenses its evidence to it."""
+    """Return the path of a file that the build of a wheel makes. A checkout has what it is made of."""
     return PACKAGE / "data" / name
 
 

@@ -1,4 +1,8 @@
-"""Load the ``patches.yaml`` of this package and those of packs, as ``tuple[Patch, ...]``, and the ``known.yaml``."""
+"""Load the catalogue of this package and those of packs, as ``tuple[Patch, ...]``, and the bugs without a repair.
+
+A checkout and a pack have YAML. A wheel has the same entries as JSON, checked when it was built (``shipped``): reading
+that takes a millisecond, and needs no parser of YAML.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,20 @@ from msgspec.structs import replace
 from ..errors import CatalogueError, Mistake, PackError
 from ..model import KnownBug, Patch
 from . import packs
-from .data_files import known_bugs_file, manifest
-from .parsing import parse, parse_known
+from .data_files import decoded, known_bugs_file, manifest
 
 
 @functools.cache
 def load() -> tuple[Patch, ...]:
-    """Return the patches of the ``patches.yaml`` that belongs to this package. Raises ``CatalogueError``."""
-    return _read(manifest())
+    """Return the patches of this package. Raises ``CatalogueError``, or ``DamagedError`` in an installed package.
+
+    The modules of the patches are not imported: each is imported with the module of TRL that its patch concerns.
+    """
+    path = manifest()
+    if path.suffix == ".json":
+        patches: tuple[Patch, ...] = decoded(path, tuple[Patch, ...])
+        return patches
+    return _parsed(path)
 
 
 def known(names: Iterable[str]) -> tuple[Patch, ...]:
@@ -28,28 +38,34 @@ def known(names: Iterable[str]) -> tuple[Patch, ...]:
 
 @functools.cache
 def without_repair() -> tuple[KnownBug, ...]:
-    """Return the known bugs of TRL that have no patch. Raises ``CatalogueError``.
+    """Return the known bugs of TRL that have no patch. Raises ``CatalogueError`` or ``DamagedError``.
 
     They are in a file of their own, which ``apply()`` does not read: a mistake in it keeps no patch from going on, and
     a process that trains does not wait for it.
     """
     path = known_bugs_file()
+    if path.suffix == ".json":
+        bugs: tuple[KnownBug, ...] = decoded(path, tuple[KnownBug, ...])
+        return bugs
+    from .parsing import parse_known
+
     return parse_known(_text(path), str(path), {patch.id for patch in load()})
 
 
 @functools.cache
 def of_pack(name: str) -> tuple[Patch, ...]:
-    """Return the patches of a pack, with the ids ``name/id``. The modules of the patches are imported."""
+    """Return the patches of a pack, with the ids ``name/id``. The modules of the patches are imported and checked."""
     pack = packs.find(name)
     path = pack.file("patches.yaml")
     if path is None:
         raise PackError(f"the pack {name!r} ({pack.release}) has no {pack.package}/patches.yaml")
-    patches = _read(path, name)
-    return tuple(replace(patch, id=f"{name}/{patch.id}") for patch in patches)
+    return tuple(replace(patch, id=f"{name}/{patch.id}") for patch in _parsed(path, name))
 
 
-def _read(path: Path, pack: str = "") -> tuple[Patch, ...]:
-    return parse(_text(path), str(path), pack)
+def _parsed(path: Path, pack: str = "") -> tuple[Patch, ...]:
+    from .parsing import parse  # An installed package needs it for packs alone.
+
+    return parse(_text(path), str(path), pack, modules=bool(pack))
 
 
 def _text(path: Path) -> str:

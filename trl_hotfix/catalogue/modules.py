@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from ..errors import DamagedError
 from ..model import Options, Patch
 from . import packs
 
@@ -22,8 +23,18 @@ def module_of(patch_id: str) -> str:
 
 
 def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]:
-    """Return a wrapper or the self-test of ``patch`` by its name in the catalogue, bound to the user's options."""
-    module = import_module(module_of(patch.id))
-    PATCH_MODULES.add(module.__name__)
-    function: Callable[..., Any] = getattr(module, name)
+    """Return a wrapper or the self-test of ``patch`` by its name in the catalogue, bound to the user's options.
+
+    The module is imported now, and not when the catalogue is read. Raises ``DamagedError`` if that fails, or if the
+    module lacks the function.
+    """
+    module_name = module_of(patch.id)
+    try:
+        module = import_module(module_name)
+        function: Callable[..., Any] = getattr(module, name)
+    # The top level of a module may raise anything, and SystemExit would end the user's import of TRL.
+    except (Exception, SystemExit) as error:
+        pack = packs.pack_of(patch.id)
+        raise DamagedError(module_name, error, packs.find(pack).release if pack else "trl_hotfix") from error
+    PATCH_MODULES.add(module_name)
     return functools.partial(function, options=patch.chosen(options)) if patch.options else function

@@ -14,14 +14,18 @@ from msgspec.structs import fields
 from ..errors import CatalogueError, Mistake, suggestion
 from ..model import KnownBug, Patch
 from .checks import check, check_known_bug
+from .functions import check_functions
 from .yaml_nodes import Node, compose, kind_of, line_finder
 
 OF_A_REPAIR = tuple(field.name for field in fields(Patch) if field.name not in {own.name for own in fields(KnownBug)})
 """The keys that an entry of ``patches.yaml`` may have, and one of ``known.yaml`` may not."""
 
 
-def parse(text: str, path: str, pack: str = "") -> tuple[Patch, ...]:
-    """Return the patches that ``text`` declares. Raises ``CatalogueError`` with every mistake in it."""
+def parse(text: str, path: str, pack: str = "", *, modules: bool = True) -> tuple[Patch, ...]:
+    """Return the patches that ``text`` declares. Raises ``CatalogueError`` with every mistake in it.
+
+    With ``modules`` it imports the module of each patch and checks that it has the functions of the entry.
+    """
 
     def build(node: Node, mistakes: list[Mistake]) -> Patch | None:
         if isinstance(node.value, dict) and "state" in node.value:
@@ -30,7 +34,9 @@ def parse(text: str, path: str, pack: str = "") -> tuple[Patch, ...]:
             return None
         patch: Patch | None = _build(node, Patch, "patch", mistakes)
         if patch is not None:
-            mistakes.extend(check(patch, line_finder(node), pack))
+            mistakes.extend(check(patch, line_finder(node)))
+            if modules:
+                mistakes.extend(check_functions(patch, line_finder(node), pack))
         return patch
 
     return _parse(text, path, build)

@@ -1,9 +1,15 @@
-"""What hatchling calls when it builds a wheel: it condenses ``evidence/`` to ``data/*.json`` and packs the proofs."""
+"""What hatchling calls when it builds a wheel: it makes the files of ``data/`` that a checkout does not have.
+
+It checks the catalogue and writes it as JSON, condenses ``evidence/`` and packs the proofs.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -27,6 +33,7 @@ class DataHook(BuildHookInterface[Any]):
             # In the order of the evidence, in which `explain` has the numbers of a run.
             text = json.dumps(content, separators=(",", ":"))
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        _check_catalogue(root, folder)
         _pack_proofs(root, folder / "proofs.tar.bz2")
         for path in folder.iterdir():
             build_data["force_include"][str(path)] = f"trl_hotfix/data/{path.name}"
@@ -34,6 +41,26 @@ class DataHook(BuildHookInterface[Any]):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if hasattr(self, "_folder"):
             self._folder.cleanup()
+
+
+def _check_catalogue(root: Path, folder: Path) -> None:
+    """Write ``patches.json`` and ``known.json`` to ``folder``. A mistake in the catalogue stops the build.
+
+    ``build-system.requires`` names msgspec and PyYAML for this. The build needs a parser of YAML in any case, and with
+    both the package's own code can read and check the catalogue: the modules of the patches import neither torch nor
+    TRL. So there is no second check here that reads the modules as text. A new process does it, because this one may
+    have imported another trl_hotfix. ``-B`` keeps compiled files out of the source.
+    """
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    process = subprocess.run(
+        [sys.executable, "-B", "-m", "trl_hotfix.catalogue.shipped", str(folder)],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if process.returncode != 0:
+        raise ValueError(f"the catalogue cannot be shipped: {process.stderr.strip()}")
 
 
 def _pack_proofs(root: Path, archive: Path) -> None:

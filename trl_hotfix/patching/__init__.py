@@ -7,5 +7,6 @@ of a patch switches it off when one of its wrappers fails. ``standing`` says whe
 and ``compiled_code`` detect other code that replaces or bypasses it, ``reach`` the trainers that do not call it.
 ``self_test`` and ``isolation`` run self-tests; ``exits`` tells their exits from those of others. ``observing`` counts
 where nothing is repaired, and ``given`` keeps what constructors were given. ``references`` and ``pickled`` are for
-patched functions that are pickled, ``libraries`` tells whose code a function is.
+patched functions that are pickled, ``libraries`` tells whose code a function is. ``collector`` makes Python's garbage
+collector wait while patches go on.
 """

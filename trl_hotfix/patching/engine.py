@@ -32,7 +32,7 @@ from ..reporting.report import Report
 from ..reporting.runs import noted
 from ..selection.selection import Selection
 from ..settings import OBSERVE, STRICT, switch
-from . import previews
+from . import collector, previews
 from .application import try_apply
 from .configuration import Configuration, not_applied
 from .module_patch import ModulePatch
@@ -74,6 +74,7 @@ class Engine:
 
     # The work of the public functions.
 
+    @collector.paused()
     def apply(
         self,
         only: Iterable[str] | str | None,
@@ -339,6 +340,7 @@ class Engine:
 
     # After an import.
 
+    @collector.paused()
     def _imported(self, module: ModuleType) -> None:
         """Work on the module patches that wait for this module. Under strict, all go on, or none does and it raises."""
         worked_on, cancelled = [], False
@@ -414,6 +416,7 @@ _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     FINDER.forget_other_threads()
+    collector.after_fork_in_child()
     for engine in list(_ENGINES):
         engine._after_fork()
 

@@ -1,25 +1,20 @@
-"""The checks of one patch: versions, names, functions, options and hits."""
+"""The checks of one patch: versions, names, options and hits."""
 
 from __future__ import annotations
 
-import types
 from datetime import date
-from importlib import import_module
-from pathlib import Path
 
 import pytest
 from helpers.example_entry import (
     ENTRY,
     EXAMPLE,
     OPTIONS,
-    mistakes,
     the_mistake,
     with_lines,
     with_options,
 )
 
-import trl_hotfix.patches
-from trl_hotfix.catalogue import modules, parsing
+from trl_hotfix.catalogue import parsing
 
 # Versions
 
@@ -72,32 +67,11 @@ def test_a_duplicate_id_is_named_with_both_lines() -> None:
     assert the_mistake(ENTRY + ENTRY) == (14, f"duplicate id {EXAMPLE.id!r}, first used on line 1")
 
 
-def test_an_id_without_a_module_is_a_mistake() -> None:
-    line, message = the_mistake(with_lines({1: "- id: no-such-patch"}))
-    assert (line, message) == (1, "id 'no-such-patch' has no module trl_hotfix.patches.no_such_patch")
-
-
 @pytest.mark.parametrize("bad", ["Upper-Case", "under_score", "'-'", "a--b", "../x", "a.b", "''"])
 def test_an_id_is_lower_case_words(bad: str) -> None:
     line, message = the_mistake(with_lines({1: f"- id: {bad}"}))
     assert line == 1
     assert message.endswith("is not lower-case words joined by '-'")
-
-
-def test_an_import_error_of_a_module_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "broken_on_import.py").write_text("import no_such_module_anywhere\n")
-    monkeypatch.setattr(trl_hotfix.patches, "__path__", [*trl_hotfix.patches.__path__, str(tmp_path)])
-    line, message = the_mistake(with_lines({1: "- id: broken-on-import"}))
-    assert line == 1
-    assert "trl_hotfix.patches.broken_on_import cannot be imported" in message
-
-
-def test_a_module_that_raises_on_import_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "raises_on_import.py").write_text("undefined_name\n")
-    monkeypatch.setattr(trl_hotfix.patches, "__path__", [*trl_hotfix.patches.__path__, str(tmp_path)])
-    line, message = the_mistake(with_lines({1: "- id: raises-on-import"}))
-    assert line == 1
-    assert "undefined_name" in message
 
 
 @pytest.mark.parametrize("module", ["transformers.trainer", "trl", "trlx.trainer", "trl.", "trl..trainer", "trl.a b"])
@@ -118,44 +92,6 @@ def test_no_targets_are_a_mistake() -> None:
     line, message = the_mistake(with_lines({9: "  targets: []", 10: None, 11: None, 12: None}))
     assert line == 9
     assert message.startswith("targets is empty")
-
-
-# Functions
-
-
-def test_a_missing_wrapper_gets_a_suggestion() -> None:
-    meant = EXAMPLE.targets[0].wrapper
-    line, message = the_mistake(with_lines({12: f"      wrapper: {meant}x"}))
-    assert line == 12
-    assert message.startswith("wrapper: ")
-    assert message.endswith(f"has no function '{meant}x'; did you mean {meant!r}?")
-
-
-def test_a_missing_self_test_gets_a_suggestion() -> None:
-    line, message = the_mistake(with_lines({13: f"  self_test: {EXAMPLE.self_test}x"}))
-    assert line == 13
-    assert message.startswith("self_test: ")
-    assert message.endswith(f"did you mean {EXAMPLE.self_test!r}?")
-
-
-def test_an_imported_function_does_not_belong_to_the_module() -> None:
-    imported = next(
-        name
-        for name, value in vars(import_module(modules.module_of(EXAMPLE.id))).items()
-        if isinstance(value, types.FunctionType) and value.__module__.startswith("trl_hotfix.authoring.")
-    )
-    line, message = the_mistake(with_lines({13: f"  self_test: {imported}"}))
-    assert line == 13
-    assert f"has no function {imported!r}" in message
-
-
-def test_functions_take_options_only_if_they_are_declared() -> None:
-    messages = [message for _, message in mistakes(with_options(""))]
-    assert len(messages) == 2
-    assert all(message.endswith("takes options, and the entry declares none") for message in messages)
-    messages = [message for _, message in mistakes(ENTRY + OPTIONS)]
-    assert len(messages) == 2
-    assert all(message.endswith("does not take options, which the entry declares") for message in messages)
 
 
 # Options and hits

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from helpers.example_entry import SHIPPED
 
-from trl_hotfix.catalogue import loading
+from trl_hotfix.catalogue import data_files, loading
 from trl_hotfix.commands.new import LONGEST_TITLE
-from trl_hotfix.errors import CatalogueError
+from trl_hotfix.errors import CatalogueError, DamagedError
 from trl_hotfix.matching import gates, versions
 from trl_hotfix.matching.fingerprints import bodies
 from trl_hotfix.model import Bug, Patch
@@ -44,6 +47,55 @@ def test_the_shipped_bugs_without_a_repair_are_in_some_release_and_end_where_the
         fixed_in = bug.upstream.fixed_in
         assert fixed_in is None or (fixed_in in bodies().releases and not gates.has_bug(fixed_in, bug)), bug.id
         assert any(any(versions.in_range(trl, hit.trl or "") for trl in releases) for hit in bug.hits), bug.id
+
+
+# An installed package
+
+
+@pytest.fixture
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the package as a wheel has it, which the functions read."""
+    monkeypatch.setattr(data_files, "PACKAGE", package)
+    return package
+
+
+def test_an_installed_package_has_the_catalogue_of_the_checkout(installed: Path) -> None:
+    assert data_files.manifest() == installed / "data" / "patches.json"
+    assert data_files.known_bugs_file() == installed / "data" / "known.json"
+    assert loading.load.__wrapped__() == SHIPPED
+    assert loading.without_repair.__wrapped__() == loading.without_repair()
+
+
+def test_yaml_in_an_installed_package_is_not_read(installed: Path) -> None:
+    for folder in (installed, installed / "data", installed.parent):
+        for name in ("patches.yaml", "known.yaml"):
+            (folder / name).write_text("- id: [")
+    assert loading.load.__wrapped__() == SHIPPED
+    assert loading.without_repair.__wrapped__() == loading.without_repair()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'[{"id": "x"}]', b"[" * 100_000, b"\xff"])
+def test_a_damaged_catalogue_of_an_installed_package_is_one_error(content: bytes | None, installed: Path) -> None:
+    for name, read in {"patches.json": loading.load, "known.json": loading.without_repair}.items():
+        path = installed / "data" / name
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(DamagedError, match="install trl_hotfix again") as caught:
+            read.__wrapped__()
+        assert str(path) in str(caught.value)
+
+
+def test_reading_an_installed_catalogue_imports_no_patch_and_no_parser_of_yaml(package: Path) -> None:
+    code = (
+        "import sys, trl_hotfix\nfrom trl_hotfix.catalogue import loading\n"
+        "trl_hotfix.apply(); loading.without_repair()\n"
+        "print(trl_hotfix.__file__, [name for name in sys.modules if name.startswith('trl_hotfix.patches.')],"
+        " [name for name in ('yaml', 'click', 'rich', 'torch', 'trl') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    process = subprocess.run([sys.executable, "-c", code], env=environment, cwd=package, capture_output=True, text=True)
+    assert process.stdout == f"{package / '__init__.py'} [] []\n", process.stderr
 
 
 def test_patches_are_read_without_the_bugs_that_have_no_repair(monkeypatch: pytest.MonkeyPatch) -> None:

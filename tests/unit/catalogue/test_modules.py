@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import ast
+import sys
 import types
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from helpers.example_entry import SHIPPED
+from msgspec.structs import replace
 
 import trl_hotfix.patches
 from trl_hotfix.catalogue import modules
+from trl_hotfix.errors import DamagedError
 from trl_hotfix.model import Patch
 
 IDS = [patch.id for patch in SHIPPED]
 MODULES = sorted(Path(trl_hotfix.patches.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (None, "ModuleNotFoundError: No module named 'trl_hotfix.patches.no_good'"),
+        ("", "AttributeError: module 'trl_hotfix.patches.no_good' has no attribute 'is_gone'"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("def", "SyntaxError: invalid syntax (no_good.py, line 1)"),
+    ],
+)
+def test_a_module_that_cannot_be_used_is_one_error_with_a_remedy(
+    content: str | None, error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "no_good.py").write_text(content)
+    monkeypatch.setattr(trl_hotfix.patches, "__path__", [*trl_hotfix.patches.__path__, str(tmp_path)])
+    with pytest.raises(DamagedError) as caught:
+        modules.function_of(replace(SHIPPED[0], id="no-good"), "is_gone", {})
+    assert str(caught.value) == f"trl_hotfix.patches.no_good cannot be read ({error}); install trl_hotfix again"
+    assert "trl_hotfix.patches.no_good" not in modules.PATCH_MODULES
+    sys.modules.pop("trl_hotfix.patches.no_good", None)
 
 
 def test_every_id_has_a_module() -> None:

@@ -59,9 +59,9 @@ def problems(answer: dict[str, Any]) -> str:
     return "\n".join(row["problem"] for row in answer["problems"])
 
 
-def test_doctor_reports_an_invalid_manifest_and_goes_on(package: Path) -> None:
-    (package / "patches.yaml").write_text("- id: [")
-    code, answer = diagnosis(PYTHONPATH=str(package.parent))
+def test_doctor_reports_an_invalid_manifest_and_goes_on(source: Path) -> None:
+    (source / "patches.yaml").write_text("- id: [")
+    code, answer = diagnosis(PYTHONPATH=str(source))
     assert code == 1
     assert "patches.yaml has 1 mistake" in problems(answer)
     assert (answer["files"]["patches"]["count"], answer["digest"]) == (None, None)

@@ -33,12 +33,12 @@ def test_an_unknown_id_in_a_variable_is_exit_2() -> None:
     assert f"did you mean '{ID}'?" in process.stderr
 
 
-def test_an_invalid_manifest_is_exit_3_with_every_mistake(package: Path) -> None:
-    manifest = package / "patches.yaml"
+def test_an_invalid_manifest_is_exit_3_with_every_mistake(source: Path) -> None:
+    manifest = source / "patches.yaml"
     text = manifest.read_text().replace("severity: wrong-gradient", "severity: bad", 1).replace("title:", "tittle:", 1)
     manifest.write_text(text)
     for arguments in (("--list",), ("list", "--json"), ("verify",)):
-        process = run(*arguments, PYTHONPATH=str(package.parent))
+        process = run(*arguments, PYTHONPATH=str(source))
         assert process.returncode == 3
         assert "has 3 mistakes" in process.stderr
         assert "did you mean 'title'?" in process.stderr
@@ -46,30 +46,36 @@ def test_an_invalid_manifest_is_exit_3_with_every_mistake(package: Path) -> None
         assert process.stdout == ""
 
 
-def test_damaged_evidence_is_exit_3_with_a_remedy(package: Path) -> None:
-    (package / "data" / "proven.json").write_text("{")
+@pytest.mark.parametrize("name", ["proven.json", "patches.json"])
+def test_a_damaged_data_file_is_exit_3_with_a_remedy(name: str, package: Path) -> None:
+    (package / "data" / name).write_text("{")
     process = run("--list", PYTHONPATH=str(package.parent))
     assert process.returncode == 3
+    assert f"{package / 'data' / name} cannot be read" in process.stderr
     assert "install trl_hotfix again" in process.stderr
     assert "Traceback" not in process.stderr
 
 
-def test_apply_with_an_invalid_manifest_changes_nothing(package: Path) -> None:
-    (package / "patches.yaml").write_text("- id: [")
+@pytest.mark.parametrize("damaged", ["patches.yaml", "trl_hotfix/data/patches.json"])
+def test_apply_with_an_invalid_manifest_changes_nothing(damaged: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue("source" if damaged == "patches.yaml" else "package")
+    folder = folder if damaged == "patches.yaml" else folder.parent
+    (folder / damaged).write_text("- id: [")
     code = (
         "import sys, trl_hotfix\nbefore = list(sys.meta_path)\n"
-        "try: trl_hotfix.apply()\nexcept trl_hotfix.CatalogueError as error: print(error.mistakes[0].line)\n"
+        "try: trl_hotfix.apply()\nexcept trl_hotfix.HotfixError as error: print(type(error).__name__)\n"
         "print(sys.meta_path == before)"
     )
     process = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
-        cwd=package.parent,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert process.stdout == "1\nTrue\n", process.stderr
+    error = "CatalogueError" if damaged == "patches.yaml" else "DamagedError"
+    assert process.stdout == f"{error}\nTrue\n", process.stderr
 
 
 @pytest.mark.parametrize("version", [None, "0.7.4"])
@@ -88,11 +94,11 @@ def test_piped_output_has_no_escapes_or_trailing_spaces(command: list[str]) -> N
 
 
 def test_a_damaged_list_of_known_bugs_is_exit_3_and_keeps_no_patch_from_going_on(package: Path) -> None:
-    (package / "known.yaml").write_text("- id: [\n")
+    (package / "data" / "known.json").write_text("[{")
     for arguments in (["list"], ["scan", "x.py"], ["compare", "0.16.1", "1.16.0"]):
         process = run(*arguments, PYTHONPATH=str(package.parent))
         assert process.returncode == 3, process.stderr
-        assert f"{package / 'known.yaml'} has 1 mistake" in process.stderr
+        assert f"{package / 'data' / 'known.json'} cannot be read" in process.stderr
     frozen = run("freeze", PYTHONPATH=str(package.parent))
     assert frozen.returncode == 0, frozen.stderr
     assert ID in frozen.stdout

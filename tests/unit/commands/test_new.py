@@ -23,9 +23,8 @@ NEW = "dpo-made-up-bug"
 def checkout(package: Path) -> Path:
     """Copy what ``new`` looks for in a checkout; the package of the copy is the one that runs."""
     folder = package.parent
-    for name in ("patches.yaml", "known.yaml"):
-        (package / name).replace(folder / name)
-    shutil.copy(CHECKOUT / "pyproject.toml", folder)
+    for name in ("pyproject.toml", "patches.yaml", "known.yaml"):
+        shutil.copy(CHECKOUT / name, folder)
     (folder / "tests" / "proofs").mkdir(parents=True)
     shutil.copytree(CHECKOUT / "tests" / "tiny", folder / "tests" / "tiny")
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers.trl_like import NAME, double, doubles
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
+from trl_hotfix.catalogue import modules
 from trl_hotfix.matching import digests, fingerprints
 from trl_hotfix.model import Outcome, Reason, State, Verdict
 from trl_hotfix.patching import engine
@@ -112,6 +114,36 @@ def test_a_failed_installation_changes_nothing(declare: Any, monkeypatch: pytest
     after = dict(vars(DPOTrainer))
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
+
+
+# The module of the patch
+
+
+@pytest.mark.parametrize("missing", ["wrapper", "self_test"])
+def test_a_function_that_the_patchs_module_lacks_is_a_refusal_with_a_remedy(
+    declare: Any, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = modules.module_of(declare(is_marked, mark).id)
+    delattr(sys.modules[name], missing)
+    before = dict(vars(DPOTrainer))
+    report = trl_hotfix.apply()
+    assert identity(report) == (State.FAILED, Reason.INSTALL_ERROR)
+    remedy = f"{name} cannot be read (AttributeError: module {name!r} has no attribute {missing!r}); install trl_hotfix"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert remedy in caplog.text
+    assert dict(vars(DPOTrainer)) == before
+
+
+def test_a_module_that_ends_the_process_ends_no_import(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def end(name: str) -> None:
+        raise SystemExit(3)
+
+    declare(is_marked, mark)
+    monkeypatch.setattr(modules, "import_module", end)
+    assert identity(trl_hotfix.apply()) == (State.FAILED, Reason.INSTALL_ERROR)
+    assert "cannot be read (SystemExit: 3); install trl_hotfix again" in caplog.text
 
 
 # Reloads
