@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import Call, absent, judge, wrapper
+from ..authoring import absent, judge
 from ..model import Outcome, Verdict
 from ..testing import stream
 
 
-@wrapper
-def alternate(call: Call) -> dict[str, list[Any]]:
+def alternate(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, list[Any]]:
     """Put a rejected row after each chosen one, that of the pair after the next. Of two pairs there is none."""
-    rows: dict[str, list[Any]] = call()
+    rows: dict[str, list[Any]] = wrapped(*args, **kwargs)
     pairs = len(rows["label"]) // 2
     if pairs <= 2:
         return rows
