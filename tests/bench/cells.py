@@ -26,14 +26,10 @@ SHARED_ROUNDS = 1
 
 
 def missing(patches: Iterable[Patch], places: Sequence[Place]) -> list[Case]:
-    """Return the cells that are not on record with the present key, from a run that can serve their release."""
+    """Return the cells that are not on record with the present key."""
     cases = []
     for patch in patches:
-        on_record = {
-            evidence.place_of(cell): cell["key"]
-            for cell in evidence.load(patch.id)["cells"]
-            if _bodies(patch, cell["ran"]) == _bodies(patch, cell["release"])
-        }
+        on_record = {evidence.place_of(cell): cell["key"] for cell in evidence.load(patch.id)["cells"]}
         cases += [Case(patch, place) for place in places if on_record.get(place) != keys.cell_key(patch, place)]
     return cases
 
@@ -75,10 +71,11 @@ def run(cases: Iterable[Case], jobs: int, console: Console, *, share: bool = Tru
 def _group(case: Case) -> tuple[Any, ...]:
     """Return what is known before a run: only cases of one group can share it."""
     patch, place = case
-    return patch.id, place.stack, keys.cell_key(patch, place), _bodies(patch, place.release)
+    return patch.id, place.stack, keys.cell_key(patch, place), bodies_of(patch, place.release)
 
 
-def _bodies(patch: Patch, release: str) -> tuple[str | None, ...]:
+def bodies_of(patch: Patch, release: str) -> tuple[str | None, ...]:
+    """Return what the targets of ``patch`` are in a release of TRL: releases that share a run have the same."""
     return tuple(evidence.body_or_base(release, target) for target in patch.targets)
 
 

@@ -117,6 +117,16 @@ def test_no_run_is_shared_where_a_release_inherits_more(
     assert sorted(runs) == places
 
 
+def test_every_cell_on_record_is_of_a_run_on_the_same_bodies(sources: None) -> None:
+    others = [
+        (patch.id, str(evidence.place_of(cell)), cell["ran"])
+        for patch in loading.load()
+        for cell in evidence.load(patch.id)["cells"]
+        if cells.bodies_of(patch, cell["ran"]) != cells.bodies_of(patch, cell["release"])
+    ]
+    assert others == []
+
+
 def test_an_unknown_call_stands_for_its_module(sources: None) -> None:
     module_name = "trl.trainer.dpo_trainer"
     unknown = [trl_code.key(release, [f"{module_name}:<lambda>"]) for release in ("0.11.3", "0.11.4", "0.12.0")]

@@ -117,9 +117,9 @@ def test_the_callers_own_arguments_stay_as_they_are() -> None:
     assert (call.args, given, call()[1]) == ((1, 2), {"named": 4}, 2)
 
 
-@pytest.mark.parametrize("ask", [lambda call: call["modle"], lambda call: call.with_(modle=1)])
+@pytest.mark.parametrize("ask", [lambda call: call["the_model"], lambda call: call.with_(the_model=1)])
 def test_an_unknown_argument_is_an_error_that_lists_the_known_ones(ask: Any, owner: type[Trainer]) -> None:
-    with pytest.raises(KeyError, match=r"Trainer\.step has no parameter 'modle'; it has: batch, scale"):
+    with pytest.raises(KeyError, match=r"Trainer\.step has no parameter 'the_model'; it has: batch, scale"):
         ask(Call(owner().step))
 
 
