@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
+from .. import signal_handlers
 from ..errors import Mistake, suggestion
 from ..model import Patch
 from . import packs
@@ -34,7 +35,9 @@ def check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> Ite
             return
         module = import_module(name)
     # The top level of a patch's module is code that may raise anything. Such an error is a mistake in the catalogue.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:
+        if isinstance(error, MemoryError) or signal_handlers.has_raised(error):
+            raise
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             yield missing
         else:

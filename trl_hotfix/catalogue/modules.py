@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from .. import signal_handlers
 from ..errors import DamagedError
 from ..model import Options, Patch
 from . import packs
@@ -32,8 +33,12 @@ def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]
     try:
         module = import_module(module_name)
         function: Callable[..., Any] = getattr(module, name)
+    except MemoryError:
+        raise  # The installation is not to blame.
     # The top level of a module may raise anything, and SystemExit would end the user's import of TRL.
     except (Exception, SystemExit) as error:
+        if signal_handlers.has_raised(error):
+            raise
         pack = packs.pack_of(patch.id)
         raise DamagedError(module_name, error, packs.find(pack).release if pack else "trl_hotfix") from error
     PATCH_MODULES.add(module_name)

@@ -1,23 +1,20 @@
 """Tell a ``SystemExit`` that a self-test raises itself from one that ends the program while the self-test runs.
 
-A handler of the program, such as one for SIGTERM that calls ``sys.exit``, runs inside whatever code is running. A
-``SystemExit`` is the self-test's own only if no signal handler is among the frames that raised it, and the code that
+A ``SystemExit`` is the self-test's own only if no signal handler has raised it (``signal_handlers``), and the code that
 raised it is that of the self-test, of trl_hotfix, or of TRL and the libraries below. Any other one ends the process: to
 swallow it would keep a process alive that was told to end, which is worse than to let a faulty self-test end one.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import signal
 import sysconfig
 import traceback
 from collections.abc import Callable
-from inspect import getattr_static
-from types import CodeType, FunctionType, MethodType
+from types import CodeType
 from typing import Any
 
+from .. import signal_handlers
 from .libraries import TRL_AND_BELOW, folder_of
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -27,10 +24,9 @@ _SITE_PACKAGES = ("site-packages", "dist-packages")
 
 def is_of_self_test(error: SystemExit, self_test: Callable[..., Any]) -> bool:
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    handlers = _signal_handlers()
-    if any(code in handlers for code in codes):
+    if signal_handlers.has_raised(error):
         return False
-    test = _code_of(self_test)
+    test = signal_handlers.code_of(self_test)
     # What the standard library raises, as argparse does, is of its caller.
     raised_in = next((code for code in reversed(codes) if not _is_of_standard_library(code)), None)
     if raised_in is None:
@@ -40,22 +36,6 @@ def is_of_self_test(error: SystemExit, self_test: Callable[..., Any]) -> bool:
     path = os.path.realpath(raised_in.co_filename)
     folders = (_PACKAGE, *map(folder_of, TRL_AND_BELOW))
     return any(path.startswith(folder + os.sep) for folder in folders if folder)
-
-
-def _signal_handlers() -> set[CodeType]:
-    handlers = map(signal.getsignal, signal.valid_signals())
-    codes = (_code_of(handler) for handler in handlers if callable(handler))
-    return {code for code in codes if code is not None}
-
-
-def _code_of(function: Any) -> CodeType | None:
-    """Return the code that a call of ``function`` runs first, or None if it is not written in Python."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not isinstance(function, (FunctionType, MethodType)):
-        function = getattr_static(type(function), "__call__", None)
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 def _is_of_standard_library(code: CodeType) -> bool:

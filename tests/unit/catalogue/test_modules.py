@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import signal
 import sys
 import types
 from importlib import import_module
@@ -13,7 +14,7 @@ from helpers.example_entry import SHIPPED
 from msgspec.structs import replace
 
 import trl_hotfix.patches
-from trl_hotfix.catalogue import modules
+from trl_hotfix.catalogue import functions, modules
 from trl_hotfix.errors import DamagedError
 from trl_hotfix.model import Patch
 
@@ -42,6 +43,27 @@ def test_a_module_that_cannot_be_used_is_one_error_with_a_remedy(
     assert str(caught.value) == f"trl_hotfix.patches.no_good cannot be read ({error}); install trl_hotfix again"
     assert "trl_hotfix.patches.no_good" not in modules.PATCH_MODULES
     sys.modules.pop("trl_hotfix.patches.no_good", None)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no signals of users")
+def test_what_a_signal_handler_or_a_full_memory_raises_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "told_to_end.py").write_text("import signal\nsignal.raise_signal(signal.SIGUSR1)\n")
+    (tmp_path / "too_large.py").write_text("raise MemoryError\n")
+    monkeypatch.setattr(trl_hotfix.patches, "__path__", [*trl_hotfix.patches.__path__, str(tmp_path)])
+
+    def end(*_: object) -> None:
+        sys.exit(3)
+
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        for patch_id, error in {"told-to-end": SystemExit, "too-large": MemoryError}.items():
+            patch = replace(SHIPPED[0], id=patch_id)
+            with pytest.raises(error):
+                modules.function_of(patch, "is_gone", {})
+            with pytest.raises(error):
+                list(functions.check_functions(patch, lambda *steps: 1, ""))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_every_id_has_a_module() -> None:
