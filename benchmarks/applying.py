@@ -171,9 +171,7 @@ def trainer_sample(release: str, module: str, order: str) -> dict[str, Any]:
 @functools.cache
 def installed_package() -> Path:
     """Install the package as users have it. A checkout would read the evidence of each patch."""
-    folder = measure.fresh_folder("installed")
-    measure.uv("pip", "install", "--compile-bytecode", "--no-deps", "--target", folder, measure.CHECKOUT)
-    return folder
+    return measure.installed(measure.CHECKOUT, "installed")
 
 
 def made_up_sample(folder: Path) -> dict[str, Any]:

@@ -222,6 +222,14 @@ def fresh_folder(name: str) -> Path:
     return folder
 
 
+def installed(source: Path, name: str) -> Path:
+    """Install the package of a checkout as users have it, from its wheel, into a fresh folder. Return that."""
+    folder = fresh_folder(name)
+    # Without the cache: uv knows a folder by its path, and another commit may have been built there.
+    uv("pip", "install", "--compile-bytecode", "--no-deps", "--no-cache", "--target", folder, source)
+    return folder
+
+
 def ratio_of_steps(rounds: Sequence[Round], variant: str, baseline: str, quantity: str) -> Estimate:
     """Estimate ``variant / baseline`` from the median of the steps of each round.
 

@@ -94,9 +94,7 @@ def install(commit: str, name: str) -> Path:
         archive = subprocess.run(command, capture_output=True, check=True).stdout
         with tarfile.open(fileobj=BytesIO(archive)) as files:
             files.extractall(source)
-    folder = measure.fresh_folder(f"two-commits/{name}")
-    measure.uv("pip", "install", "--compile-bytecode", "--no-deps", "--no-cache", "--target", folder, source)
-    return folder
+    return measure.installed(source, f"two-commits/{name}")
 
 
 def process(release: str, module: str, mode: str, folder: Path | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ A wrapper acts if it hands on other arguments than it was given, returns another
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from inspect import Parameter
@@ -161,6 +161,16 @@ class _UnderWay:
     def __func__(self) -> Any:
         return self.__wrapped__.__func__  # type: ignore[attr-defined]
 
+    def made_with(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call TRL's method, and know that it was called, what it returned and what it raised."""
+        self.calls += 1
+        try:
+            result = self.result = self.__wrapped__(*args, **kwargs)
+        except BaseException as error:
+            self.errors += (error,)
+            raise
+        return result
+
     def is_unchanged(self) -> bool:
         """Return whether TRL's method was called once, with the very objects that its caller gave."""
         return self.calls == 1 and not self.changed
@@ -220,13 +230,7 @@ class Call(_UnderWay):
         return Call, (self.__wrapped__, self.trainer, self.args, self.kwargs)
 
     def __call__(self) -> Any:
-        self.calls += 1
-        try:
-            result = self.result = self.__wrapped__(*self.args, **self.kwargs)
-        except BaseException as error:
-            self.errors += (error,)
-            raise
-        return result
+        return self.made_with(self.args, self.kwargs)
 
     def __getitem__(self, name: str) -> Any:
         return self.parameters.argument(self.args, self.kwargs, name)
@@ -256,15 +260,8 @@ class Changed:
         self._call, self._args, self._kwargs, self._is_changed = call, args, kwargs, is_changed
 
     def __call__(self) -> Any:
-        call = self._call
-        call.calls += 1
-        call.changed = call.changed or self._is_changed
-        try:
-            result = call.result = call.__wrapped__(*self._args, **self._kwargs)
-        except BaseException as error:
-            call.errors += (error,)
-            raise
-        return result
+        self._call.changed = self._call.changed or self._is_changed
+        return self._call.made_with(self._args, self._kwargs)
 
     def __getitem__(self, name: str) -> Any:
         return self._call.parameters.argument(self._args, self._kwargs, name)
@@ -288,6 +285,7 @@ class Wrapped(_UnderWay):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
         self.handed, self.handed_by_name = args, kwargs
+        # As `made_with`, which would make each call of most wrappers a tenth longer.
         try:
             result = self.result = self.__wrapped__(*args, **kwargs)
         except BaseException as error:

@@ -49,7 +49,7 @@ def without_repair() -> tuple[KnownBug, ...]:
         return bugs
     from .parsing import parse_known
 
-    return parse_known(_text(path), str(path), {patch.id for patch in load()})
+    return parse_known(text_of(path), str(path), {patch.id for patch in load()})
 
 
 @functools.cache
@@ -65,10 +65,11 @@ def of_pack(name: str) -> tuple[Patch, ...]:
 def _parsed(path: Path, pack: str = "") -> tuple[Patch, ...]:
     from .parsing import parse  # An installed package needs it for packs alone.
 
-    return parse(_text(path), str(path), pack, modules=bool(pack))
+    return parse(text_of(path), str(path), pack, modules=bool(pack))
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a YAML file. Raises ``CatalogueError`` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ import msgspec
 
 from ..errors import CatalogueError
 from .data_files import checkout
+from .loading import text_of
 from .parsing import parse, parse_known
 
 
@@ -25,8 +26,8 @@ def files(folder: Path) -> dict[str, bytes]:
     Raises ``CatalogueError`` with every mistake of a file.
     """
     manifest, known = folder / "patches.yaml", folder / "known.yaml"
-    patches = parse(manifest.read_text(encoding="utf-8"), str(manifest))
-    bugs = parse_known(known.read_text(encoding="utf-8"), str(known), {patch.id for patch in patches})
+    patches = parse(text_of(manifest), str(manifest))
+    bugs = parse_known(text_of(known), str(known), {patch.id for patch in patches})
     return {"patches.json": msgspec.json.encode(patches), "known.json": msgspec.json.encode(bugs)}
 
 
