@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.layered import owner_of, put_on
 
 from trl_hotfix.authoring import Call, act, act_of_this_call, shadowed, wrapper
-from trl_hotfix.patching.breaker import Breaker
 from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
 
 BATCH, SCALE, OTHER = object(), object(), object()
@@ -29,27 +29,10 @@ class Trainer:
     async def wait(self, batch: Any) -> Any:
         return batch
 
-    @classmethod
-    def klass(cls, batch: Any = None) -> Any:
-        return batch
-
-    @staticmethod
-    def static(batch: Any = None) -> Any:
-        return batch
-
 
 @pytest.fixture
 def owner() -> type[Trainer]:
-    return type("Trainer", (Trainer,), dict(vars(Trainer)))
-
-
-def put_on(owner: Any, name: str, *wrappers: Any, armed: bool = False, traced: bool = False) -> list[Any]:
-    """Put these wrappers on, each of a patch of its own, the last one outermost. Return what counts their calls."""
-    layers = tuple(Layer(f"patch-{number}", 1, each, traced) for number, each in enumerate(wrappers))
-    for layer in layers:
-        layer.armed, layer.breaker = armed, Breaker(layer.patch_id)
-    setattr(owner, name, wrapped_descriptor(vars(owner)[name], layers, owner, ("trl.made_up", f"Trainer.{name}")))
-    return [layer.counts for layer in layers]
+    return owner_of(Trainer)
 
 
 def seen(counts: Any, trainer: Any = None) -> tuple[int, int]:
@@ -301,14 +284,14 @@ def failing(call_first: bool, with_other: bool = False) -> Any:
 
 @pytest.mark.parametrize("call_first", [False, True])
 def test_an_error_of_the_wrapper_switches_the_patch_off(owner: type[Trainer], call_first: bool) -> None:
-    (counts,) = put_on(owner, "step", failing(call_first), armed=True)
+    (counts,) = put_on(owner, "step", failing(call_first), strict=False)
     trainer = owner()
     assert [trainer.step(BATCH, scale=SCALE) for _ in range(2)] == [(BATCH, SCALE)] * 2
     assert seen(counts, trainer) == (1, 0)
 
 
 def test_an_error_after_a_call_with_other_arguments_is_raised(owner: type[Trainer]) -> None:
-    put_on(owner, "step", failing(True, with_other=True), armed=True)
+    put_on(owner, "step", failing(True, with_other=True), strict=False)
     with pytest.raises(ValueError, match="ours"):
         owner().step(BATCH, scale=SCALE)
 
@@ -319,7 +302,7 @@ def test_an_error_of_trl_is_raised_and_leaves_the_patch_on(owner: type[Trainer],
         raise LookupError("TRL's own")
 
     owner.step = step  # type: ignore[assignment, method-assign]
-    (counts,) = put_on(owner, "step", wrapper_, armed=True)
+    (counts,) = put_on(owner, "step", wrapper_, strict=False)
     trainer = owner()
     for _ in range(2):
         with pytest.raises(LookupError, match="TRL's own"):
@@ -370,7 +353,7 @@ def test_an_error_that_is_raised_keeps_no_batch_once_it_is_handled(owner: type[T
         raise LookupError("TRL's own")
 
     owner.step = step  # type: ignore[assignment, method-assign]
-    put_on(owner, "step", passes_on, armed=True)
+    put_on(owner, "step", passes_on, strict=False)
     batch = Batch()
     gone = weakref.ref(batch)
     with pytest.raises(LookupError) as raised:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from datasets.fingerprint import Hasher
+from helpers.layered import owner_of, put_on
 
 from trl_hotfix import witness
 from trl_hotfix.authoring import act, act_of_this_call, shadowed
@@ -32,26 +33,9 @@ class Trainer:
     async def wait(self) -> Any:
         return self
 
-    @classmethod
-    def klass(cls, batch: Any = None) -> Any:
-        return batch
-
-    @staticmethod
-    def static(batch: Any = None) -> Any:
-        return batch
-
 
 def passes_on(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return wrapped(*args, **kwargs)
-
-
-def put_on(owner: type, name: str, *wrappers: Wrapper, armed: bool = True) -> tuple[Counts, ...]:
-    """Put these wrappers on a method, each of a patch of its own, the last one outermost. Return their counts."""
-    layers = tuple(Layer(f"patch-{number}", 1, wrapper, False) for number, wrapper in enumerate(wrappers))
-    for layer in layers:
-        layer.armed = armed
-    setattr(owner, name, wrapped_descriptor(vars(owner)[name], layers, owner, (owner.__module__, name)))
-    return tuple(layer.counts for layer in layers)
 
 
 def numbers(count: Count | None) -> tuple[int, int] | None:
@@ -60,7 +44,7 @@ def numbers(count: Count | None) -> tuple[int, int] | None:
 
 @pytest.fixture
 def owner() -> type[Trainer]:
-    return type("Trainer", (Trainer,), dict(vars(Trainer)))
+    return owner_of(Trainer)
 
 
 # By instance
