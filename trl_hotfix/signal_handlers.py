@@ -1,7 +1,7 @@
 """Tell an exception of a signal handler from one of the code that was running.
 
 A handler of the program, such as one for SIGTERM that calls ``sys.exit``, runs inside whatever code is running. To
-swallow what it raises would keep a process alive that was told to end.
+swallow what it raises would keep a process alive that somebody wants to end.
 """
 
 from __future__ import annotations
