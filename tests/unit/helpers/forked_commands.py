@@ -17,7 +17,7 @@ from typing import Any
 
 SECONDS = 120
 BYTES = 1 << 29
-"""What a command may take on top of what it begins with, unless its case names ``bytes``: half a gigabyte."""
+"""What a command may take on top of what it begins with: half a gigabyte."""
 
 
 def answer(case: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _run(case: dict[str, Any]) -> int:
     signal.alarm(SECONDS)
     os.environ.update(case.get("environment", {}))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + case.get("bytes", BYTES),) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES,) * 2)
     try:
         main(case["arguments"])
     except SystemExit as exit_:
