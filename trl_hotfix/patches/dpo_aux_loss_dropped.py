@@ -13,20 +13,17 @@ refuses the two together.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import Once, argument, judge, replaced_argument, shadowed
+from ..authoring import Call, WarnOnce, judge, wrapper
 from ..model import Outcome, Verdict
-from ..testing import dpo_stub, tiny_causal_lm, wrapped_like_deepspeed
+from ..testing import dpo_stub, recorded_warnings, tiny_causal_lm, wrapped_like_deepspeed
 
 _COEFFICIENT = 0.5  # of the self-test
-_log = logging.getLogger("trl_hotfix")
-_first_warning = Once()
+_warn = WarnOnce()
 
 
 def _coefficient(trainer: Any) -> Any:
@@ -36,13 +33,15 @@ def _coefficient(trainer: Any) -> Any:
     return getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0.0)
 
 
-def add_aux_loss(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def add_aux_loss(call: Call) -> Any:
     """Add coefficient * aux_loss of the policy's forward, and log it as ``aux_loss`` as 1.8.0 does."""
     import wrapt
 
-    coefficient = _coefficient(instance)
+    trainer = call.trainer
+    coefficient = _coefficient(trainer)
     if not coefficient:
-        return wrapped(*args, **kwargs)
+        return call()
     aux_losses: list[Any] = []
 
     class RecordingView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
@@ -51,28 +50,28 @@ def add_aux_loss(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ..
             aux_losses.append(getattr(outputs, "aux_loss", None))
             return outputs
 
-    policy = RecordingView(argument(wrapped, args, kwargs, "model"))
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "model", policy)
-    result = wrapped(*args, **kwargs)
+    result = call.with_(model=RecordingView(call["model"]))()
     (aux_loss,) = aux_losses
     if aux_loss is None:  # Llama 4 has the settings, and no such loss.
         return result
-    mode = "train" if instance.model.training else "eval"
-    instance._metrics[mode]["aux_loss"].append(instance.accelerator.gather_for_metrics(aux_loss).mean().item())
+    mode = "train" if call.is_training else "eval"
+    trainer._metrics[mode]["aux_loss"].append(trainer.accelerator.gather_for_metrics(aux_loss).mean().item())
     loss, *outputs = result if isinstance(result, tuple) else (result,)
     loss = loss + coefficient * aux_loss.to(loss.device)
     return (loss, *outputs) if isinstance(result, tuple) else loss
 
 
-def warn_of_liger(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def warn_of_liger(call: Call) -> Any:
     """Say once that Liger's loss has no auxiliary term, and leave it as it is."""
-    if _coefficient(instance) and _first_warning(instance):
-        _log.warning(
+    if _coefficient(call.trainer):
+        _warn(
+            call.trainer,
             "output_router_logits=True, but the Liger loss of DPO has no router auxiliary loss: nothing balances the "
             "experts. TRL 1.8.0 refuses the two together. Train with use_liger_kernel=False, or set "
-            "router_aux_loss_coef=0 in the model's config"
+            "router_aux_loss_coef=0 in the model's config",
         )
-    return wrapped(*args, **kwargs)
+    return call()
 
 
 def aux_loss_is_in_the_loss(module: ModuleType) -> Outcome:
@@ -248,9 +247,7 @@ def _warnings_with_liger(trainer: Any, calls: int) -> list[str]:
         model.get_output_embeddings = lambda: SimpleNamespace(weight=None, bias=None)
     expected = torch.tensor(3.0)
     trainer.liger_loss_fn = lambda *args: (expected, (torch.zeros(()),) * 7)
-    messages: list[str] = []
-    # These are not for the log: the trainer is no user's.
-    with shadowed(_log, "warning", messages.append):
+    with recorded_warnings() as messages:
         losses = [trainer._compute_loss_liger(trainer.model, _batches()[0], False) for _ in range(calls)]
     if not all(loss is expected for loss in losses):
         raise AssertionError(f"with Liger the loss is {losses}, and not {expected}")

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import argument, shadowed
+from ..authoring import Call, shadowed, wrapper
 from ..model import Outcome, Verdict
 from ..testing import (
     dpo_stub,
@@ -27,19 +27,18 @@ from ..testing import (
 )
 
 
-def use_the_reference_of_the_batch(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def use_the_reference_of_the_batch(call: Call) -> Any:
     """Answer the reference's forward pass with what was precomputed."""
-    batch = argument(wrapped, args, kwargs, "batch")
+    trainer, batch = call.trainer, call["batch"]
     log_probs = [batch.get(f"reference_{side}_logps") for side in ("chosen", "rejected")]
     if (
-        not instance.precompute_ref_log_probs
-        or instance.args.rpo_alpha is not None
+        not trainer.precompute_ref_log_probs
+        or trainer.args.rpo_alpha is not None
         or any(value is None for value in log_probs)
     ):
-        return wrapped(*args, **kwargs)
-    forward = instance.concatenated_forward
+        return call()
+    forward = trainer.concatenated_forward
     # The method unpacks five values of a reference and uses the first two.
     of_reference = (*log_probs, None, None, None)
     forwards = iter((forward, lambda *args, **kwargs: of_reference))
@@ -47,8 +46,8 @@ def use_the_reference_of_the_batch(
     def policy_then_batch(*args: Any, **kwargs: Any) -> Any:
         return next(forwards)(*args, **kwargs)
 
-    with shadowed(instance, "concatenated_forward", policy_then_batch):
-        return wrapped(*args, **kwargs)
+    with shadowed(trainer, "concatenated_forward", policy_then_batch):
+        return call()
 
 
 def precomputed_reference_is_used(module: ModuleType) -> Outcome:

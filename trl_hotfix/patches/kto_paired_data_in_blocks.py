@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, judge
+from ..authoring import Call, absent, judge, wrapper
 from ..model import Outcome, Verdict
 from ..testing import stream
 
 
-def alternate(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, list[Any]]:
+@wrapper
+def alternate(call: Call) -> dict[str, list[Any]]:
     """Put a rejected row after each chosen one, that of the pair after the next. Of two pairs there is none."""
-    rows: dict[str, list[Any]] = wrapped(*args, **kwargs)
+    rows: dict[str, list[Any]] = call()
     pairs = len(rows["label"]) // 2
     if pairs <= 2:
         return rows

@@ -11,19 +11,19 @@ since tokenizers of SentencePiece would put a blank where the token in front is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, adds_beginning, argument, judge
+from ..authoring import Call, absent, adds_beginning, judge, wrapper
 from ..model import Outcome
 from ..testing import CharacterTokenizer
 
 
-def begin_once(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def begin_once(call: Call) -> Any:
     """Leave out the first of two beginnings, with its mask."""
-    columns: dict[str, list[list[int]]] = wrapped(*args, **kwargs)
-    tokenizer = argument(wrapped, args, kwargs, "tokenizer")
+    columns: dict[str, list[list[int]]] = call()
+    tokenizer = call["tokenizer"]
     beginnings = [tokenizer.bos_token_id] * 2
     is_double = {side: [ids[:2] == beginnings for ids in columns[f"input_ids_{side}"]] for side in _SIDES}
     if not any(map(any, is_double.values())) or not adds_beginning(tokenizer):

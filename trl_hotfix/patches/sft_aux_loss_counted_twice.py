@@ -9,36 +9,34 @@ coefficient is 0, it logs a variable that it has not set, hence the ``UnboundLoc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import ModuleType
 from typing import Any
 
-from ..authoring import act, argument, judge, replaced_argument, shadowed
+from ..authoring import Call, judge, shadowed, wrapper
 from ..model import Outcome, Verdict
 from ..testing import SftMoeStep
 
 
-def count_aux_loss_once(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def count_aux_loss_once(call: Call) -> Any:
     """Call ``compute_loss`` without its own term, and log the auxiliary loss as 0.23.1 does."""
+    trainer = call.trainer
     # In both cases the model is given no labels, so TRL's term is the only one.
-    loss_without_labels = instance.compute_loss_func is not None or instance.label_smoother is not None
-    if not instance.aux_loss_enabled or (instance.aux_loss_coef and loss_without_labels):
-        return wrapped(*args, **kwargs)
-    with_outputs = argument(wrapped, args, kwargs, "return_outputs")
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "return_outputs", True)
-    act()
-    instance.aux_loss_enabled = False
+    loss_without_labels = trainer.compute_loss_func is not None or trainer.label_smoother is not None
+    if not trainer.aux_loss_enabled or (trainer.aux_loss_coef and loss_without_labels):
+        return call()
+    with_outputs = call["return_outputs"]
+    call.act()
+    trainer.aux_loss_enabled = False
     try:
-        loss, outputs = wrapped(*args, **kwargs)
+        loss, outputs = call.with_(return_outputs=True)()
     finally:
-        instance.aux_loss_enabled = True
-    if not instance.args.use_liger_kernel:
-        mode = "train" if instance.model.training else "eval"
-        logged = instance.accelerator.gather_for_metrics(outputs.aux_loss).mean().item()
-        instance._metrics[mode]["aux_loss"].append(logged)
+        trainer.aux_loss_enabled = True
+    if not trainer.args.use_liger_kernel:
+        mode = "train" if call.is_training else "eval"
+        logged = trainer.accelerator.gather_for_metrics(outputs.aux_loss).mean().item()
+        trainer._metrics[mode]["aux_loss"].append(logged)
     return (loss, outputs) if with_outputs else loss
 
 

@@ -11,35 +11,33 @@ The wrapper takes them out of the labels of the collator's batch.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import Once, absent, act, judge
+from ..authoring import Call, WarnOnce, absent, judge, wrapper
 from ..model import Outcome, Verdict
 from ..testing import CharacterProcessor, recorded_warnings
 
-_log = logging.getLogger("trl_hotfix")
-_first_warning = Once()
+_warn = WarnOnce()
 
 
-def learn_no_images(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def learn_no_images(call: Call) -> Any:
     """Return the collator's own batch with labels, ``(rows, length)``, that are -100 on the placeholders of images."""
     import torch
 
-    batch = wrapped(*args, **kwargs)
-    token_ids = _image_tokens(instance.processor)
+    collator, batch = call.trainer, call()
+    token_ids = _image_tokens(collator.processor)
     if not token_ids:
-        if _first_warning(instance):
-            _log.warning(
-                "sft-vlm-image-tokens-in-loss leaves the labels as they are: %s has no image_token_id",
-                type(instance.processor).__name__,
-            )
+        _warn(
+            collator,
+            "sft-vlm-image-tokens-in-loss leaves the labels as they are: %s has no image_token_id",
+            type(collator.processor).__name__,
+        )
         return batch
     is_image = torch.isin(batch["labels"], torch.tensor(token_ids))
     if is_image.any():
-        act()
+        call.act()
         batch["labels"] = batch["labels"].masked_fill(is_image, -100)
     return batch
 
@@ -89,7 +87,7 @@ def _mistakes_elsewhere(module: ModuleType, collator: Any, rows: list[dict[str, 
     collator = _collator(module, completion_only_loss=True)
     labels = collator([_conversation("prompt", "completion")])["labels"]
     given = SimpleNamespace(processor=collator.processor)
-    if learn_no_images(lambda: {"labels": labels}, given, (), {})["labels"] is not labels:
+    if learn_no_images(Call(lambda: {"labels": labels}, given))["labels"] is not labels:
         mistakes.append("labels of completions are others")
     return mistakes + _mistakes_of_processors(module, rows)
 

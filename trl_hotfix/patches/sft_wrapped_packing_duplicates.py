@@ -13,23 +13,21 @@ The target is the function that is mapped: ``datasets`` knows the rows of the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, argument, judge, replaced_argument
+from ..authoring import Call, absent, judge, wrapper
 from ..model import Outcome, Verdict
 
 
-def pack_a_copy(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def pack_a_copy(call: Call) -> Any:
     """Pack a copy of the rows, if they are a slice of one buffer that begins with others."""
-    examples = argument(wrapped, args, kwargs, "examples")
+    examples = call["examples"]
     # Several chunks are copied by TRL itself.
     if not any(column.num_chunks == 1 and column.chunk(0).offset for column in examples.columns):
-        return wrapped(*args, **kwargs)
-    copied = examples.take(list(range(len(examples))))
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "examples", copied)
-    return wrapped(*args, **kwargs)
+        return call()
+    return call.with_(examples=examples.take(list(range(len(examples)))))()
 
 
 _LENGTH = 4

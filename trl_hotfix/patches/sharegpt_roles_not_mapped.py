@@ -8,11 +8,11 @@ the role. The wrapper renames the roles before, where it knows the chat template
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, prepared_first, replaced_argument
+from ..authoring import Call, absent, prepared_first, wrapper
 from ..model import Outcome, Verdict
 from ..testing import CharacterTokenizer, sft_prepared, stream
 
@@ -21,28 +21,27 @@ _COLUMNS = "conversations", "messages", "prompt", "completion"
 """The columns whose messages TRL converts, and trains on."""
 
 
-def name_the_roles(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def name_the_roles(call: Call) -> Any:
     """Rename the roles of a dataset whose first row has one of ShareGPT's, and call the method with this dataset."""
     from datasets import Dataset, IterableDataset
     from trl.trainer import sft_trainer as module
 
     dataset, processing_class, settings, formatting_func, dataset_name = (
-        argument(wrapped, args, kwargs, name)
-        for name in ("dataset", "processing_class", "args", "formatting_func", "dataset_name")
+        call[name] for name in ("dataset", "processing_class", "args", "formatting_func", "dataset_name")
     )
     if formatting_func is not None or not isinstance(dataset, (Dataset, IterableDataset)):
-        return wrapped(*args, **kwargs)
+        return call()
     first = next(iter(dataset))
     columns = [name for name in _COLUMNS if name in first and _renamed(first[name]) != first[name]]
     if not columns or "input_ids" in first or _asks_for_them(processing_class):
-        return wrapped(*args, **kwargs)
+        return call()
 
     def with_roles(example: Mapping[str, Any]) -> dict[str, Any]:
         return {name: _renamed(example[name]) for name in columns}
 
     dataset = prepared_first(module, dataset, with_roles, settings, f"Naming the roles of {dataset_name} dataset")
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "dataset", dataset)
-    return wrapped(*args, **kwargs)
+    return call.with_(dataset=dataset)()
 
 
 def _renamed(messages: Any) -> Any:
@@ -110,7 +109,7 @@ def _handed_on(row: Any, words: Any = None, function: Any = None) -> Any:
     """Return the dataset that TRL's method is given, and the one that it was called with."""
     dataset = row if isinstance(row, list) else stream([row])
     settings = SimpleNamespace(dataset_num_proc=None)
-    return name_the_roles(_dataset, None, (dataset, words or _Words(), settings, function), {}), dataset
+    return name_the_roles(Call(_dataset, None, (dataset, words or _Words(), settings, function))), dataset
 
 
 def _mistakes_elsewhere() -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trl_hotfix.call import Call
 from trl_hotfix.patches import reward_conversation_double_bos as patch
 
 
@@ -65,13 +66,13 @@ def test_each_text_of_each_side_begins_once(side: str, by_name: bool) -> None:
     batch = {side: ["\2ab", "c", "\2", "\2\2d", ""], other: ["e\2", "", "f", "\2", "ghi"]}
     given: Any = {"batch": batch, "tokenizer": Tokenizer()}
     args, kwargs = ((), given) if by_name else (tuple(given.values()), {})
-    texts = texts_of(patch.begin_once(tokenize, None, args, kwargs))
+    texts = texts_of(patch.begin_once(Call(tokenize, None, args, kwargs)))
     assert texts[side] == ["\2ab", "\2c", "\2", "\2\2d", "\2"]
     assert texts[other] == ["\2e\2", "\2", "\2f", "\2", "\2ghi"]
 
 
 def test_an_end_that_the_tokenizer_adds_stays() -> None:
-    texts = texts_of(patch.begin_once(tokenize, None, ({"chosen": ["\2a"], "rejected": ["b"]}, BothEnds()), {}))
+    texts = texts_of(patch.begin_once(Call(tokenize, None, ({"chosen": ["\2a"], "rejected": ["b"]}, BothEnds()))))
     assert texts == {"chosen": ["\2a\1"], "rejected": ["\2b\1"]}
 
 
@@ -87,12 +88,12 @@ def test_what_the_tokenizer_has_not_doubled_is_returned_as_it_is(tokenizer: Any,
         returned.append(tokenize(batch, tokenizer))
         return returned[-1]
 
-    columns = patch.begin_once(recorded, None, ({"chosen": [text], "rejected": [text]}, tokenizer), {})
+    columns = patch.begin_once(Call(recorded, None, ({"chosen": [text], "rejected": [text]}, tokenizer)))
     assert columns is returned[0]
     assert texts_of(columns) == texts_of(tokenize({"chosen": [text], "rejected": [text]}, tokenizer))
 
 
 def test_what_trl_has_returned_is_not_changed_in_place() -> None:
     before = tokenize({"chosen": ["\2a"], "rejected": ["\2b"]}, Tokenizer())
-    patch.begin_once(lambda batch, tokenizer: before, None, ({}, Tokenizer()), {})
+    patch.begin_once(Call(lambda batch, tokenizer: before, None, ({}, Tokenizer())))
     assert texts_of(before) == {"chosen": ["\2\2a"], "rejected": ["\2\2b"]}
