@@ -14,19 +14,19 @@ divides each by its own tokens times the number of micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from inspect import signature
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..authoring import (
+    Call,
     GeneratedLabels,
     absent,
-    argument,
+    agreed,
     copies_of_a_loss_of_all_gpus,
     judge,
     micro_batches,
-    replaced_argument,
+    wrapper,
 )
 from ..model import Outcome, Verdict
 from ..testing import compare_gradients, distillation_stub, divergence
@@ -34,33 +34,30 @@ from ..testing import compare_gradients, distillation_stub, divergence
 _generated = GeneratedLabels()
 
 
-def note_what_is_generated(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def note_what_is_generated(call: Call) -> Any:
     """Keep the labels for ``compute_loss``."""
-    generated = wrapped(*args, **kwargs)
+    generated = call()
     _, _, labels = generated
     _generated.note(labels)
     return generated
 
 
-def divide_by_the_tokens_of_the_loss(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def divide_by_the_tokens_of_the_loss(call: Call) -> Any:
     """Give ``compute_loss`` the number of tokens by which its sum, averaged over the ranks, must be divided."""
-    items = argument(wrapped, args, kwargs, "num_items_in_batch")
+    items = call["num_items_in_batch"]
     if items is None:
-        return wrapped(*args, **kwargs)
-    labels = argument(wrapped, args, kwargs, "inputs")["labels"]
+        return call()
+    labels = call["inputs"]["labels"]
     if _generated.are(labels):
-        items = (labels != -100).sum().clamp(min=1) * micro_batches(instance)
+        items = (labels != -100).sum().clamp(min=1) * micro_batches(call.trainer)
     else:
-        ranks = copies_of_a_loss_of_all_gpus(instance)
+        ranks = copies_of_a_loss_of_all_gpus(call.trainer)
         if ranks == 1:
-            return wrapped(*args, **kwargs)
+            return call()
         items = items / ranks
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "num_items_in_batch", items)
-    return wrapped(*args, **kwargs)
+    return call.with_(num_items_in_batch=items)()
 
 
 def loss_is_divided_by_its_own_tokens(module: ModuleType) -> Outcome:
@@ -111,9 +108,7 @@ def loss_is_divided_by_its_own_tokens(module: ModuleType) -> Outcome:
         _generated.note(one["labels"])
     outcomes.append(case.judged(one, 34, right=accumulated, wrong=34))
     _generated.forget()
-    if len({outcome.verdict for outcome in outcomes}) != 1:
-        raise AssertionError(f"the batches do not agree: {outcomes}")
-    return outcomes[0]
+    return agreed(outcomes)
 
 
 class _Case:

@@ -16,22 +16,24 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, act_of_this_call, judge
+from ..authoring import Call, absent, judge, wrapper
 from ..model import Outcome
-from ..testing import default_arguments, single_process, stub_that_generates, tiny_causal_lm
+from ..testing import default_arguments, single_process, stub_that_generates, tiny_causal_lm, trainer_and_config
 
 
-def keep_the_end(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def keep_the_end(call: Call) -> Any:
     """Call the method with a view of the tokenizer, unless vLLM cuts the prompts, or the tokenizer cuts on the left."""
-    tokenizer = instance.processing_class
+    trainer = call.trainer
+    tokenizer = trainer.processing_class
     # A processor has no side of its own. Of images every token is needed, and they come first.
-    if instance.use_vllm or getattr(tokenizer, "truncation_side", "left") == "left":
-        return wrapped(*args, **kwargs)
-    instance.processing_class = _keeping_the_end(tokenizer, act_of_this_call())
+    if trainer.use_vllm or getattr(tokenizer, "truncation_side", "left") == "left":
+        return call()
+    trainer.processing_class = _keeping_the_end(tokenizer, call.act_later())
     try:
-        return wrapped(*args, **kwargs)
+        return call()
     finally:
-        instance.processing_class = tokenizer
+        trainer.processing_class = tokenizer
 
 
 def _keeping_the_end(tokenizer: Any, act: Callable[[], None]) -> Any:
@@ -67,8 +69,7 @@ def prompts_keep_their_end(module: ModuleType) -> Outcome:
     """Compare the ids of a prompt of five words with a limit of three with its last three, and with its first three."""
     import torch
 
-    method = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
-    trainer_class, config_class = (getattr(module, f"{method}{name}") for name in ("Trainer", "Config"))
+    trainer_class, config_class = trainer_and_config(module, "GRPO", "RLOO")
     parameters = inspect.signature(trainer_class._generate_single_turn).parameters
     if "prompts" not in parameters:
         return absent("the prompts are tokenized by a method that knows no limit")

@@ -9,23 +9,21 @@ shape ``(2 * prompts, completion length)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import argument, judge
+from ..authoring import Call, judge, wrapper
 from ..model import Outcome
 from ..testing import absent_if_reexported, online_dpo_stub
 
 _METRICS = ("kl", "entropy", "non_score_reward")
 
 
-def leave_out_the_padding(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def leave_out_the_padding(call: Call) -> Any:
     """Set the log-probs of the padding that ``_forward`` returns to 0."""
-    mask = argument(wrapped, args, kwargs, "completion_mask")
-    return wrapped(*args, **kwargs).masked_fill(mask == 0, 0.0)
+    mask = call["completion_mask"]
+    return call().masked_fill(mask == 0, 0.0)
 
 
 def metrics_are_those_of_the_tokens(module: ModuleType) -> Outcome:

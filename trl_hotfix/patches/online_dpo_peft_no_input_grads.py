@@ -9,15 +9,15 @@ The wrapper does the same for a ``PeftModel`` only: in full fine-tuning the embe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act
+from ..authoring import Call, absent, wrapper
 from ..model import Outcome
 from ..testing import (
     absent_if_reexported,
+    as_tokenizer_of,
     base_and_lora,
     constructed,
     default_arguments,
@@ -26,21 +26,21 @@ from ..testing import (
 )
 
 
-def let_the_inputs_need_a_gradient(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def let_the_inputs_need_a_gradient(call: Call) -> None:
     """Hook the embeddings beneath an adapter after ``__init__``, before ``train()`` switches checkpointing on."""
     from peft import PeftModel
 
-    wrapped(*args, **kwargs)
-    checkpointing = instance.args.gradient_checkpointing_kwargs or {}
+    trainer = call.trainer
+    call()
+    checkpointing = trainer.args.gradient_checkpointing_kwargs or {}
     if (
-        instance.args.gradient_checkpointing
+        trainer.args.gradient_checkpointing
         and checkpointing.get("use_reentrant") is not False
-        and isinstance(instance.model, PeftModel)
+        and isinstance(trainer.model, PeftModel)
     ):
-        act()
-        instance.model.enable_input_require_grads()
+        call.act()
+        trainer.model.enable_input_require_grads()
 
 
 def every_adapter_has_a_gradient(module: ModuleType) -> Outcome:
@@ -67,8 +67,6 @@ def _new_model(
     model, lora = base_and_lora()
     settings = default_arguments(module.OnlineDPOConfig, missing_eos_penalty=None, use_vllm=False)
     settings.gradient_checkpointing, settings.gradient_checkpointing_kwargs = checkpointing, options
-    names = inspect.signature(module.OnlineDPOTrainer.__init__).parameters
-    tokenizer = "processing_class" if "processing_class" in names else "tokenizer"
     with single_process(module):
         trainer = constructed(
             module.OnlineDPOTrainer,
@@ -78,7 +76,7 @@ def _new_model(
             args=settings,
             train_dataset=_Rows(),
             eval_dataset=_Rows(),
-            **{tokenizer: SimpleNamespace(pad_token_id=0, eos_token_id=1)},
+            **as_tokenizer_of(module.OnlineDPOTrainer, SimpleNamespace(pad_token_id=0, eos_token_id=1)),
             peft_config=lora if adapter else None,
         )
     return trainer.model

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from trl_hotfix.call import Call, takes_call
 from trl_hotfix.patches import grpo_prefilled_assistant_turn_closed as prefilled
 from trl_hotfix.patches import grpo_prompt_cut_on_the_right as patch
 
@@ -49,6 +50,8 @@ def called(trainer: Any, prompts: list[Any], *wrappers: Any, **settings: Any) ->
         return tokenize(trainer, prompts, **settings)
 
     def within(wrapper: Any, inner: Any) -> Any:
+        if takes_call(wrapper):
+            return lambda prompts: wrapper(Call(inner, trainer, (prompts,)))
         return lambda prompts: wrapper(inner, trainer, (prompts,), {})
 
     for wrapper in reversed(wrappers or (patch.keep_the_end,)):
@@ -132,7 +135,7 @@ def test_the_trainer_has_its_tokenizer_again_after_an_error(tokenizer: Any) -> N
         raise ValueError("the model cannot generate")
 
     with pytest.raises(ValueError, match="cannot generate"):
-        patch.keep_the_end(fail, trainer, (), {})
+        patch.keep_the_end(Call(fail, trainer))
     assert trainer.processing_class is tokenizer
     assert tokenizer.truncation_side == "right"
 
@@ -143,7 +146,7 @@ def test_vllm_a_processor_and_a_tokenizer_that_cuts_on_the_left_are_left_alone(t
     processor = SimpleNamespace(tokenizer=tokenizer)
     for own, settings in ((tokenizer, {"use_vllm": True}), (processor, {}), (left, {})):
         trainer = trainer_with(own, **settings)
-        given = patch.keep_the_end(lambda trainer=trainer: trainer.processing_class, trainer, (), {})
+        given = patch.keep_the_end(Call(lambda trainer=trainer: trainer.processing_class, trainer))
         assert given is own
 
 
