@@ -10,25 +10,25 @@ names. The frozen parameters need no update, since ``on_train_begin`` has copied
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import judge, shadowed
+from ..authoring import Call, judge, shadowed, wrapper
 from ..model import Outcome, Verdict
 
 
-def pair_parameters_by_name(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def pair_parameters_by_name(call: Call) -> None:
     """Let ``parameters()`` of the averaged model return the trained ones, in the order in which they were kept."""
-    parameters = dict(instance.running_model.named_parameters())
-    if not set(instance.param_names) < set(parameters):
-        wrapped(*args, **kwargs)
+    callback = call.trainer
+    parameters = dict(callback.running_model.named_parameters())
+    if not set(callback.param_names) < set(parameters):
+        call()
         return
-    trained = [parameters[name] for name in instance.param_names]
-    with shadowed(instance, "running_model", SimpleNamespace(parameters=lambda: trained)):
-        wrapped(*args, **kwargs)
+    trained = [parameters[name] for name in callback.param_names]
+    with shadowed(callback, "running_model", SimpleNamespace(parameters=lambda: trained)):
+        call()
 
 
 def averages_are_in_their_own_parameters(module: ModuleType) -> Outcome:

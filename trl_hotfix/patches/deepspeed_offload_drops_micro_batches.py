@@ -11,23 +11,23 @@ other: a copy there would be added to the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, act_of_this_call, deepspeed_engine, judge, shadowed
+from ..authoring import Call, absent, deepspeed_engine, judge, shadowed, wrapper
 from ..model import Outcome
 from ..testing import class_with_steps, deepspeed_method, micro_batch_under_deepspeed
 
 METHOD = "async_accumulate_grad_in_cpu_via_gpu"
 
 
-def keep_the_sum(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def keep_the_sum(call: Call) -> Any:
     """Run the micro-batch with an optimizer that copies the sum of the gradients to the CPU, the last time excepted."""
-    optimizer: Any = getattr(deepspeed_engine(instance), "optimizer", None)
-    act = act_of_this_call()
+    optimizer: Any = getattr(deepspeed_engine(call.trainer), "optimizer", None)
+    act = call.act_later()
     if not hasattr(optimizer, METHOD) or not optimizer.cpu_offload:
-        return wrapped(*args, **kwargs)
+        return call()
     accumulate = getattr(optimizer, METHOD)
 
     def accumulate_and_copy(parameter: Any) -> None:
@@ -42,7 +42,7 @@ def keep_the_sum(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ..
             act()
 
     with shadowed(optimizer, METHOD, accumulate_and_copy):
-        return wrapped(*args, **kwargs)
+        return call()
 
 
 def all_micro_batches_are_in_the_gradient(module: ModuleType) -> Outcome:

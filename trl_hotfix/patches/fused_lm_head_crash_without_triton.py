@@ -15,13 +15,13 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import update_wrapper, wraps
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import act, argument, judge, module_of, shadowed
+from ..authoring import Call, judge, module_of, shadowed, wrapper
 from ..model import Outcome
 from ..testing import StopConstruction, tiny_attention_model
 
@@ -29,15 +29,16 @@ _TOKENS = 1024
 _NAME = "_ChunkedLogProbFunction"
 
 
-def score_in_torch(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def score_in_torch(call: Call) -> Any:
     """Give the model a forward that needs no Triton if Triton does not run."""
     import torch
 
-    result, module = wrapped(*args, **kwargs), module_of(wrapped)
+    result, module = call(), module_of(call)
     if getattr(module, _NAME) is not None and _triton_runs(torch, os.environ):
         return result
-    model = argument(wrapped, args, kwargs, "model")
-    act()
+    model = call["model"]
+    call.act()
     forward = model.forward.__func__
     # A patch that went on before may have put its own forward around TRL's, which it then closes over.
     around = [
@@ -317,7 +318,7 @@ def _mistakes_beneath_another_forward(module: ModuleType) -> Iterator[str]:
         model.forward = MethodType(wraps(fused)(lambda *args, **kwargs: fused(*args, **kwargs)), model)
 
     def add_in_torch(*args: Any, **kwargs: Any) -> Any:
-        return score_in_torch(add, None, args, kwargs)
+        return score_in_torch(Call(add, None, args, kwargs))
 
     with shadowed(module, "add_fused_lm_head", add_in_torch):
         yield from (f"beneath another forward: {mistake}" for mistake in _Case(module).mistakes())

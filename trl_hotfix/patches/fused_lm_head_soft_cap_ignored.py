@@ -9,45 +9,40 @@ failed in the first step for these two, since the output of their decoders has n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
-from ..authoring import absent, argument, judge, shadowed
+from ..authoring import Call, absent_on, agreed, judge, shadowed, wrapper
 from ..model import Outcome
 from ..testing import StopConstruction
 
 _NAMES = ("logits_soft_cap", "output_logit_soft_cap")
 
 
-def name_the_soft_cap(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def name_the_soft_cap(call: Call) -> Any:
     """Make the head with a config that has the cap under the name that TRL reads."""
-    config = argument(wrapped, args, kwargs, "model").config.get_text_config()
+    config = call["model"].config.get_text_config()
     cap = next((value for name in _NAMES if (value := getattr(config, name, None))), None)
     if cap is None or getattr(config, "final_logit_softcapping", None) is not None:
-        return wrapped(*args, **kwargs)
+        return call()
     with shadowed(config, "final_logit_softcapping", cap):
-        return wrapped(*args, **kwargs)
+        return call()
 
 
+@absent_on(AttributeError, "past_key_values", "the first step of these models fails for another reason")
 def head_has_the_soft_cap(module: ModuleType) -> Outcome:
     """Find the caps that the heads of four models apply: under both names, and in the config of a model's text part.
 
     A model without a cap, and those that have one under the name that TRL reads, are left alone.
     """
-    try:
-        outcomes = [
-            judge(_Case(module, name, cap, text_part=text_part).applied(), right=cap, wrong=0.0, name=name)
-            for name in _NAMES
-            for cap, text_part in ((0.5, False), (0.75, True))
-        ]
-    except AttributeError as error:
-        if "past_key_values" not in str(error):
-            raise
-        return absent("the first step of these models fails for another reason")
-    if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
-        raise AssertionError(f"some heads have the cap of their model, and others have not: {outcomes}")
+    outcome = agreed(
+        judge(_Case(module, name, cap, text_part=text_part).applied(), right=cap, wrong=0.0, name=name)
+        for name in _NAMES
+        for cap, text_part in ((0.5, False), (0.75, True))
+    )
     for name, cap, other in (
         ("logits_soft_cap", None, {}),
         ("final_logit_softcapping", 0.25, {}),
@@ -56,7 +51,7 @@ def head_has_the_soft_cap(module: ModuleType) -> Outcome:
         case = _Case(module, name, cap, other)
         if (applied := case.applied()) != (cap or 0.0) or case.was_changed:
             raise AssertionError(f"with {case.settings} the head is made with {applied}")
-    return outcomes[0]
+    return outcome
 
 
 class _Case:

@@ -11,43 +11,37 @@ before trainable again, by name, and so unfreezes neither a second, frozen adapt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, act, argument, judge
+from ..authoring import Call, absent_on, judge, wrapper
 from ..model import Outcome, Verdict
 
 
-def keep_what_is_trained(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def keep_what_is_trained(call: Call) -> Any:
     """Prepare a ``PeftModel``, and make the parameters that were trainable before trainable again."""
     from peft import PeftModel
 
-    model = argument(wrapped, args, kwargs, "model")
-    if not isinstance(model, PeftModel) or argument(wrapped, args, kwargs, "peft_config") is not None:
-        return wrapped(*args, **kwargs)
+    model = call["model"]
+    if not isinstance(model, PeftModel) or call["peft_config"] is not None:
+        return call()
     trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    model = wrapped(*args, **kwargs)
+    model = call()
     for name, weight in model.named_parameters():
         if name in trainable and not weight.requires_grad:
             weight.requires_grad_(True)
-            act()
+            call.act()
     return model
 
 
+@absent_on(ValueError, "Expected PeftConfig object", "this release prepares no PeftModel that it is handed")
 def adapter_of_a_quantised_model_is_trained(module: ModuleType) -> Outcome:
     """Check which weights of models that are marked as loaded in 4 bits are trained after they are prepared.
 
     Of two adapters one is trained, and the copy of a layer in ``modules_to_save``: four weights.
     """
-    try:
-        prepared = _prepare(module, model := _quantised_peft_model())
-    except ValueError as error:
-        if "Expected PeftConfig object" not in str(error):
-            raise
-        return absent("this release prepares no PeftModel that it is handed")
+    prepared = _prepare(module, model := _quantised_peft_model())
     trained = _trained(prepared)
     if not trained <= _TRAINED or prepared is not model:
         raise AssertionError(f"{sorted(trained - _TRAINED)} was not trained before")

@@ -6,28 +6,26 @@ the inherited method runs. Distillation up to 1.9 has a step of its own, in a mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from types import MethodType, ModuleType
 from typing import Any
 
-from ..authoring import absent, act, judge, module_of, shadowed
+from ..authoring import Call, absent, judge, module_of, shadowed, wrapper
 from ..model import Outcome
 from ..testing import default_arguments, stub_trainer
 
 
-def have_accelerate_divide_by_one(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def have_accelerate_divide_by_one(call: Call) -> Any:
     """Run the step with an accelerator that knows of one micro-batch. DeepSpeed's engine divides by nothing here."""
-    accelerator = instance.accelerator
+    accelerator = call.trainer.accelerator
     steps = accelerator.gradient_accumulation_steps
     if steps == 1 or accelerator.distributed_type == "DEEPSPEED":
-        return wrapped(*args, **kwargs)
-    act()
+        return call()
+    call.act()
     accelerator.gradient_accumulation_steps = 1
     try:
-        return wrapped(*args, **kwargs)
+        return call()
     finally:
         accelerator.gradient_accumulation_steps = steps
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trl_hotfix.call import Call
 from trl_hotfix.patches import deepspeed_divides_by_accumulation_twice as divides
 from trl_hotfix.patches import deepspeed_offload_drops_micro_batches as drops
 
@@ -68,7 +69,7 @@ def test_the_sum_is_copied_between_the_first_and_the_last_micro_batch(
         return model + inputs
 
     trainer = trainer_with(SimpleNamespace(optimizer=optimizer))
-    assert drops.keep_the_sum(step, trainer, ("model",), {"inputs": " inputs"}) == "model inputs"
+    assert drops.keep_the_sum(Call(step, trainer, ("model",), {"inputs": " inputs"})) == "model inputs"
     assert optimizer.calls == calls
     assert vars(optimizer) == before
 
@@ -82,7 +83,7 @@ def test_a_step_that_fails_leaves_the_optimizer_as_it_was() -> None:
         raise ValueError("out of memory")
 
     with pytest.raises(ValueError, match="out of memory"):
-        drops.keep_the_sum(step, trainer_with(SimpleNamespace(optimizer=optimizer)), (), {})
+        drops.keep_the_sum(Call(step, trainer_with(SimpleNamespace(optimizer=optimizer))))
     assert vars(optimizer) == before
 
 
@@ -98,7 +99,7 @@ def test_a_copy_that_fails_leaves_the_number_of_the_micro_batch() -> None:
         optimizer.async_accumulate_grad_in_cpu_via_gpu("a")
 
     with pytest.raises(MemoryError):
-        drops.keep_the_sum(step, trainer_with(SimpleNamespace(optimizer=optimizer)), (), {})
+        drops.keep_the_sum(Call(step, trainer_with(SimpleNamespace(optimizer=optimizer))))
     assert optimizer.micro_step_id == 2
 
 
@@ -109,14 +110,14 @@ def test_two_wrappers_copy_the_same_sum() -> None:
     def step() -> None:
         optimizer.async_accumulate_grad_in_cpu_via_gpu("a")
 
-    drops.keep_the_sum(lambda: drops.keep_the_sum(step, trainer, (), {}), trainer, (), {})
+    drops.keep_the_sum(Call(lambda: drops.keep_the_sum(Call(step, trainer)), trainer))
     assert optimizer.calls[0] == (1, "a")
     assert set(optimizer.calls[1:]) == {(0, "a")}
 
 
 @pytest.mark.parametrize("engine", [None, SimpleNamespace(optimizer=None), SimpleNamespace(optimizer=object())])
 def test_without_such_an_optimizer_the_step_is_as_it_was(engine: Any) -> None:
-    assert drops.keep_the_sum(lambda: 1, trainer_with(engine), (), {}) == 1
+    assert drops.keep_the_sum(Call(lambda: 1, trainer_with(engine))) == 1
 
 
 @pytest.mark.parametrize(

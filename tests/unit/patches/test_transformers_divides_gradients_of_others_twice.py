@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trl_hotfix.call import Call
 from trl_hotfix.patches.transformers_divides_gradients_of_others_twice import have_accelerate_divide_by_one
 
 
@@ -25,12 +26,13 @@ def test_accelerate_knows_of_one_micro_batch_but_under_deepspeed(instance: Any, 
     def step(model: str, inputs: str) -> tuple[str, str, int]:
         return model, inputs, instance.accelerator.gradient_accumulation_steps
 
-    assert have_accelerate_divide_by_one(step, instance, ("model",), {"inputs": "rows"}) == ("model", "rows", known)
+    call = Call(step, instance, ("model",), {"inputs": "rows"})
+    assert have_accelerate_divide_by_one(call) == ("model", "rows", known)
     assert instance.accelerator.gradient_accumulation_steps == before
 
 
 def test_a_step_that_fails_leaves_accelerate_as_it_was() -> None:
     instance = trainer(4)
     with pytest.raises(ZeroDivisionError):
-        have_accelerate_divide_by_one(lambda: 1 / 0, instance, (), {})
+        have_accelerate_divide_by_one(Call(lambda: 1 / 0, instance))
     assert instance.accelerator.gradient_accumulation_steps == 4
