@@ -139,7 +139,7 @@ class _Rows(list[Row]):
 
     @property
     def column_names(self) -> list[str]:
-        return list(self[0])
+        return list(self[0]) if self else []
 
     def __getitem__(self, key: Any) -> Any:
         return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
@@ -188,7 +188,8 @@ def conversations_end_once(module: ModuleType) -> Outcome:
     method = next(name for name in ("ORPO", "CPO", "KTO", "BCO") if f"{name.lower()}_trainer" in module.__name__)
     trainer_class = getattr(module, f"{method}Trainer")
     adds = getattr(trainer_class, "tokenize_row", None) or vars(module).get("_process_tokens")
-    if adds is None or adds.__module__ != module.__name__ or not hasattr(module, "maybe_apply_chat_template"):
+    # Another patch may have a layer on it.
+    if adds is None or module_of(adds) is not module or not hasattr(module, "maybe_apply_chat_template"):
         return absent("this module adds no end of sequence to what has been through a chat template")
     of_template = [f"{text}{_END}\n" for text in _COMPLETIONS]
     conversations = _rows(method, _COMPLETIONS, conversational=True)
