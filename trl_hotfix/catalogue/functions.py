@@ -15,12 +15,11 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import signal_handlers
 from ..errors import Mistake, suggestion
 from ..model import Patch
 from . import packs
 from .checks import ID
-from .modules import module_of
+from .modules import is_from_outside, module_of
 
 
 def check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> Iterator[Mistake]:
@@ -36,7 +35,7 @@ def check_functions(patch: Patch, line_of: Callable[..., int], pack: str) -> Ite
         module = import_module(name)
     # The top level of a patch's module is code that may raise anything. Such an error is a mistake in the catalogue.
     except (Exception, SystemExit) as error:
-        if isinstance(error, MemoryError) or signal_handlers.has_raised(error):
+        if is_from_outside(error):
             raise
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             yield missing

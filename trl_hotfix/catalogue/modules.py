@@ -23,6 +23,11 @@ def module_of(patch_id: str) -> str:
     return f"{package}.patches.{name.replace('-', '_')}"
 
 
+def is_from_outside(error: BaseException) -> bool:
+    """Return whether a full memory or a signal handler, and not the module itself, has ended its import."""
+    return isinstance(error, MemoryError) or signal_handlers.has_raised(error)
+
+
 def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]:
     """Return a wrapper or the self-test of ``patch`` by its name in the catalogue, bound to the user's options.
 
@@ -33,11 +38,9 @@ def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]
     try:
         module = import_module(module_name)
         function: Callable[..., Any] = getattr(module, name)
-    except MemoryError:
-        raise  # The installation is not to blame.
     # The top level of a module may raise anything, and SystemExit would end the user's import of TRL.
     except (Exception, SystemExit) as error:
-        if signal_handlers.has_raised(error):
+        if is_from_outside(error):
             raise
         pack = packs.pack_of(patch.id)
         raise DamagedError(module_name, error, packs.find(pack).release if pack else "trl_hotfix") from error

@@ -180,7 +180,7 @@ ARGUMENTS = (
 
 @pytest.mark.parametrize("text", [RED, "9" * 5_000, "[" * 20_000, "\u202ered", "", "x" * 100_000, "%s{0}", "*" * 3_000])
 def test_a_bad_argument_is_one_clear_error(text: str, tmp_path: Path) -> None:
-    # `--packs ""` names no pack and is no mistake: verify would run every self-test, which takes what they take.
+    # `--packs ""` names no pack, which is no mistake: verify would run every self-test.
     arguments = [line for line in ARGUMENTS if text or "verify --packs" not in line]
     (tmp_path / "good.py").write_text(SCRIPT)
     words = {"SCRIPT": str(tmp_path / "good.py")}

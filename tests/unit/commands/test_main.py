@@ -63,7 +63,7 @@ def test_apply_with_an_invalid_manifest_changes_nothing(damaged: str, request: p
     (folder / damaged).write_text("- id: [")
     code = (
         "import sys, trl_hotfix\nbefore = list(sys.meta_path)\n"
-        "try: trl_hotfix.apply()\nexcept trl_hotfix.HotfixError as error: \n"
+        "try: trl_hotfix.apply()\nexcept trl_hotfix.HotfixError as error:\n"
         "    print(type(error).__name__, *(mistake.line for mistake in getattr(error, 'mistakes', ())))\n"
         "print(sys.meta_path == before)"
     )
