@@ -18,7 +18,8 @@ BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api applicatio
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
 CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands commands/doctor commands/explain helpers \
   import_hooks matching patches patching recording reporting scanning selection testing verification) \
-  tests/process tests/gpu gpu tests/bench tests/mutants tests/docs tests/repository tests/upstream benchmarks docs
+  $(sort $(dir $(wildcard tests/patches/*/test_*.py))) tests/patches tests/process tests/gpu gpu tests/bench tests/mutants tests/docs tests/repository \
+  tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   has-type method-assign misc union-attr var-annotated)
@@ -28,7 +29,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test gpu gpu-bundle lint types libraries bench mutants benchmarks curves evidence release matrix upstream picture recording docs osv schemas lint-repository lint-yaml \
+.PHONY: demo test gpu gpu-bundle lint types libraries bench patches mutants benchmarks curves evidence release matrix upstream picture recording docs osv schemas lint-repository lint-yaml \
   lint-distribution unit clean
 
 demo: $(VENV)/ready
@@ -64,6 +65,10 @@ bench: $(VENV)/ready
 evidence: $(VENV)/ready
 	$(BIN)/python tests/bench/bench.py run $(if $(PATCHES),--patches $(PATCHES))
 	$(BIN)/python tests/bench/picture.py
+
+# The tests of patches, on the first and the newest release that has the bug: `make patches`, or `make patches PATCHES="some-id"`.
+patches: $(VENV)/ready
+	$(BIN)/python -m pytest tests/bench/test_patch_tests.py $(if $(PATCHES),-k "$(subst $() $(), or ,$(PATCHES))")
 
 # The wrappers broken in every way, and what self-test and proof do not notice: `make mutants PATCHES="some-id another"`.
 mutants: $(VENV)/ready
@@ -149,7 +154,7 @@ lint-yaml: $(REPOSITORY)/ready
 types: $(VENV)/ready
 	$(BIN)/mypy
 	for folder in $(CHECKED); do \
-	  MYPYPATH=tests/bench:tests/mutants:tests/proofs:tests:tests/unit:tests/gpu:gpu:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
+	  MYPYPATH=tests/bench:tests/mutants:tests:tests/unit:tests/gpu:gpu:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
 	done
 
 # TRL 0.11.4, DeepSpeed and the versions of everything else that they were seen to work with.

@@ -137,9 +137,9 @@ def write_made_up(folder: Path, size: int) -> None:
     real = [entry for entry in json.loads(catalogue.read_text(encoding="utf-8")) if entry["id"] in IN_RANGE]
     (template,) = (entry for entry in real if entry["id"] == IN_RANGE[0])
     made_up = [{**template, "id": f"made-up-{number}", "trl": ">=99.0,<99.1"} for number in range(size - len(real))]
-    module = (package / "patches" / f"{template['id'].replace('-', '_')}.py").read_text(encoding="utf-8")
+    (module,) = package.glob(f"patches/*/{template['id'].replace('-', '_')}.py")
     for entry in made_up:
-        (package / "patches" / f"{entry['id'].replace('-', '_')}.py").write_text(module, encoding="utf-8")
+        shutil.copy(module, module.with_name(f"{entry['id'].replace('-', '_')}.py"))
     catalogue.write_text(json.dumps([*real, *made_up]), encoding="utf-8")
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -165,9 +166,11 @@ class _Finder:
         if not name.startswith(OURS) or name == NOT_TIMED or path is None:
             return None
         for folder in path:
-            file = f"{folder}/{name.rpartition('.')[2]}.py"
-            if (spec := importlib.util.spec_from_file_location(name, file, loader=_Loader(name, file))) is not None:
-                return spec
+            base = Path(folder, name.rpartition(".")[2])
+            for file in (base / "__init__.py", base.with_suffix(".py")):
+                if file.is_file():
+                    loader = _Loader(name, str(file))
+                    return importlib.util.spec_from_file_location(name, file, loader=loader)
         return None
 
 

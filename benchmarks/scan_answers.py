@@ -31,6 +31,7 @@ sys.path.insert(0, str(CHECKOUT / "tests" / "unit"))
 from helpers import generated_scripts  # noqa: E402
 
 from trl_hotfix.catalogue.conditions import Argument, Kind  # noqa: E402
+from trl_hotfix.scanning.bindings import ScriptBindings  # noqa: E402
 from trl_hotfix.scanning.trainer_calls import trainer_calls  # noqa: E402
 
 Lookup = Callable[[str], Argument]
@@ -48,7 +49,7 @@ UNKNOWN, UNSET = Argument(Kind.UNKNOWN), Argument(Kind.UNSET)
 
 
 def by_our_scan(text: str) -> dict[int, Lookup]:
-    return {call.line: call.argument for call in trainer_calls(ast.parse(text))}
+    return {call.line: call.argument for call in trainer_calls(ScriptBindings(ast.parse(text))).calls}
 
 
 def by_astroid(text: str) -> dict[int, Lookup]:

@@ -4,8 +4,8 @@
 
 CHECKOUT has the folders ``examples``, ``trl/scripts`` and ``docs`` of the tag of that release. Each file is scanned
 with nothing told; with the first command line that its text, or TRL's page of its command line, documents, and the
-config of accelerate in it; with the folder of its model too; with a version of transformers too; and with a dataset
-too. A file that documents no command line is told none.
+config of accelerate in it; with the folder of its model too; with versions of transformers and DeepSpeed too; and with
+a dataset too. A file that documents no command line is told none.
 
 Nothing is downloaded. The folder of a model has what the files of its family say, without weights: ``FAMILIES``. The
 file of a dataset has a row in the format that the pages of TRL, or the text of the example, give it: ``DATASETS``. What
@@ -31,6 +31,7 @@ from click.testing import CliRunner
 from trl_hotfix.commands.scan import command as scan
 
 WITH = {"0": "4.56.1", "1": "4.57.6"}
+DEEPSPEED = "deepspeed==0.19.8"
 NOTHING = "nothing"
 Told = TypeVar("Told")
 
@@ -236,7 +237,7 @@ def _steps(release: str, example: Example, folder: Path) -> dict[str, list[str]]
         NOTHING: [],
         "and the command line": ["--accelerate", str(example.accelerate)] if example.accelerate is not None else [],
         "and the model": ["--model", str(model)] if example.model is not None else [],
-        "and transformers": ["--with", f"transformers=={WITH[release.partition('.')[0]]}"],
+        "and the versions": ["--with", f"transformers=={WITH[release.partition('.')[0]]}", "--with", DEEPSPEED],
         "and the dataset": ["--dataset", str(dataset)] if example.row is not None else [],
     }
 

@@ -163,35 +163,32 @@ def _remedy(bug: KnownBug) -> str:
 
 
 def _checks(patches: Sequence[Patch]) -> str:
-    """Return the table of what self-test and proof of each patch notice, and what they reach."""
+    """Return the table of what all checks of each patch notice together, and what they reach."""
     counts = {patch.id: matrix()["mutants"][patch.id] for patch in patches if patch.id in matrix()["mutants"]}
-    total, by_self_test, killed = (
-        sum(count[name] for count in counts.values()) for name in ("total", "by_self_test", "killed")
-    )
+    total, killed = (sum(count[name] for count in counts.values()) for name in ("total", "killed"))
     lines = [
         "# How well they are checked",
         "",
         "A check is worth what it notices. So each wrapper is broken in every way (`make mutants`): mistakes in its "
         "code, and breakages at run time, such as a repair of the first micro-batch alone, without a gradient, in "
-        "training alone, or of the first row. The self-test is what runs in your process. A mutant is *equivalent* if "
-        "no run can tell it from the patch; its page has the reason. *Reached*: the lines and branches of the wrapper "
-        "that self-test and proof run through. *Proofs*: the distinct bodies of the methods with the bug that a proof "
-        "has trained with.",
+        "training alone, or of the first row. The self-test, the tests and the proof of the patch have to notice it. "
+        "A mutant is *equivalent* if no run can tell it from the patch; its page has the reason. *Reached*: the lines "
+        "and branches of the wrapper that these checks run through. *Proofs*: the distinct bodies of the methods with "
+        "the bug that a proof has trained with.",
         "",
-        f"{len(counts)} of {len(patches)} patches are counted: {total} mutants, of which the self-test kills "
-        f"{_share(by_self_test, total)}, and all checks together {_share(killed, total)}.",
+        f"{len(counts)} of {len(patches)} patches are counted: {total} mutants, of which the checks "
+        f"kill {_share(killed, total)}.",
         "",
-        "| patch | mutants | killed by the self-test | killed | equivalent | reached | proofs |",
-        "|---|---|---|---|---|---|---|",
+        "| patch | mutants | killed | equivalent | reached | proofs |",
+        "|---|---|---|---|---|---|",
     ]
     for patch in sorted(patches, key=lambda patch: patch.id):
         proven, bodies = _bodies_with_a_proof(patch)
         count = counts.get(patch.id)
-        cells = ["not counted", "", "", "", ""]
+        cells = ["not counted", "", "", ""]
         if count is not None:
             cells = [
                 f"{count['total']}",
-                _share(count["by_self_test"], count["total"]),
                 _share(count["killed"], count["total"]),
                 f"{len(count['equivalent'])}",
                 _share(count["branches"] - len(count["missed"]), count["branches"]),
@@ -384,9 +381,8 @@ def _mutants_in_short(patch: Patch) -> str:
     if counts is None:
         return "not counted ([how they are](checks.md))"
     return (
-        f"broken in {counts['total']} ways: the self-test notices "
-        f"{_share(counts['by_self_test'], counts['total'])}, all "
-        f"checks together {_share(counts['killed'], counts['total'])} ([how it is counted](checks.md))"
+        f"broken in {counts['total']} ways: the checks notice "
+        f"{_share(counts['killed'], counts['total'])} ([how it is counted](checks.md))"
     )
 
 
@@ -394,9 +390,8 @@ def _mutants(counts: Mapping[str, Any]) -> Iterator[str]:
     """Give how many ways to break the wrapper are noticed, and which are not."""
     total = counts["total"]
     yield (
-        f"The wrapper was broken in {total} ways: the self-test notices {counts['by_self_test']} of them, all checks "
-        f"together {counts['killed']}. They reach {counts['branches'] - len(counts['missed'])} of its "
-        f"{counts['branches']} lines and branches."
+        f"The wrapper was broken in {total} ways: the checks notice {counts['killed']} of them. They reach "
+        f"{counts['branches'] - len(counts['missed'])} of its {counts['branches']} lines and branches."
     )
     if counts["survived"]:
         yield "Not noticed:\n\n" + "\n".join(f"- {_as_code(name)}" for name in counts["survived"])

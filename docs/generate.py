@@ -41,7 +41,7 @@ SCHEMAS = DOCS / "schemas"
 SECTIONS = {
     "Find out": ("five-questions.md", "scan.md", "audit.md", "upgrade.md", "faq.md"),
     "Run it": ("platform.md", "security.md", "security-policy.md", "promises.md", "packs.md", "ranks-and-gpu.md"),
-    "Reference": ("reference.md", "json.md", "glossary.md", "changelog.md"),
+    "Reference": ("reference.md", "log.md", "json.md", "glossary.md", "changelog.md"),
     "Contribute": ("contributing.md", "code-of-conduct.md", "add-a-patch.md", "new-release.md", "architecture.md"),
 }
 """The order of the pages after the quickstart and the bugs. A page that is not named comes last in the last section."""
@@ -139,7 +139,8 @@ def schemas() -> dict[str, dict[str, Any]]:
             if "description" in part:
                 part["description"] = " ".join(inspect.cleandoc(part["description"]).split())
         dialect = "https://json-schema.org/draft/2020-12/schema"
-        schema_of[name] = {"$schema": dialect, "title": f"trl-hotfix {name} --json", **schema, "$defs": parts}
+        words = " ".join([name, *getattr(module.command, "commands", ())])
+        schema_of[name] = {"$schema": dialect, "title": f"trl-hotfix {words} --json", **schema, "$defs": parts}
     return schema_of
 
 

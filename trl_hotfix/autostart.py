@@ -7,7 +7,7 @@ for an import of ``trl``. Annotations are quoted here, since ``__future__`` woul
 
 import os
 
-from .settings import STRICT, switch, warn
+from .settings import STRICT_LEVELS, callback_is_on, misspelt, switch, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,45 +18,51 @@ _started = False
 
 
 def start() -> None:
-    """Wait for the import of ``trl`` if ``TRL_HOTFIX`` is on, strict or observe."""
+    """Wait for the import of ``trl``, unless ``TRL_HOTFIX`` is off.
+
+    A value that is not understood is waited with too: it stops that import, and no process that does without TRL.
+    """
     global _started
     if _started:
         return
     _started = True
-    value = os.environ.get("TRL_HOTFIX", "")
-    setting = switch(value)
-    if setting is None:
-        known = "1, true, yes, on, strict, observe, 0, false, no, off"
-        warn(f"TRL_HOTFIX={value[:80]!r} is not one of {known}; taken as off")
-    elif setting != "off":
-        try:
-            from .import_hooks import FINDER
-        except ImportError as error:
-            warn(f"the installation is damaged ({error}); nothing is patched. Install trl_hotfix again")
-        else:
-            FINDER.before_import("trl", apply_now)
+    if switch(os.environ.get("TRL_HOTFIX", "")) == "off":
+        return
+    try:
+        from .import_hooks import FINDER
+    except ImportError as error:
+        warn(f"the installation is damaged ({error}); nothing is patched. Install trl_hotfix again", "damaged")
+    else:
+        FINDER.before_import("trl", apply_now)
 
 
 def apply_now() -> None:
     """Read the catalogue and wait for the modules of its targets. It is called when TRL is about to be imported.
 
-    An error leaves TRL unpatched with one warning, except in strict mode.
+    A setting that is not understood stops the import, in every mode. An error of ours, such as a damaged installation,
+    leaves TRL unpatched with one warning, except in strict mode.
     """
     try:
+        from .api import apply
         from .import_hooks import FINDER
-        from .patching.api import apply
 
+        for name, meant in misspelt():
+            warn(f"{name} is no variable of trl_hotfix and does nothing; did you mean {meant}?", "unknown-variable")
+        add_callback = callback_is_on()
         apply()
-        value = os.environ.get("TRL_HOTFIX_CALLBACK", "1")
-        if switch(value) is None:
-            warn(f"TRL_HOTFIX_CALLBACK={value[:80]!r} is neither on nor off; taken as on")
-        if switch(value) != "off":
+        # Under strict apply() waits for it already, and a trainer that gets no callback is an error there.
+        if add_callback and not FINDER.waits_for("transformers.trainer"):
             FINDER.when_imported("transformers.trainer", _add_callback)
     # An error here must not end the user's import of TRL.
     except Exception as error:
-        if switch(os.environ.get("TRL_HOTFIX", "")) == STRICT:
+        if getattr(error, "stops_import", False):
+            from .stopping import stopped
+
+            stopped(error)
             raise
-        warn(f"TRL stays unpatched: {type(error).__name__}: {error}")
+        if switch(os.environ.get("TRL_HOTFIX", "")) in STRICT_LEVELS:
+            raise
+        warn(f"TRL stays unpatched: {type(error).__name__}: {error}", "unpatched")
 
 
 def _add_callback(module: "ModuleType") -> None:
@@ -66,4 +72,4 @@ def _add_callback(module: "ModuleType") -> None:
         add_to_every_trainer(module)
     # An error here must not end the user's import of transformers.
     except Exception as error:
-        warn(f"runs will have no record of what is patched: {type(error).__name__}: {error}")
+        warn(f"runs will have no record of what is patched: {type(error).__name__}: {error}", "no-record")

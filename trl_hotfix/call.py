@@ -30,9 +30,13 @@ def wrapper(function: _AnyWrapper) -> _AnyWrapper:
 
 
 class Acted(Protocol):
-    """What counts the acts: a count of the witness."""
+    """What counts the acts: a count of the witness. ``unseen`` are the calls whose mark has seen nothing yet."""
 
     acted: int
+    unseen: int
+
+    def of_copy(self) -> Acted:
+        """Return the count of what a copy of this trainer does now."""
 
 
 class Parameters:
@@ -333,21 +337,41 @@ def _same(before: Any, after: Any) -> bool:
 class Mark:
     """The ``act`` of one call, also after its end. It keeps nothing of the call, and a pickle of it counts nothing."""
 
-    __slots__ = ("_acted", "_count")
+    __slots__ = ("_acted", "_count", "_of_original", "_saw")
 
     def __init__(self) -> None:
-        self._acted = False
+        self._acted = self._saw = False
         self._count: Acted | None = None
+        self._of_original: Acted | None = None
 
     def __call__(self) -> None:
+        if self._of_original is not None:
+            self._count, self._of_original = self._of_original.of_copy(), None
         if not self._acted and self._count is not None:
             self._count.acted += 1
         self._acted = True
+        self.saw()
+
+    def saw(self) -> None:
+        """Say that it has seen what it is for, such as a row: without an act there was nothing to do.
+
+        What prepares data may run in other processes, or not at all if a cache has the result.
+        """
+        if not self._saw and self._count is not None:
+            self._count.unseen -= 1
+        self._saw = True
 
     def end(self, count: Acted) -> bool:
         """Return whether the call, which ends now, has acted. From now on ``count`` counts it."""
         self._count = count
+        count.unseen += not self._saw
         return self._acted
+
+    def __deepcopy__(self, memo: Any) -> Mark:
+        # A copy of a trainer goes on with what its original had, and counts for itself.
+        copied = Mark()
+        copied._of_original, copied._saw = self._count or self._of_original, True
+        return copied
 
     def __reduce__(self) -> Any:
         # `datasets` hashes pickles. A count would make each hash another one.

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class HotfixError(Exception):
     """The base class of all errors that trl_hotfix raises on purpose."""
+
+    stops_import = False
+    """Whether it stops the import of TRL in every mode: what the user asked for cannot be understood, or be done.
+
+    Any other error is one of ours, such as a damaged installation. It leaves TRL unpatched with one warning, and stops
+    the import under strict alone.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pool sends the errors of its workers by pickle, which would call `__init__` with the message alone.
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(kind: type[HotfixError], args: tuple[Any, ...]) -> HotfixError:
+    return kind.__new__(kind, *args)
 
 
 MANY = 10
@@ -16,6 +32,9 @@ MANY = 10
 LONG = 80
 """So many characters of a text that the user gave are in a message. A variable can hold a hundred thousand."""
 
+
+SHOWN = 2_000
+"""So many characters of any text are on a screen, in an annotation and in SARIF."""
 
 REASON = 200
 """So many characters of what a parser says are in a message. It may quote the file."""
@@ -49,6 +68,8 @@ class PackError(HotfixError, LookupError):
     Check the spelling, or tell the author of the pack: docs/packs.md has the rules.
     """
 
+    stops_import = True
+
 
 class DamagedError(HotfixError):
     """A file of the installation cannot be used. Install trl_hotfix, or the pack that has the file, again."""
@@ -77,6 +98,8 @@ class UnknownPatchError(HotfixError, LookupError):
     Check the spelling against ``python -m trl_hotfix --list``.
     """
 
+    stops_import = True
+
     def __init__(
         self, unknown: Collection[str], known: Collection[str], source: str, without_repair: Collection[str] = ()
     ) -> None:
@@ -85,7 +108,8 @@ class UnknownPatchError(HotfixError, LookupError):
         names = "; ".join(f"{quoted(name)}{hints.get(name) or suggestion(name, known)}" for name in self.unknown[:MANY])
         if len(self.unknown) > MANY:
             names += f"; and {len(self.unknown) - MANY} more"
-        super().__init__(f"unknown patch in {source}: {names}. `python -m trl_hotfix --list` shows every id.")
+        end = "" if names.endswith("?") else "."
+        super().__init__(f"unknown patch in {source}: {names}{end} `python -m trl_hotfix --list` shows every id.")
 
 
 class SettingError(HotfixError, ValueError):
@@ -94,12 +118,14 @@ class SettingError(HotfixError, ValueError):
     The message lists the valid ones.
     """
 
+    stops_import = True
+
 
 class NotAppliedError(HotfixError, RuntimeError):
-    """Strict mode: a patch that should be on cannot be, and the patches that this step had put on are off again.
+    """Strict mode ends a run that needs a repair and does not have it; ``strict-all`` ends it for any patch.
 
-    The message names every such patch with its reason. Leave the patch out (``skip=``, ``TRL_HOTFIX_SKIP``), remove the
-    cause, or run without strict mode to go on unpatched with a warning.
+    The message names each patch with its reason, and what lets the run go on without it. Where ``apply()`` or an import
+    raises it, the patches that this step had put on are off again.
     """
 
 
@@ -111,12 +137,21 @@ def plain(text: str) -> str:
 def printable(text: str, longest: int | None = None) -> str:
     """Return ``text`` on one line, with an escape for each character that a terminal would obey or a line ends at.
 
-    What is longer than ``longest`` is cut.
+    Of what is longer than ``longest``, the text says how many characters more there are.
     """
-    shown = text if longest is None or len(text) <= longest else text[:longest]
-    if not shown.isprintable():
-        shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in shown)
-    return shown if longest is None or len(text) <= longest else f"{shown}... ({len(text)} characters)"
+    kept = text if longest is None else text[:longest]
+    if not kept.isprintable():
+        kept = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in kept)
+    return kept if longest is None else kept + _rest(text, longest)
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return the beginning of a text that is longer, and how many characters more it has."""
+    return text[:longest] + _rest(text, longest)
+
+
+def _rest(text: str, longest: int) -> str:
+    return f"... ({len(text) - longest} more)" if len(text) > longest else ""
 
 
 def reason(error: Exception) -> str:
@@ -134,9 +169,7 @@ def reason(error: Exception) -> str:
 
 def quoted(text: object, longest: int = LONG) -> str:
     """Return the repr of a text that the user gave. One that is longer than ``longest`` is cut."""
-    if isinstance(text, str) and len(text) > longest:
-        return f"{text[:longest]!r}... ({len(text)} characters)"
-    return repr(text)
+    return repr(text[:longest]) + _rest(text, longest) if isinstance(text, str) else repr(text)
 
 
 def listed(mistakes: Sequence[str]) -> str:

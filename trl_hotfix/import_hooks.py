@@ -72,9 +72,13 @@ class Finder:
         if not (getattr(spec, "_initializing", False) and _watch_to_the_end(spec, self._notify)):
             callback(module)
 
-    def forget(self, name: str) -> None:
-        """Undo ``when_imported``. The finder leaves ``sys.meta_path`` when it waits for no module any more."""
-        self._imports.pop(name, None)
+    def forget(self, name: str, callback: "Callable[[ModuleType], None] | None" = None) -> None:
+        """Undo ``when_imported``, or only that of ``callback``.
+
+        The finder leaves ``sys.meta_path`` when it waits for no module any more.
+        """
+        if callback is None or self._imports.get(name) == callback:
+            self._imports.pop(name, None)
         self._leave_if_idle()
 
     def find_spec(
@@ -118,7 +122,7 @@ class Finder:
             self._unwatchable.add(name)
             from .settings import warn
 
-            warn(f"the import of {name} cannot be watched ({type(error).__name__}: {error})")
+            warn(f"the import of {name} cannot be watched ({type(error).__name__}: {error})", "not-watched")
 
     def _observe(self) -> None:
         """See every spec that the import system finds, also if it does not ask this finder.

@@ -1,8 +1,8 @@
-"""The log: what is repaired, in a line for each repair, and what should be on and is not.
+"""The log: how many repairs are on, which bugs a run hits, what was repaired, and what should be on and is not.
 
-``TRL_HOTFIX_LOG`` chooses how much of it. ``quiet`` has warnings alone. ``summary``, the default, also has what is
-repaired, on rank 0. ``full`` has all of it on every rank, with the numbers of the self-tests. Under
-``TRL_HOTFIX_LOG_FORMAT=json`` each line is an object, for collectors.
+``TRL_HOTFIX_LOG`` chooses how much of it. ``quiet`` has warnings alone. ``summary``, the default, also has a line for
+each trainer and for each bug that a run hits, on rank 0. ``full`` also has a line for each repair, with the numbers of
+its self-test. Under ``TRL_HOTFIX_LOG_FORMAT=json`` each line is an object, for collectors.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from .errors import printable
 from .settings import FORMAT_CHOICES, LOG, LOG_CHOICES, LOG_FORMAT, choice, json_line, rank, warn
+from .standard_error import BesideBars
 
 log = logging.getLogger("trl_hotfix")
 
@@ -27,6 +28,8 @@ LONGEST_LINE = 8000
 
 FIELDS = "trl_hotfix"
 """The attribute of a log record with the fields of its event, for the formatters of programs and for JSON."""
+MESSAGE = "message"
+"""The event of a line that names none, such as what a patch says in a call."""
 
 HEARD = {"trl_hotfix_heard": True}
 """The ``extra`` of a line that is written also if a self-test is the cause of it."""
@@ -60,6 +63,8 @@ class _Logger(type(log)):  # type: ignore[misc]
         shown = printable(text, LONGEST_LINE)
         if shown is not text:
             record.msg, record.args = shown, ()
+        if not hasattr(record, FIELDS):
+            setattr(record, FIELDS, {"event": MESSAGE})
         super().handle(record)
 
     def callHandlers(self, record: logging.LogRecord) -> None:
@@ -77,7 +82,7 @@ class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
-        super().__init__()
+        super().__init__(BesideBars())
         self._as_json = as_json
         number = rank()
         prefix = f"trl_hotfix [rank {number}]" if number is not None else "trl_hotfix"
@@ -85,7 +90,6 @@ class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._as_json or not logging.getLogger().handlers:
-            self.stream = sys.stderr
             super().emit(record)
 
 
@@ -145,5 +149,5 @@ def _chosen(variable: str, choices: tuple[str, ...], default: str) -> str:
     value, known = choice(variable, choices, default)
     if not known:
         text = os.environ[variable][:80]
-        warn(f"{variable}={text!r} is not one of {', '.join(choices)}; taken as {default}")
+        warn(f"{variable}={text!r} is not one of {', '.join(choices)}; taken as {default}", "log-setting")
     return value

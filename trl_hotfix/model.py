@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from datetime import date
-from enum import Enum
+from enum import Enum, IntEnum
 from types import ModuleType
 from typing import Any
 
@@ -96,6 +96,16 @@ A function that is marked with ``@wrapper`` takes one ``Call`` in their place.""
 
 Options = Mapping[str, str]
 """The choice for each option of a patch."""
+
+
+class Strict(IntEnum):
+    """What ends a run. Each level includes those before it."""
+
+    NOTHING = 0
+    RUN = 1
+    """A bug that this run hits, or may hit, and whose patch is not on, or does not reach its trainer."""
+    ALL = 2
+    """A patch that should be on and is not, whatever this run is; also when TRL's module is imported."""
 
 
 class Verdict(str, Enum):
@@ -230,7 +240,8 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     """One upstream bug and its repair, as declared in ``patches.yaml``.
 
     ``not_repaired`` describes the part of the bug that the patch leaves. ``review_by`` is for a bug that is open in the
-    newest release: the day by which newer releases are to be checked for it.
+    newest release: the day by which newer releases are to be checked for it. ``formerly`` are the ids that the patch
+    had before; a user may still name it so.
     """
 
     id: str
@@ -249,6 +260,7 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     options: Mapping[str, Option] = {}
     review_by: date | None = None
     hits: tuple[Hit, ...] = ()
+    formerly: tuple[str, ...] = ()
 
     def chosen(self, options: Options) -> dict[str, str]:
         """Return every option of this patch, with the choice in ``options`` or else the default."""

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_hotfix import witness
 from trl_hotfix.catalogue import loading, modules
@@ -32,19 +32,14 @@ Seen = dict[str, list[int]]
 """The number of calls of each target, and in how many of them the wrapper acted."""
 
 
-class Kept(witness.Counts):
-    """Counts that know those of instances that are gone."""
+class Kept(witness.Ledger):
+    """A ledger that is kept when its trainer is gone."""
 
-    __slots__ = ("every",)
+    kept: ClassVar[list[witness.Ledger]] = [witness.PROCESS]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.every = {self.process}
-
-    def of(self, instance: Any) -> witness.Count:
-        count = super().of(instance)
-        self.every.add(count)
-        return count
+    def __init__(self, key: int = 0) -> None:
+        super().__init__(key)
+        self.kept.append(self)
 
 
 def seen(patch: Patch) -> dict[str, Seen | None]:
@@ -85,9 +80,8 @@ def counted(patch: Patch, targets: tuple[Target, ...], counts: Seen) -> Iterator
 
 
 def total(patch: Patch, target: Target) -> tuple[int, int]:
-    counts = witness.counts_of(patch.id, target.name)
-    assert isinstance(counts, Kept)
-    return sum(count.called for count in counts.every), sum(count.acted for count in counts.every)
+    counts = [ledger.total(patch.id, target.name) for ledger in Kept.kept]
+    return sum(count.called for count in counts), sum(count.acted for count in counts)
 
 
 def run(patch: Patch) -> Any:
@@ -99,7 +93,7 @@ def run(patch: Patch) -> Any:
 
 
 def main(out: str, seconds: str, *ids: str) -> None:
-    witness.Counts = Kept  # type: ignore[misc]
+    witness.Ledger = Kept  # type: ignore[misc]
     patches = [patch for patch in loading.load() if patch.id in ids]
     release.warm(patches)
     answers = {patch.id: release.in_a_fork(run, patch, float(seconds)) for patch in patches}

@@ -66,7 +66,7 @@ def main(out: str, folder: str, kind: str, target: str, indirect: str = "") -> N
     def apply_to(target_name: str) -> Callable[[], None]:
         def patch() -> None:
             made_up.declare("made-up-data", *target_name.split(":"))
-            report = trl_hotfix.apply(only=["made-up-data"], unknown_body="try", strict=True)
+            report = trl_hotfix.apply(only=["made-up-data"], unknown_body="try", strict="all")
             assert report.ok, report
 
         return patch
@@ -74,7 +74,7 @@ def main(out: str, folder: str, kind: str, target: str, indirect: str = "") -> N
     data = [patch.id for patch in loading.load() if getattr(prove.proof_of(patch.id), "DATA", False)]
     cases: dict[str, tuple[Any, ...]] = {
         "unpatched": (lambda: None,),
-        "all others of the catalogue": (lambda: print(trl_hotfix.apply(skip=data, strict=True)),),
+        "all others of the catalogue": (lambda: print(trl_hotfix.apply(skip=data, strict="all")),),
         "data patch": (apply_to(target),),
         "data patch, two workers": (apply_to(target), 2),
     }

@@ -166,10 +166,7 @@ def _unaffected(proofs_on_record: Sequence[Answer]) -> str:
 def _mutants(counts: Answer | None) -> str:
     if counts is None:
         return "not counted"
-    return (
-        f"{counts['total']}: {counts['by_self_test']} killed by the self-test, {counts['killed']} killed; "
-        f"{len(counts['equivalent'])} equivalent"
-    )
+    return f"{counts['total']}: {counts['killed']} killed; {len(counts['equivalent'])} equivalent"
 
 
 def _not_run(patch: Patch) -> str:

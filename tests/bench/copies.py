@@ -16,6 +16,8 @@ from pathlib import Path
 
 import click
 
+from trl_hotfix.catalogue import modules
+
 CHECKOUT = Path(__file__).parents[2]
 
 KEYS = """
@@ -41,7 +43,7 @@ def copied(checkout: Path, number: int, entry: str, patch_id: str) -> str:
     """Write the module, the proof and the evidence of a copy, and return its entry."""
     new_id = f"{patch_id}-copy-{number}"
     old_name, new_name = patch_id.replace("-", "_"), new_id.replace("-", "_")
-    for folder in ("trl_hotfix/patches", "tests/proofs"):
+    for folder in (f"{top}/{modules.family_of(patch_id)}" for top in ("trl_hotfix/patches", "tests/proofs")):
         text = (checkout / folder / f"{old_name}.py").read_text(encoding="utf-8")
         new_text = text.replace(patch_id, new_id).replace(f'"{old_name}"', f'"{new_name}"')
         (checkout / folder / f"{new_name}.py").write_text(new_text, encoding="utf-8")

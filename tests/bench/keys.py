@@ -304,8 +304,7 @@ MACHINERY = 1
 ENGINE = ("trl_hotfix", "trl_hotfix.call", "trl_hotfix.patching.engine", "trl_hotfix.witness")
 """Modules of which no key has the code: MACHINERY is for them too."""
 
-TESTS = CHECKOUT / "tests"
-SOURCES = Sources(CHECKOUT, TESTS, TESTS / "proofs")
+SOURCES = Sources(CHECKOUT, layout.TESTS, *layout.folders_of_proofs())
 PROOF_NAMES = ("train", "unaffected", "DATA", "OVERLAYS")
 """What a run of a proof depends on in its module."""
 

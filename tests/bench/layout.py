@@ -25,14 +25,24 @@ from filelock import FileLock
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from trl_hotfix.catalogue import loading
+from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.matching import gates
 from trl_hotfix.matching.versions import VersionOf, in_range
 from trl_hotfix.model import Bug, Patch, Target
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]
+TESTS = CHECKOUT / "tests"
 BENCH = CHECKOUT / ".bench"
+
+
+def folders_of_proofs() -> list[Path]:
+    """Return the folder of proofs of each family."""
+    return [TESTS / "proofs" / family for family in modules.families()]
+
+
+def proof_file(patch_id: str) -> Path:
+    return TESTS / "proofs" / modules.family_of(patch_id) / f"{patch_id.replace('-', '_')}.py"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -103,13 +113,12 @@ class Place:
     def environment(self, *overlays: str) -> dict[str, str]:
         """Return the environment of a process that sees this release, this stack, these overlays and the checkout."""
         special = settings()["special"].get(self.release, {})
-        proofs = CHECKOUT / "tests" / "proofs"
         folders = [
             str(self.overlay),
             *([str(BENCH / "overlay" / f"transformers-{self.transformers}")] if self.transformers else []),
             str(CHECKOUT),
-            str(proofs.parent),
-            str(proofs),
+            str(TESTS),
+            *map(str, folders_of_proofs()),
             *(str(BENCH / "overlay" / overlay) for overlay in overlays),
         ]
         if "overlay" in special:
@@ -252,7 +261,7 @@ def _build(selected: tuple[Place, ...], beside: set[str], report: Callable[[str]
         _build_stack(stack, report)
     overlays = {place.release: (f"trl=={place.release}",) for place in selected}
     special = {settings()["special"].get(place.release, {}).get("overlay") for place in selected}
-    special |= {"coverage", "deepspeed", "liger", "scikit-learn", "trackers", "trackio"}
+    special |= {"coverage", "deepspeed", "liger", "pytest", "scikit-learn", "trackers", "trackio"}
     special |= {overlay for place in selected for patch in loading.load() for overlay in place.overlays_of(patch)}
     overlays |= {name: tuple(settings()["overlays"][name]) for name in (special | beside) - {None}}
     beneath = {place.transformers for place in selected if place.transformers}

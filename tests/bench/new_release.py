@@ -232,7 +232,7 @@ def failures(patch: Patch, answers: Answers) -> Iterator[str]:
         if difference > 1e-6:
             yield f"`{patch.id}`: {row['release']} patched and {row['fixed_release']} differ by {difference:.3g}"
     if patch.upstream.fixed_in and not proofs.settings_of(patch).get("PARITY"):
-        proof = f"tests/proofs/{patch.id.replace('-', '_')}.py"
+        proof = layout.proof_file(patch.id).relative_to(layout.CHECKOUT)
         yield (
             f"`{patch.id}`: {proof} has no PARITY = True, so no comparison with {patch.upstream.fixed_in}; "
             f"set it if the two can be compared, and run `make evidence PATCHES={patch.id}`"

@@ -134,7 +134,7 @@ def write(folder: Path) -> dict[str, Any]:
     impossible_cases = unpicklable(targets.values())
     options = {patch.id: patch.every_choice()[-1] for patch in patches_here if patch.options}
     report = trl_hotfix.apply(
-        only=[patch.id for patch in patches_here], options=options, strict=True, unknown_body="try"
+        only=[patch.id for patch in patches_here], options=options, strict="all", unknown_body="try"
     )
     by_target: dict[str, tuple[Target, list[Patch]]] = {}
     for patch in patches_here:

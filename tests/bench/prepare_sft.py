@@ -19,9 +19,9 @@ import wrapt
 from datasets import Dataset
 from trl.trainer import sft_trainer
 
-from trl_hotfix.patches.completion_start_prefix_mismatch import start_the_completion_of_sft
-from trl_hotfix.patches.sft_eos_custom_text_field import end_the_texts
-from trl_hotfix.patches.sft_formatting_func_ignored import tokenise_what_the_function_returns
+from trl_hotfix.patches.data.completion_start_prefix_mismatch import start_the_completion_of_sft
+from trl_hotfix.patches.sft.sft_eos_custom_text_field import end_the_texts
+from trl_hotfix.patches.sft.sft_formatting_func_ignored import tokenise_what_the_function_returns
 from trl_hotfix.testing import default_arguments, single_process, stream, stub_trainer
 
 import tiny

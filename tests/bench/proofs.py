@@ -37,7 +37,7 @@ def settings_of(patch: Patch) -> Mapping[str, Any]:
     imported.
     Raises ``NoProofError``.
     """
-    file = CHECKOUT / "tests" / "proofs" / f"{patch.id.replace('-', '_')}.py"
+    file = layout.proof_file(patch.id)
     if not file.is_file():
         raise NoProofError(f"{patch.id} has no proof: expected {file.relative_to(CHECKOUT)}")
     settings = {"unaffected": False}

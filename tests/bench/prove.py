@@ -2,8 +2,9 @@
 
     python prove.py OUT.json GRADIENTS ID
 
-``tests/proofs/<id with underscores>.py`` has ``train() -> TrainingResult``. In range it is run red, green and red
-again; out of range once, unpatched. The gradients of each run are saved in GRADIENTS, for parity with another release.
+``tests/proofs/<family>/<id with underscores>.py`` has ``train() -> TrainingResult``. In range it is run red, green and
+red again; out of range once, unpatched. The gradients of each run are saved in GRADIENTS, for parity with another
+release.
 
 It can also have ``unaffected() -> TrainingResult``, a run that the bug does not hit. In range it is run without the
 patch and with it, and loss and gradients must be equal, bit by bit. With ``DATA = True`` the patch must change the
@@ -36,7 +37,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def proof_of(patch_id: str) -> Any:
-    sys.path[:0] = [str(TESTS / "proofs"), str(TESTS)]
+    sys.path[:0] = [str(TESTS / "proofs" / modules.family_of(patch_id)), str(TESTS)]
     return importlib.import_module(patch_id.replace("-", "_"))
 
 

@@ -151,6 +151,93 @@ def subclass_of_trl() -> Any:
     return trainer
 
 
+def its_own_code_in_training() -> Any:
+    """It calls TRL's method in evaluations, whose calls repair no training."""
+    trl_hotfix.apply()
+    trainer_class, config = tiny.classes("DPO")
+    original = inspect.unwrap(trainer_class.concatenated_forward)
+
+    def concatenated_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.model.training:
+            return original(self, *args, **kwargs)
+        return super(mine, self).concatenated_forward(*args, **kwargs)
+
+    mine: Any = type("Mine", (trainer_class,), {"concatenated_forward": concatenated_forward})
+    import trainers
+
+    setattr(trainers, "classes", lambda wanted: (mine, config))  # noqa: B010
+    return dpo(**settings(truncation_mode="keep_end", max_length=6, eval_strategy="steps", eval_steps=1))
+
+
+def made_beside_one_with_pairs() -> Any:
+    """Another trainer, which never trains, was made with data that the patch changes."""
+    import trainers
+
+    trl_hotfix.apply()
+    labelled = tiny.labelled
+    setattr(tiny, "labelled", tiny.preferences)  # noqa: B010
+    kept.append(trainers.kto(**settings()))
+    setattr(tiny, "labelled", labelled)  # noqa: B010
+    return trainers.kto(**settings())
+
+
+kept: list[Any] = []
+
+
+def made_with_another_option() -> Any:
+    trl_hotfix.apply(options={"grpo-loss-type-by-normalisation": {"normalisation": "sequence"}}, only=[OPTION])
+    trainer = TRAINERS["GRPO"](**settings())
+    trl_hotfix.apply(options={"grpo-loss-type-by-normalisation": {"normalisation": "global"}}, only=[OPTION])
+    return trainer
+
+
+OPTION = "grpo-loss-type-by-normalisation"
+
+
+def prompts_and_completions() -> Any:
+    """SFT on prompts and completions, whose tokens are those of both as one text."""
+    from datasets import Dataset
+
+    trl_hotfix.apply()
+    rows = [{"prompt": f"w{row} w{row + 1}", "completion": f" w{row + 2} w{row + 3}"} for row in range(8)]
+    trainer_class, config_class = tiny.classes("SFT")
+    return tiny.trainer(
+        trainer_class,
+        model=tiny.llama("models", seed=0),
+        args=tiny.config(config_class, max_length=16, **settings()),
+        train_dataset=Dataset.from_list(rows),
+        tokenizer=tiny.tokenizer(),
+    )
+
+
+def with_an_unused_class() -> Any:
+    trainer_class, _ = tiny.classes("SFT")
+    kept.append(type("ZLossTrainer", (trainer_class,), {"compute_loss": lambda self, *args, **kwargs: 0}))
+    trl_hotfix.apply()
+    return sft(**settings())
+
+
+def copied_without_trls_module() -> Any:
+    """The trainer's file in a project, on TRL's private base. TRL's own module is never imported."""
+    trl_hotfix.apply()
+    import trl.trainer.base_trainer
+    from trl import DPOConfig
+
+    path = Path(trl.__file__ or "").parent / "trainer" / "dpo_trainer.py"
+    copied = types.ModuleType("project_dpo_trainer")
+    copied.__package__, copied.__file__ = "trl.trainer", str(Path("project_dpo_trainer.py").resolve())
+    source = path.read_text(encoding="utf-8")
+    Path(copied.__file__).write_text(source, encoding="utf-8")
+    sys.modules[copied.__name__] = copied
+    exec(compile(source, copied.__file__, "exec"), vars(copied))
+    assert "trl.trainer.dpo_trainer" not in sys.modules
+    assert trl.trainer.base_trainer.BaseTrainer in copied.DPOTrainer.__mro__
+    import trainers
+
+    setattr(trainers, "classes", lambda wanted: (copied.DPOTrainer, DPOConfig))  # noqa: B010
+    return dpo(**settings())
+
+
 CASES: dict[str, Callable[[], Any]] = {
     case.__name__.replace("_", " "): case
     for case in (
@@ -163,6 +250,12 @@ CASES: dict[str, Callable[[], Any]] = {
         step_without_a_call,
         reloaded_after_an_edit,
         subclass_of_trl,
+        its_own_code_in_training,
+        made_beside_one_with_pairs,
+        made_with_another_option,
+        prompts_and_completions,
+        with_an_unused_class,
+        copied_without_trls_module,
     )
 }
 
@@ -170,7 +263,7 @@ CASES: dict[str, Callable[[], Any]] = {
 def answer_of(make: Callable[[], Any], strict: bool) -> dict[str, Any]:
     recorder = MessageRecorder()
     trainer = make()
-    trainer.add_callback(trl_hotfix.HotfixCallback(strict=strict))
+    trainer.add_callback(trl_hotfix.HotfixCallback(strict="all" if strict else False))
     raised = None
     try:
         trainer.train()
@@ -197,14 +290,14 @@ def history_of(path: Path) -> Any:
 
 def every_trainer() -> dict[str, Any]:
     """Train each trainer of this release two steps under strict, with all patches on."""
-    trl_hotfix.apply(strict=True)
+    trl_hotfix.apply(strict="all")
     answers = {}
     for name, make in TRAINERS.items():
         if not is_available(name):
             continue
         recorder = MessageRecorder()
         trainer = make(**settings(output_dir=f"out-{name}", save_strategy="no"))
-        trainer.add_callback(trl_hotfix.HotfixCallback(strict=True))
+        trainer.add_callback(trl_hotfix.HotfixCallback(strict="all"))
         trainer.train()
         answers[name] = {
             "steps": trainer.state.global_step,
@@ -228,6 +321,36 @@ def resumed() -> dict[str, Any]:
     return answers
 
 
+def resumed_with_its_own_loss() -> Any:
+    """A subclass whose ``compute_loss`` calls TRL's goes on from a checkpoint; and once more, under observe."""
+    import trainers
+
+    trainer_class, config = tiny.classes("SFT")
+
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(mine, self).compute_loss(*args, **kwargs)
+
+    mine: Any = type("Mine", (trainer_class,), {"compute_loss": compute_loss})
+    setattr(trainers, "classes", lambda wanted: (mine, config))  # noqa: B010
+    trl_hotfix.apply()
+    answers = {}
+    for name, steps, observe in (("first", 1, False), ("repaired", 2, False), ("observed", 3, True)):
+        trl_hotfix.apply(observe=observe)
+        recorder = MessageRecorder()
+        trainer = sft(**settings(max_steps=steps))
+        trainer.add_callback(trl_hotfix.HotfixCallback())
+        trainer.train(resume_from_checkpoint=name != "first")
+        answers[name] = list(recorder.lines)
+    return answers
+
+
+WHOLE: dict[str, Callable[[], Any]] = {
+    "every trainer": every_trainer,
+    "resumed": resumed,
+    "resumed with its own loss": resumed_with_its_own_loss,
+}
+
+
 def main(out: str, *asked: str) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     os.environ.pop("TRL_HOTFIX", None)
@@ -235,8 +358,8 @@ def main(out: str, *asked: str) -> None:
         importlib.import_module(name)
     answers: dict[str, Any] = {}
     for name in asked:
-        if name in ("every trainer", "resumed"):
-            answers[name] = alone(every_trainer if name == "every trainer" else resumed, 300)
+        if name in WHOLE:
+            answers[name] = alone(WHOLE[name], 300)
             continue
         case, _, strict = name.partition(", ")
         make, is_strict = CASES[case], strict == "strict"

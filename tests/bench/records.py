@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import sqlite3
 import sys
@@ -102,10 +103,12 @@ def of_others() -> dict[str, Any]:
 def strict_by_hand() -> dict[str, Any]:
     """Train with two callbacks: one from ``TRL_HOTFIX=1``, which comes first, and a strict one added by hand."""
     from trl_hotfix import NotAppliedError
-    from trl_hotfix.recording import ranks
+    from trl_hotfix.recording import callback
+    from trl_hotfix.recording.agreement import Agreed, Problem
 
     recorder = MessageRecorder()
-    ranks.compare = lambda record: ["rank 1: something else is on there"]  # type: ignore[assignment]
+    other = Problem("something else is on there", ranks=(1,))
+    callback.agree = lambda says, moment: Agreed(says.level, (other,))  # type: ignore[assignment]
     trainer = dpo(output_dir="out")
     trainer.add_callback(HotfixCallback(strict=True))
     try:
@@ -263,4 +266,5 @@ def main(out: str, of_runs: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("trl_hotfix").setLevel(logging.DEBUG)
     main(*sys.argv[1:])

@@ -118,9 +118,6 @@ A_VIEW = "it hands on a view that looks only later whether there is something to
 ALWAYS = "it computes what is equal where the bug does not hit, since a look at the values would cost a synchronisation"
 ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
     "assistant-mask-without-end-of-turn": {"SFTTrainer._prepare_dataset": f"{A_VIEW}: the tokenizer"},
-    "completion-start-prefix-mismatch": {
-        f"{method}Trainer._prepare_dataset": f"{A_VIEW}: the tokenizer" for method in ("SFT", "DPO", "KTO")
-    },
     "dpo-precomputed-ref-logps-cache-key": {
         f"{method}Trainer._precompute_ref_logps": "the file's name has the settings of each run, also of equal ones"
         for method in ("DPO", "KTO")

@@ -26,7 +26,7 @@ import proofs
 import trl_code
 from running import Case
 
-PATCH = loading.load()[0]
+PATCH = next(patch for patch in loading.load() if patch.id == "moe-aux-loss-lost-under-deepspeed")
 PLACE = layout.Place("0.11.4", "tf4.44")
 QUIET = Console(quiet=True)
 CALL = PATCH.targets[0].name

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from trl_hotfix.catalogue import modules
+
 import layout
 
 CHECKOUT = Path(__file__).parents[2]
@@ -57,7 +59,7 @@ def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, 
 
 @pytest.fixture
 def patch(package: Path) -> Path:
-    return package / "patches" / f"{ID.replace('-', '_')}.py"
+    return package / "patches" / modules.family_of(ID) / f"{ID.replace('-', '_')}.py"
 
 
 def test_unbroken_it_is_proven(package: Path) -> None:

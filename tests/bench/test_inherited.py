@@ -18,12 +18,13 @@ import layout
 
 STEP = "trl.trainer.dpo_trainer:DPOTrainer.training_step"
 OF = "transformers:Trainer.training_step"
+MOE = next(patch for patch in loading.load() if patch.id == "moe-aux-loss-lost-under-deepspeed")
 PATCH = replace(
-    loading.load()[0],
+    MOE,
     trl=">=0.12.0,<0.18",
     requires={"transformers": ">=4.46,<4.48"},
     targets=tuple(
-        Target("trl.trainer.dpo_trainer", f"DPOTrainer.{name}", loading.load()[0].targets[0].wrapper)
+        Target("trl.trainer.dpo_trainer", f"DPOTrainer.{name}", MOE.targets[0].wrapper)
         for name in ("training_step", "get_batch_samples")
     ),
 )

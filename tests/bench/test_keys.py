@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,8 @@ import layout
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "dpo-aux-loss-dropped"
-MODULE = "trl_hotfix/patches/dpo_aux_loss_dropped.py"
-PROOF = "tests/proofs/dpo_aux_loss_dropped.py"
+MODULE = "trl_hotfix/patches/dpo/dpo_aux_loss_dropped.py"
+PROOF = "tests/proofs/dpo/dpo_aux_loss_dropped.py"
 
 Edit = Callable[[str, str, str], None]
 
@@ -59,7 +60,7 @@ def proof_key(folder: Path) -> str:
 
 
 def sources(folder: Path) -> keys.Sources:
-    return keys.Sources(folder, folder / "tests", folder / "tests" / "proofs")
+    return keys.Sources(folder, folder / "tests", *sorted((folder / "tests" / "proofs").iterdir()))
 
 
 UNUSED = "def unused():\n    return 1\n\n\n"
@@ -69,7 +70,7 @@ UNRELATED = {
     "a docstring": (MODULE, '    """', '    """Another sentence. '),
     "an unrelated helper": ("trl_hotfix/authoring/training.py", "def micro_batches(", UNUSED + "def micro_batches("),
     "a helper of others": ("trl_hotfix/testing/online.py", "import torch", "import torch\n    unused = 1"),
-    "another patch": ("trl_hotfix/patches/sft_aux_loss_counted_twice.py", "def ", UNUSED + "def "),
+    "another patch": ("trl_hotfix/patches/sft/sft_aux_loss_counted_twice.py", "def ", UNUSED + "def "),
 }
 
 
@@ -114,31 +115,31 @@ def test_what_a_name_stands_for_in_another_library_is_part_of_the_key(copied: Pa
     assert keys.digest_of(sources(copied).code([(module, "root")])) != before
 
 
-def every_code(folder: Path, package: str) -> dict[str, str]:
-    """Return what the keys of all patches have of our code, with their modules in ``package``."""
+def every_code(folder: Path, family: str = "") -> dict[str, str]:
+    """Return what the keys of all patches have of our code, with their modules in their families or all in one."""
     read = sources(folder)
     found = {}
     for entry in loading.load():
         name = entry.id.replace("-", "_")
-        wrappers = [(f"{package}.{name}", target.wrapper) for target in entry.targets]
-        cell = read.code([(f"{package}.{name}", entry.self_test), *wrappers])
+        module = f"trl_hotfix.patches.{family or modules.family_of(entry.id)}.{name}"
+        wrappers = [(module, target.wrapper) for target in entry.targets]
+        cell = read.code([(module, entry.self_test), *wrappers])
         found[entry.id] = keys.digest_of([cell, read.code([*wrappers, (name, "train")])])
     return found
 
 
 def test_a_file_that_moves_makes_nothing_stale(copied: Path, tmp_path: Path) -> None:
     shutil.copytree(copied, tmp_path, dirs_exist_ok=True)
-    for file in [*(tmp_path / "trl_hotfix" / "patches").glob("*.py")]:
-        moved = file.parent / "family" / file.name
-        moved.parent.mkdir(exist_ok=True)
-        moved.write_text(file.read_text(encoding="utf-8").replace("from ..", "from ..."), encoding="utf-8")
-        file.unlink()
-    for file in (tmp_path / "tests" / "proofs").glob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        file.write_text(text.replace("from trl_hotfix.patches", "from trl_hotfix.patches.family"), encoding="utf-8")
-    before = every_code(copied, "trl_hotfix.patches")
+    patches, proofs = tmp_path / "trl_hotfix" / "patches", tmp_path / "tests" / "proofs"
+    for folder in (patches, proofs):
+        (folder / "another").mkdir()
+        for file in [*folder.glob("*/*.py")]:
+            text = re.sub(r"from trl_hotfix\.patches\.\w+", "from trl_hotfix.patches.another", file.read_text("utf-8"))
+            (folder / "another" / file.name).write_text(text, encoding="utf-8")
+            file.unlink()
+    before = every_code(copied)
     assert len(set(before.values())) == len(before)
-    assert every_code(tmp_path, "trl_hotfix.patches.family") == before
+    assert every_code(tmp_path, "another") == before
 
 
 def test_a_proof_does_not_depend_on_the_self_test() -> None:
@@ -254,7 +255,7 @@ def test_a_mark_in_front_of_every_statement_of_a_wrapper_changes_no_key(copied: 
             definition.body = [definition.body[0], *(both for line in definition.body[1:] for both in (*mark, line))]
     # A wrapper that takes the act of its call has a variable of this name.
     if "act_of_this_call" not in text and "act_later" not in text:
-        tree.body.insert(2, ast.parse("from ..call import act").body[0])
+        tree.body.insert(2, ast.parse("from ...call import act").body[0])
     try:
         path.write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
         assert path.read_text(encoding="utf-8").count("act()") >= len(set(names))
@@ -268,7 +269,7 @@ def test_the_engine_is_no_part_of_a_proof_that_asks_for_the_status(copied: Path,
         return keys.digest_of(sources(copied).code([("dpo_padding_free_liger", "train")]))
 
     before = key()
-    edit("trl_hotfix/patching/api.py", "def status(", UNUSED + "@unused\ndef status(")
+    edit("trl_hotfix/api.py", "def status(", UNUSED + "@unused\ndef status(")
     assert key() == before
 
 

@@ -10,6 +10,7 @@ import sharing
 
 import layout
 
+KEEP_END, NUM_TOKENS = "dpo-keep-end-zeroes-samples", "num-tokens-reset-on-resume"
 SFT, DPO, GRPO = "sft-eos-masked-when-pad-is-eos", "moe-aux-loss-lost-under-deepspeed", "grpo-dapo-normaliser"
 
 # The release; the case; the patch; its state; whether strict mode ends the run, and after how many steps.
@@ -19,18 +20,31 @@ TABLE = [
     ("0.11.4", "rebuilt by type", DPO, "unreached (not-inherited)", 0),
     ("0.11.4", "step without a call", DPO, "unreached (not-called)", 1),
     ("0.11.4", "reloaded after an edit", DPO, "conflicted (foreign-wrapper)", None),
-    ("1.9.0", "subclass of trl", GRPO, "unreached (overridden)", 0),
+    ("0.16.1", "its own code in training", KEEP_END, "unreached (overridden)", 1),
+    ("0.24.0", "copied without trls module", "dpo-extra-eos-conversational", "unreached (not-inherited)", 0),
+    ("1.16.0", "with an unused class", NUM_TOKENS, "applied (proven)", None),
     ("0.11.4", "made with it", SFT, "applied (proven)", None),
     ("0.11.4", "made with it and reverted", SFT, "reverted (by-request)", None),
     ("0.11.4", "step patch after the trainer", DPO, "applied (proven)", None),
 ]
+KEPT_APART = [
+    # The release; the case; the patch; its word in the record of the run.
+    ("1.16.0", "made beside one with pairs", "kto-paired-data-in-blocks", "not seen"),
+    ("0.19.1", "made with another option", "grpo-loss-type-by-normalisation", "repaired"),
+    ("1.9.0", "prompts and completions", "completion-start-prefix-mismatch", "called"),
+    ("1.9.0", "subclass of trl", GRPO, "standing by"),
+]
 RUNS = [(release, name) for release, name, *_ in TABLE]
 STRICT = [(release, f"{name}, strict") for release, name, *_, steps in TABLE if steps is not None]
-HEALTHY = [("0.11.4", "made with it, strict"), ("0.11.4", "step patch after the trainer, strict")]
+HEALTHY = [
+    *(("0.11.4", "made with it, strict"), ("0.11.4", "step patch after the trainer, strict")),
+    ("1.16.0", "with an unused class, strict"),
+]
 TRAINERS = [
     (release, "every trainer") for release in ("0.9.6", "0.11.4", "0.16.1", "0.22.2", "0.28.0", "1.9.0", "1.16.0")
 ]
 RESUMED = [("0.28.0", "resumed"), ("1.16.0", "resumed")]
+ITS_OWN_LOSS = [("1.16.0", "resumed with its own loss")]
 SMOKE = [
     *(run for run in RUNS if run[1] in ("made before apply", "made with it", "made with it and reverted")),
     ("0.11.4", "copied into a project"),
@@ -83,6 +97,32 @@ def test_strict_ends_a_run_that_is_not_repaired_and_no_other(answers: Answers, r
     )
     assert f"{patch}: {state}" in answer["raised"]
     assert answer["steps"] == steps
+
+
+@pytest.mark.parametrize(("release", "case"), sharing.heavy([(release, case) for release, case, *_ in KEPT_APART]))
+def test_the_word_of_a_patch_is_that_of_its_own_trainer(answers: Answers, release: str, case: str) -> None:
+    """Not of another trainer of the process, of a later `apply()`, or of data that the patch leaves as they are."""
+    patch, word = next((patch, word) for _, name, patch, word in KEPT_APART if name == case)
+    final = sharing.answer_of(answers, release, case)["files"]["trl_hotfix.json"]
+    found = entry(final, patch)
+    assert found["word"] == word
+    if case == "made with another option":
+        assert found["options"] == {"normalisation": "sequence"}
+    if case == "prompts and completions":
+        assert patch not in [hit["id"] for hit in final["hits"]]
+
+
+@pytest.mark.parametrize(("release", "case"), sharing.heavy(ITS_OWN_LOSS))
+def test_a_resumed_run_of_an_own_loss_that_calls_trls_is_repaired(answers: Answers, release: str, case: str) -> None:
+    answer = sharing.answer_of(answers, release, case)
+    about = [line for line in answer["repaired"] if f": {NUM_TOKENS} (bug: " in line]
+    assert [line.partition(": ")[2].partition(":")[0] for line in about] == ["repairs", "repaired"]
+    assert not [line for line in answer["repaired"] if line.startswith("WARNING")]
+    # Under observe, one line for all that differs, and first what this run hits.
+    (other,) = [line for line in answer["observed"] if "a checkpoint of other repairs" in line]
+    first = other.partition(" other repairs: ")[2].partition(" ")[0]
+    assert first in ("sft-loss-normaliser-counts-first-token", NUM_TOKENS)
+    assert other.count(";") == 2
 
 
 @pytest.mark.parametrize(("release", "case"), [("0.11.4", "made with it")])

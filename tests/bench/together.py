@@ -62,7 +62,7 @@ def in_orders(patches: Sequence[Patch]) -> dict[str, int]:
 def all_of_them(patches: Sequence[Patch]) -> dict[str, Any]:
     ids = [patch.id for patch in patches]
     recorder = trainers.MessageRecorder(logging.WARNING)
-    trl_hotfix.apply(only=ids, strict=True, unknown_body="try")
+    trl_hotfix.apply(only=ids, strict="all", unknown_body="try")
     import_targets(patches)
     warnings = list(recorder.lines)
     assert_verdicts(patches, "fixed")
@@ -126,7 +126,7 @@ def import_targets(patches: Sequence[Patch]) -> None:
 def on_one_by_one(patches: Sequence[Patch]) -> None:
     for count in range(1, len(patches) + 1):
         on = patches[:count]
-        report = trl_hotfix.apply(only=[patch.id for patch in on], strict=True, unknown_body="try")
+        report = trl_hotfix.apply(only=[patch.id for patch in on], strict="all", unknown_body="try")
         states = {patch.id: report[patch.id].state for patch in on}
         assert set(states.values()) == {State.APPLIED}, states
         assert_stacked(on)
@@ -150,9 +150,9 @@ def off_one_by_one(patches: Sequence[Patch], on: Sequence[Patch] = ()) -> None:
 
 
 def assert_stacked(patches: Sequence[Patch]) -> None:
-    """Check that each target has the wrappers of ``patches``, the last one outermost, around TRL's own function."""
+    """Check that each target has the wrappers of ``patches`` in the order of ids around TRL's own function."""
     on: dict[str, tuple[Target, list[Any]]] = {}
-    for patch in patches:
+    for patch in sorted(patches, key=lambda each: each.id):
         for target in gates.targets_here(patch):
             wrappers = on.setdefault(target.name, (target, []))[1]
             wrappers.append(unwrapped(modules.function_of(patch, target.wrapper, {})))

@@ -91,7 +91,7 @@ def difference(padded: dict[str, Any], flat: dict[str, Any]) -> dict[str, float]
 
 
 def main(out: str) -> None:
-    trl_hotfix.apply(only=["sft-padding-free-contamination"], strict=True, unknown_body="try")
+    trl_hotfix.apply(only=["sft-padding-free-contamination"], strict="all", unknown_body="try")
     import dataclasses
 
     from trl import SFTConfig

@@ -175,7 +175,7 @@ def _note_flat(flat: list[int], prepare: Any, trainer: Any, *, of_decoder: bool)
 
 def main(out: str, method: str, switch: str) -> None:
     if switch == "on":
-        trl_hotfix.apply(only=PATCHES[method], strict=True, unknown_body="try")
+        trl_hotfix.apply(only=PATCHES[method], strict="all", unknown_body="try")
     with tempfile.TemporaryDirectory() as folder:
         answers = globals()[method](folder)
     Path(out).write_text(json.dumps(answers))

@@ -5,12 +5,15 @@ Models are written to the folder ``models`` of the working directory. ``settings
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tiny
+from release import alone
 from tiny import classes
 
 
@@ -240,3 +243,22 @@ class MessageRecorder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(f"{record.levelname}: {record.getMessage()}")
+
+
+def note_gradients(trainer: Any, lengths: list[str]) -> None:
+    """Have each step of the trainer add the squared length of its gradient to ``lengths``, with all its digits."""
+    trainer.create_optimizer()
+
+    def note(optimizer: Any, *arguments: Any) -> None:
+        squares = [float(p.grad.double().pow(2).sum()) for p in trainer.model.parameters() if p.grad is not None]
+        lengths.append(repr(sum(squares)))
+
+    trainer.optimizer.register_step_pre_hook(note)
+
+
+def answer_each(run: Callable[[str], Any], out: str, *cases: str) -> None:
+    """Write the answer of each case to a file. Each runs in a fork; the first word of a case is its trainer."""
+    for case in cases:
+        classes(case.split(" ")[0])
+    answers = {case: alone(lambda case=case: run(case), 120) for case in cases}  # type: ignore[misc]
+    Path(out).write_text(json.dumps(answers), encoding="utf-8")

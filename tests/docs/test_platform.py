@@ -50,12 +50,13 @@ def test_the_batch_script_is_one_that_the_shell_can_read() -> None:
     assert re.findall(r"^export (TRL_HOTFIX\w*)=", script, re.MULTILINE)
 
 
-def test_the_image_installs_where_the_hook_works_and_checks_it() -> None:
+def test_the_image_installs_where_the_hook_works_and_checks_the_policy() -> None:
     (image,) = snippets("dockerfile")
     lines = [line for line in image.splitlines() if not line.startswith("#")]
     assert {line.split(" ", 1)[0] for line in lines} == {"COPY", "RUN", "ENV"}
     assert "--target" not in image
-    assert "python -m trl_hotfix doctor" in image
+    assert lines[-1] == "RUN python -m trl_hotfix doctor"  # tests/process/test_image.py runs them
+    assert lines[-2].startswith("ENV TRL_HOTFIX=observe TRL_HOTFIX_ONLY=@/etc/trl_hotfix/policy.json")
 
 
 def test_each_variable_is_one_that_there_is() -> None:
@@ -66,7 +67,7 @@ def test_the_line_for_collectors_has_the_fields_of_the_log(monkeypatch: pytest.M
     monkeypatch.setenv("RANK", "0")
     (line,) = snippets("json")
     shown = json.loads(line)
-    real = json.loads(settings.json_line("INFO", "text", {"event": "applied", "patch": "some-id"}))
+    real = json.loads(settings.json_line("INFO", "text", {"event": "hit", "patch": "some-id", "state": "disabled"}))
     assert list(shown) == list(real)
     assert [type(value) for value in shown.values()] == [type(value) for value in real.values()]
 

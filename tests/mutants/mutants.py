@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import click
+import patch_tests
 from rich.console import Console
 
 from trl_hotfix.catalogue import loading, modules
@@ -63,10 +66,6 @@ class Mutants:
     def total(self) -> int:
         """The mutants that are not equivalent."""
         return len(self.killed) + len(self.survived)
-
-    @property
-    def by_self_test(self) -> int:
-        return sum(killer == "self-test" for killer in self.killed.values())
 
     def problems(self) -> Iterator[str]:
         yield from self.failures
@@ -125,7 +124,7 @@ def run(patch: Patch, place: Place, code: Mapping[str, str], killers: Mapping[st
     }
     with _task_file(task) as file:
         command = [str(HERE / "mutated.py"), "{out}", file]
-        return process(place, command, 3600, *proofs.overlays_of(patch, place), "coverage")
+        return process(place, command, 3600, *proofs.overlays_of(patch, place), "coverage", "pytest")
 
 
 def tests_of(patch: Patch) -> list[Path]:
@@ -210,15 +209,14 @@ def mutants_of(patch: Patch, answers: Mapping[Place | str, Mapping[str, Any] | s
 
 def report(found: Mutants) -> Iterator[str]:
     """Give a line of counts, then a line for each mutant that has survived."""
+    counts = Counter(found.killed.values()).most_common()
+    killers = ", ".join(f"{count} by {killer}" for killer, count in counts)
     yield (
-        f"{found.patch}: {found.total} mutants, {found.by_self_test} killed by the self-test, "
-        f"{len(found.killed)} killed, {len(found.equivalent)} equivalent; "
+        f"{found.patch}: {found.total} mutants, {len(found.killed)} killed ({killers}), "
+        f"{len(found.equivalent)} equivalent; "
         f"{found.branches - len(found.missed)} of {found.branches} lines and branches reached"
     )
     yield from (f"  survived: {name}" for name in found.survived)
-    yield from (
-        f"  killed by the {killer} alone: {name}" for name, killer in found.killed.items() if killer != "self-test"
-    )
 
 
 def key_of(patch: Patch) -> str:
@@ -228,9 +226,15 @@ def key_of(patch: Patch) -> str:
     """
     declared = proofs.settings_of(patch).get("EQUIVALENT", {})
     # Most patches have no tests of their own, and their keys are as if there were none.
-    tests = [keys.tree_of(keys.parse(file.read_text(encoding="utf-8"))) for file in tests_of(patch)]
+    files = [*tests_of(patch), *filter(Path.is_file, [patch_tests.file_of(patch.id)])]
+    tests = [keys.tree_of(keys.parse(_without_families(file.read_text(encoding="utf-8")))) for file in files]
     places = [str(place) for place in places_of(patch)]
     return keys.digest_of([GENERATION, keys.own_key(patch), places, declared, *tests])
+
+
+def _without_families(text: str) -> str:
+    """Return the text of a test as if all patches were in one folder: a module may move to another family."""
+    return re.sub(rf"\btrl_hotfix\.patches\.({'|'.join(modules.families())})\b", "trl_hotfix.patches", text)
 
 
 def stale(patches: Iterable[Patch]) -> list[Patch]:
@@ -274,7 +278,6 @@ def record_of(patch: Patch, found: Mutants) -> dict[str, Any]:
         "key": key_of(patch),
         "places": [str(place) for place in places_of(patch)],
         "total": found.total,
-        "by_self_test": found.by_self_test,
         "killed": len(found.killed),
         "survived": sorted(found.survived),
         "equivalent": dict(sorted(found.equivalent.items())),

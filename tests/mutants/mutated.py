@@ -2,8 +2,8 @@
 
     python mutated.py OUT.json TASK.json
 
-Each mutant runs in a fork: the self-test of the patch as ``apply()`` runs it, then its proof, then the runs that the
-bug does not hit, then parity with the fixed release. The first that notices has killed it.
+Each mutant runs in a fork: the self-test of the patch as ``apply()`` runs it, its tests, its proof, the runs that the
+bug does not hit, and parity with the fixed release. The first that notices has killed it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+import patch_tests
 
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.model import Patch, State, Verdict
@@ -56,6 +58,7 @@ class Judge:
         """Return what notices that the patch is broken, and how. Both are empty if nothing does."""
         stages: Mapping[str, Callable[[], str]] = {
             "self-test": self._by_self_test,
+            "tests": self._by_tests,
             "proof": self._by_proof,
             "unaffected": self._by_unaffected,
             "parity": self._by_parity,
@@ -82,6 +85,11 @@ class Judge:
                 if status.state is not State.APPLIED:
                     return f"{status.state.value} ({status.reason.value})"
         return ""
+
+    def _by_tests(self) -> str:
+        file = patch_tests.file_of(self.patch.id)
+        outcomes = patch_tests.outcomes([file], "-x") if file.is_file() else {}
+        return next((f"{test} failed" for test, (outcome, _) in outcomes.items() if outcome == "failed"), "")
 
     def _by_proof(self) -> str:
         with prove.patched(self.patch):
@@ -158,9 +166,10 @@ def in_fork(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def main(out: str, task_file: str) -> None:
+    import pytest  # noqa: F401  imported before the forks
     import torch
 
-    import tiny  # noqa: F401  imported before the forks
+    import tiny  # noqa: F401
 
     task = json.loads(Path(task_file).read_text(encoding="utf-8"))
     (patch,) = (patch for patch in loading.load() if patch.id == task["patch"])

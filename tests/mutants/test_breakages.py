@@ -13,6 +13,7 @@ import torch
 from trl_hotfix.authoring import act, wrapper
 from trl_hotfix.call import Call, Wrapped, takes_call
 from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
+from trl_hotfix.witness import Phase, ledger_of
 
 import breakages
 from breakages import Breakage
@@ -238,7 +239,7 @@ def test_what_a_broken_wrapper_does_is_counted_as_its_own(name: str, function: A
     owner.loss = wrapped_descriptor(owner.loss, (layer,), owner, ("trl.made_up", "Trainer.loss"))
     trainer = owner()
     trainer.loss(rows())
-    count = layer.counts.known(trainer)
+    count = ledger_of(trainer).by_phase[Phase.OTHER].counts[layer.witnessed]
     assert (count.called, count.acted) == (1, acted)
 
 

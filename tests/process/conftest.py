@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parents[2]
-# Test files import `layout` and `sharing` of the bench by name.
-sys.path.insert(0, str(CHECKOUT / "tests" / "bench"))
+# Test files import `layout` and `sharing` of the bench by name, and tables of this folder.
+sys.path[:0] = [str(CHECKOUT / "tests" / "bench"), str(Path(__file__).parent)]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,12 @@ def new_environment(folder: Path) -> Environment:
 
 
 @pytest.fixture(scope="session")
+def new_venv() -> Callable[[Path], Environment]:
+    """Return a function that makes an environment without trl_hotfix in a folder."""
+    return new_environment
+
+
+@pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Path]]:
     """Return a function that builds the sdist of a checkout, and from it the wheel; with ``--wheel`` that alone."""
 
@@ -116,6 +122,20 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Return the shared environment with the checkout. No test changes it."""
     environment = new_environment(tmp_path_factory.mktemp("editable") / "venv")
     environment.install("-e", str(CHECKOUT))
+    return environment
+
+
+@pytest.fixture(scope="session")
+def stubbed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return an environment that starts the checkout by the ``.pth`` line, and has a TRL 0.11.4 without trainers."""
+    environment = new_environment(tmp_path_factory.mktemp("stubbed") / "venv")
+    packages, metadata = environment.packages, environment.packages / "trl-0.11.4.dist-info"
+    (packages / "checkout.pth").write_text(f"{CHECKOUT}\n")
+    shutil.copy(CHECKOUT / "trl_hotfix" / "trl_hotfix_autoapply.pth", packages)
+    (packages / "trl").mkdir()
+    (packages / "trl" / "__init__.py").write_text('__version__ = "0.11.4"\n')
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 0.11.4\n")
     return environment
 
 

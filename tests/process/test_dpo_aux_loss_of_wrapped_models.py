@@ -62,4 +62,4 @@ def test_a_wrapped_model_takes_the_plain_models_step(wrapper: dict[str, Any], as
     for name, gradient in plain["gradients"].items():
         torch.testing.assert_close(patched["gradients"][name], gradient, rtol=0, atol=1e-6, msg=name)
     assert patched["eval_loss"] == pytest.approx(plain["eval_loss"], abs=1e-6)
-    assert "applied dpo-aux-loss-dropped" in patched["stderr"]
+    assert "on for DPO, digest " in patched["stderr"]

@@ -78,26 +78,26 @@ FINDERS = {"proxy": PROXY, "own loader": OWN_LOADER, "one loader": ONE_LOADER, "
 
 
 @pytest.mark.parametrize("in_front", sharing.heavy(list(FINDERS), smoke=["proxy", "own loader"]))
-@pytest.mark.parametrize("value", sharing.heavy(["1", "strict"], smoke=["strict"]))
+@pytest.mark.parametrize("value", sharing.heavy(["1", "strict-all"], smoke=["strict-all"]))
 def test_the_variable_works_behind_another_finder(installed: Environment, in_front: str, value: str) -> None:
     process = installed.code(FINDERS[in_front] + TRAINER, TRL_HOTFIX=value, TRL_HOTFIX_ONLY=PATCH)
     assert process.stdout == ON, process.stderr
-    assert f"applied {PATCH}" in process.stderr
+    assert "1 repair on for DPO" in process.stderr
 
 
 @pytest.mark.parametrize("in_front", sharing.heavy(list(FINDERS), smoke=["one loader", "by hand"]))
 def test_apply_works_behind_another_finder(installed: Environment, in_front: str) -> None:
-    code = f"import trl_hotfix; trl_hotfix.apply(only=[{PATCH!r}], strict=True)\n{FINDERS[in_front]}{TRAINER}"
+    code = f"import trl_hotfix; trl_hotfix.apply(only=[{PATCH!r}], strict='all')\n{FINDERS[in_front]}{TRAINER}"
     process = installed.code(code)
     assert process.stdout == ON, process.stderr
-    assert f"applied {PATCH}" in process.stderr
+    assert "1 repair on for DPO" in process.stderr
 
 
 @pytest.mark.parametrize("in_front", sharing.heavy(list(FINDERS), smoke=["proxy", "by hand"]))
 def test_strict_raises_behind_another_finder(installed: Environment, in_front: str) -> None:
     """What cannot be on ends the import of the trainer."""
     broken = f"""
-import trl_hotfix.patches.{PATCH.replace("-", "_")} as patch
+import trl_hotfix.patches.preference.{PATCH.replace("-", "_")} as patch
 from trl_hotfix.model import Outcome, Verdict
 from trl_hotfix.catalogue import loading
 (name,) = (declared.self_test for declared in loading.load() if declared.id == {PATCH!r})
@@ -109,7 +109,7 @@ fixed.__module__ = patch.__name__
 setattr(patch, name, fixed)
 """
     code = FINDERS[in_front] + broken + TRAINER
-    process = installed.code(code, TRL_HOTFIX="strict", TRL_HOTFIX_ONLY=PATCH)
+    process = installed.code(code, TRL_HOTFIX="strict-all", TRL_HOTFIX_ONLY=PATCH)
     assert (process.returncode, process.stdout) == (1, ""), process.stderr
     assert f"NotAppliedError: strict mode: a patch that should be on cannot be:\n  {PATCH}: " in process.stderr
     assert "skipped (not-reproduced)" in process.stderr

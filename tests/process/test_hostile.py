@@ -1,4 +1,4 @@
-"""Nonsense in the variables at start-up: TRL is imported unpatched, with a warning and never with an exception."""
+"""Nonsense in the variables stops the import of TRL with one message; what does not choose patches stops nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def start(case):
     os.environ.update(case)
     from trl_hotfix import autostart
     autostart.start()
-    from trl.trainer.dpo_trainer import DPOTrainer
+    try:
+        from trl.trainer.dpo_trainer import DPOTrainer
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     return vars(DPOTrainer)["get_batch_loss_metrics"].__module__
 
 answers = []
@@ -29,9 +32,12 @@ for case in json.load(open(sys.argv[1])):
         child = os.fork()
         if not child:
             os.dup2(stderr.fileno(), 2)
-            os.write(2, start(case).encode())
+            try:
+                os.write(2, start(case).encode())
+            except SystemExit as stopped:
+                os._exit(stopped.code)
             os._exit(0)
-        code = os.waitpid(child, 0)[1]
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         stderr.seek(0)
         answers.append((code, stderr.read().decode(errors="replace")))
 print(json.dumps(answers))
@@ -49,7 +55,7 @@ NONSENSE = [
 VARIABLES = ("ONLY", "SKIP", "OPTIONS", "PACKS", "UNKNOWN_BODY")
 
 
-def test_nonsense_in_a_variable_is_one_warning_and_no_patch(installed: Environment, tmp_path: Path) -> None:
+def test_nonsense_in_a_variable_is_one_message_and_no_trl(installed: Environment, tmp_path: Path) -> None:
     pairs = zip(itertools.cycle(VARIABLES), NONSENSE, strict=False)
     nonsense = [{"TRL_HOTFIX": "1", f"TRL_HOTFIX_{name}": value} for name, value in pairs]
     for content in (
@@ -66,20 +72,19 @@ def test_nonsense_in_a_variable_is_one_warning_and_no_patch(installed: Environme
         for file in ("@/dev/zero", "@/dev/stdin", "@/proc/kmsg", "@/", "@", "@\x1b")
     ]
     nonsense += [{"TRL_HOTFIX": value} for value in (NONSENSE[0], NONSENSE[1])]
-    harmless = [{"TRL_HOTFIX": "1", "RANK": "%(x)s\n"}, {"TRL_HOTFIX": "1", "TRL_HOTFIX_CALLBACK": NONSENSE[0]}]
+    nonsense += [{"TRL_HOTFIX": "1", "TRL_HOTFIX_CALLBACK": NONSENSE[0]}]
+    harmless = [{"TRL_HOTFIX": "1", "RANK": "%(x)s\n"}, {"TRL_HOTFIX": "1", "TRL_HOTFIX_LOG": NONSENSE[0]}]
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "cases.json").write_text(json.dumps([*nonsense, *harmless]))
     process = installed.run(str(tmp_path / "script.py"), str(tmp_path / "cases.json"), PYTHONWARNINGS="ignore")
     answers = json.loads(process.stdout)
     assert len(answers) == len(nonsense) + len(harmless)
     for case, (code, stderr) in zip([*nonsense, *harmless], answers, strict=True):
-        assert code == 0, (case, stderr)
+        assert code == (0 if case in harmless else 2), (case, stderr)
         assert "Traceback" not in stderr
         assert "\x1b" not in stderr, case
         assert len(stderr) < 10_000, case
         assert "\nWARNING: more" not in stderr
-        assert stderr.endswith("trl_hotfix.patching.pickled" if case in harmless else "trl.trainer.dpo_trainer"), (
-            case,
-            stderr,
-        )
-        assert stderr.count("trl_hotfix: WARNING") == (0 if "RANK" in case else 1), (case, stderr)
+        assert stderr.endswith("trl_hotfix.patching.pickled") == (case in harmless), (case, stderr)
+        assert stderr.count("trl_hotfix: ERROR") == (case not in harmless), (case, stderr)
+        assert stderr.count("trl_hotfix: WARNING") == ("TRL_HOTFIX_LOG" in case), (case, stderr)

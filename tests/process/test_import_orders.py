@@ -545,7 +545,9 @@ def test_fresh_processes_end_where_the_oracle_says(with_made_up: Environment, ca
 def test_the_list_predicts_what_apply_does(
     with_made_up: Environment, answers: dict[Case, dict[str, Any]], selection: str, part: int
 ) -> None:
-    process = with_made_up.run("-m", "trl_hotfix", "--list", "--json", cwd=None, **VARIABLES[selection])
+    # The made-up patches have no body on record.
+    variables = {"TRL_HOTFIX_UNKNOWN_BODY": "try", **VARIABLES[selection]}
+    process = with_made_up.run("-m", "trl_hotfix", "--list", "--json", cwd=None, **variables)
     listing = json.loads(process.stdout)
     oracle = at_the_end((f"env:{selection}",))
     case = LISTED[selection]

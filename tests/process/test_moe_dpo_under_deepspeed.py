@@ -12,7 +12,7 @@ import pytest
 
 import trl_hotfix
 from trl_hotfix.model import Verdict
-from trl_hotfix.patches import moe_aux_loss_lost_under_deepspeed as patch
+from trl_hotfix.patches.preference import moe_aux_loss_lost_under_deepspeed as patch
 
 _spec = importlib.util.spec_from_file_location("moe_dpo", Path(__file__).with_name("moe_dpo.py"))
 assert _spec is not None
@@ -39,7 +39,7 @@ def test_the_patch_restores_the_auxiliary_term(stage: str) -> None:
     assert before["wrapped_as"] == after["wrapped_as"] == "DeepSpeedEngine"
     assert before["aux_loss"] == after["aux_loss"]
     assert after["loss"] - before["loss"] == pytest.approx(0.5 * after["aux_loss"], abs=1e-6)
-    assert f"applied {ID}" in patched["stderr"]
+    assert f"repaired: {ID}" in patched["stderr"]
     assert "trl_hotfix" not in unpatched["stderr"]
 
 

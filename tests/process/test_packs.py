@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -134,13 +135,14 @@ def test_an_installed_pack_is_used_only_where_it_is_named(with_pack: Environment
         "'acme_fixes' in sys.modules)"
     )
     assert with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER).stdout == "trl.trainer.dpo_trainer False\n"
-    named = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER, TRL_HOTFIX_PACKS="acme")
+    full = {"TRL_HOTFIX_LOG": "full"}
+    named = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER, TRL_HOTFIX_PACKS="acme", **full)
     assert named.stdout == "trl_hotfix.patching.pickled True\n", named.stderr
-    assert f"trl_hotfix: INFO: applied {ID} (bug: " in named.stderr
+    assert f"trl_hotfix: DEBUG: repair of {ID} is on (bug: " in named.stderr
 
     misspelled = with_pack.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=OTHER, TRL_HOTFIX_PACKS="amce")
-    assert misspelled.stdout == "trl.trainer.dpo_trainer False\n"
-    assert misspelled.stderr.count("trl_hotfix: WARNING") == 1
+    assert (misspelled.returncode, misspelled.stdout) == (2, "")
+    assert misspelled.stderr.count("trl_hotfix: ERROR") == 1
     assert "no pack 'amce' is installed (there is: acme); did you mean 'acme'?" in misspelled.stderr
     assert "Traceback" not in misspelled.stderr
 
@@ -181,7 +183,7 @@ def test_a_pack_written_for_0_1_0_is_applied_without_a_warning(own: Environment,
     )
     assert process.stdout == "applied 0.6931 0.3466\n", process.stderr
     (line,) = (line for line in process.stderr.splitlines() if "trl_hotfix" in line or "acme" in line)
-    assert line.startswith(f"trl_hotfix: INFO: applied {OLD_ID} (bug: ")
+    assert line.startswith("trl_hotfix: INFO: 1 repair on for DPO, digest ")
 
 
 def test_wrappers_of_both_forms_are_red_green_and_red(own: Environment, tmp_path: Path) -> None:
@@ -194,3 +196,63 @@ def test_wrappers_of_both_forms_are_red_green_and_red(own: Environment, tmp_path
         (runs,) = cell["leaves"].values()
         assert cell["verdict"] == "proven"
         assert [runs[run]["verdict"] for run in ("red", "green", "red again")] == ["reproduced", "fixed", "reproduced"]
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "acme-trl-fixes"
+TIES = "acme/reward-accuracy-counts-ties"
+WALK = f"""\
+import json, numpy, trl_hotfix
+from trl.trainer import reward_trainer
+
+def accuracy():
+    rewards = numpy.array([[2.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 3.0]])
+    return reward_trainer.compute_accuracy((rewards, numpy.zeros(4)))["accuracy"]
+
+before, original = accuracy(), reward_trainer.compute_accuracy
+status = trl_hotfix.apply(packs=["acme"])[{TIES!r}]
+repaired = accuracy()
+trl_hotfix.revert({TIES!r})
+(evidence,) = status.evidence.values()
+verdicts = [evidence[run]["verdict"] for run in ("red", "green")]
+after = reward_trainer.compute_accuracy is original
+print(json.dumps([before, status.state.value, verdicts, repaired, accuracy(), after]))
+"""
+
+
+def test_the_pack_of_the_docs_is_proved_listed_applied_and_reverted(own: Environment, tmp_path: Path) -> None:
+    project = tmp_path / "acme-trl-fixes"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__"))
+    file = project / "acme_fixes" / "fingerprints.json"
+    published = json.loads(file.read_text())
+    file.unlink()
+    hotfix = str(own.folder / "bin" / "trl-hotfix")
+
+    def install() -> None:
+        own.install("--reinstall", "--no-build-isolation", "--offline", str(project))
+
+    def listed() -> tuple[int, str]:
+        process = own.run(hotfix, "list", "--packs", "acme", "--json")
+        states = {patch["id"]: patch["state"] for patch in json.loads(process.stdout)["patches"]}
+        return process.returncode, states[TIES]
+
+    install()
+    assert listed() == (1, "skipped")
+    written = own.run(hotfix, "pack", "fingerprints", "acme", cwd=project)
+    assert (written.returncode, ": added\nwrote " in written.stdout) == (0, True), written.stderr
+    (target,) = published["targets"]
+    assert json.loads(file.read_text())["targets"][target].keys() == published["targets"][target].keys()
+    assert "nothing new for" in own.run(hotfix, "pack", "fingerprints", "acme", cwd=project).stdout
+    install()
+    assert listed() == (0, "pending")
+
+    process = own.code(WALK)
+    ends = [0.75, "applied", ["reproduced", "fixed"], 0.5, 0.75, True]
+    assert json.loads(process.stdout.splitlines()[-1]) == ends, process.stderr
+    (cell,) = json.loads(own.run(hotfix, "verify", "--packs", "acme", "--json", TIES).stdout)["cells"]
+    assert cell["verdict"] == "proven"
+    script = tmp_path / "train.py"
+    script.write_text("from trl import RewardTrainer\nRewardTrainer(model=model)\n")
+    scanned = own.run(hotfix, "scan", "--packs", "acme", "--json", str(script))
+    assert TIES in scanned.stdout, scanned.stderr
+    assert TIES not in own.run(hotfix, "scan", "--json", str(script)).stdout
+    assert own.run(hotfix, "pack", "fingerprints", "amce", cwd=project).returncode == 2

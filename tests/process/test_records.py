@@ -50,7 +50,7 @@ def calls(record: Any) -> dict[str, int]:
 
 
 def test_a_run_records_its_patches_everywhere(installed: Environment, tmp_path: Path) -> None:
-    process = train(installed, tmp_path, TRL_HOTFIX="1")
+    process = train(installed, tmp_path, TRL_HOTFIX="1", TRL_HOTFIX_LOG="full")
     assert process.returncode == 0, process.stderr
     (record,) = recorded(tmp_path)
     assert set(ON) <= {entry["id"] for entry in record["patches"]}
@@ -111,11 +111,12 @@ def test_a_checkpoint_before_the_first_log_has_the_record(installed: Environment
 
 @pytest.mark.matrix
 def test_a_second_callback_by_hand_adds_no_record(installed: Environment, tmp_path: Path) -> None:
-    by_hand = train(installed, tmp_path, "by-hand", TRL_HOTFIX="1", TRL_HOTFIX_CALLBACK="0")
+    full: Any = {"TRL_HOTFIX": "1", "TRL_HOTFIX_LOG": "full"}
+    by_hand = train(installed, tmp_path, "by-hand", **full, TRL_HOTFIX_CALLBACK="0")
     assert by_hand.returncode == 0, by_hand.stderr
     assert by_hand.stderr.count("training with TRL 0.11.4") == 1
     assert len(recorded(tmp_path)) == 1
-    twice = train(installed, tmp_path, "by-hand", TRL_HOTFIX="1")
+    twice = train(installed, tmp_path, "by-hand", **full)
     assert twice.stderr.count("training with TRL 0.11.4") == 1
     assert len(recorded(tmp_path)) == 1
 
@@ -126,15 +127,15 @@ def test_the_callback_can_be_left_out(installed: Environment, tmp_path: Path) ->
     assert process.returncode == 0, process.stderr
     assert recorded(tmp_path) == []
     assert not list(tmp_path.rglob("trl_hotfix.json"))
-    assert f"applied {ON[0]}" in process.stderr
+    assert "repairs on for DPO" in process.stderr
 
 
 @pytest.mark.matrix
 def test_ranks_with_the_same_patches_train_silently(installed: Environment, tmp_path: Path) -> None:
-    process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict")
+    process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict-all")
     assert process.returncode == 0, process.stderr
     assert "WARNING" not in "".join(line for line in process.stderr.splitlines() if "trl_hotfix" in line)
-    assert process.stderr.count("training with TRL 0.11.4") == 1
+    assert process.stderr.count(" INFO: this run: hit ") + process.stderr.count(" INFO: this run hit none ") == 1
     assert len(recorded(tmp_path)) == 1
 
 
@@ -143,12 +144,17 @@ def test_a_rank_with_other_patches_is_named(installed: Environment, tmp_path: Pa
     assert process.returncode == 0, process.stderr
     message = f"rank 1: {ON[1]} is {revision(ON[1])} on rank 0, not on there"
     assert [f"trl_hotfix [rank {rank}]: WARNING: {message}" in process.stderr for rank in (0, 1)] == [True, True]
+    (record,) = recorded(tmp_path)
+    by_id = {entry["id"]: entry for entry in record["patches"]}
+    assert by_id[ON[1]]["ranks"] == {"called": [0], "off": [1]}
+    assert "ranks" not in by_id[ON[0]]
+    assert by_id[ON[0]]["all_ranks"] == {"called": 2 * by_id[ON[0]]["called"], "acted": 0}
 
 
 @pytest.mark.parametrize("rank_1", [pytest.param("TRL_HOTFIX=1", marks=pytest.mark.matrix), f"TRL_HOTFIX_SKIP={ON[1]}"])
 def test_strict_ranks_that_differ_do_not_train(installed: Environment, tmp_path: Path, rank_1: str) -> None:
     trains = rank_1 == "TRL_HOTFIX=1"
-    process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict", ONLY_RANK_1=rank_1)
+    process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="strict-all", ONLY_RANK_1=rank_1)
     assert (process.returncode == 0) is trains, process.stderr
     assert ("strict mode: training does not begin" in process.stderr) is not trains
     assert (tmp_path / "out" / "checkpoint-1").is_dir() is trains
@@ -158,4 +164,4 @@ def test_strict_ranks_that_differ_do_not_train(installed: Environment, tmp_path:
 def test_a_rank_without_trl_hotfix_is_named(installed: Environment, tmp_path: Path) -> None:
     process = train(installed, tmp_path, ranks=2, TRL_HOTFIX="1", TRL_HOTFIX_PATIENCE="2", ONLY_RANK_1="TRL_HOTFIX=0")
     assert process.returncode == 0, process.stderr
-    assert "rank 1: no trl_hotfix is on there" in process.stderr
+    assert "rank 1: no answer within 2 s (TRL_HOTFIX_PATIENCE): no trl_hotfix is on there" in process.stderr

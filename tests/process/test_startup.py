@@ -1,8 +1,12 @@
-"""``TRL_HOTFIX=1`` patches every process of the job, costs other processes next to nothing, and never stops one."""
+"""``TRL_HOTFIX=1`` patches every process of the job, and costs other processes next to nothing.
+
+It stops none but one that imports TRL under a setting that is not understood; ``test_settings_table`` has them all.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -38,7 +42,7 @@ def test_repeated_starts_install_one_finder(installed: Environment) -> None:
     assert installed.code(code, TRL_HOTFIX="1").stdout == "1\n"
 
 
-ON_VALUES = ["1", "true", "yes", "on", "ON", "strict"]
+ON_VALUES = ["1", "true", "yes", "on", "ON", "strict", "strict-all"]
 
 
 @pytest.mark.parametrize("value", ON_VALUES)
@@ -58,11 +62,12 @@ def test_off_values_are_silent(installed: Environment, value: str) -> None:
     assert (process.stdout, process.stderr) == ("0\n", "")
 
 
-def test_another_value_is_one_warning_and_means_off(installed: Environment) -> None:
-    process = installed.code(FINDERS, TRL_HOTFIX="maybe")
-    assert process.stdout == "0\n"
-    assert process.stderr.count("trl_hotfix: WARNING") == 1
-    assert "'maybe'" in process.stderr
+def test_another_value_stops_the_import_of_trl_and_nothing_else(installed: Environment) -> None:
+    process = installed.code("print('started')", TRL_HOTFIX="maybe")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "started\n", "")
+    process = installed.code("print('started')\nfrom trl import DPOTrainer\nprint('not reached')", TRL_HOTFIX="maybe")
+    assert (process.returncode, process.stdout) == (2, "started\n")
+    assert process.stderr.startswith("trl_hotfix: ERROR: TRL_HOTFIX='maybe' is not understood.")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_another_value_is_one_warning_and_means_off(installed: Environment) -> N
 def test_every_import_style_gets_the_patched_class(installed: Environment, code: str) -> None:
     process = installed.code(f"{code}; {IS_ON}", TRL_HOTFIX="1")
     assert process.stdout == ON, process.stderr
-    assert "applied moe-aux-loss-lost-under-deepspeed" in process.stderr
+    assert process.stderr.count("repairs on for DPO, digest ") == 1
 
 
 def test_importing_trl_alone_does_not_import_torch(installed: Environment) -> None:
@@ -103,12 +108,14 @@ def test_only_and_skip_take_ids(installed: Environment) -> None:
     assert installed.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP=f" {patch_id} ,").stdout == OFF
 
 
-def test_an_unknown_id_warns_and_leaves_trl_unpatched(installed: Environment) -> None:
-    code = f"from trl import DPOTrainer; {IS_ON}"
-    process = installed.code(code, TRL_HOTFIX="1", TRL_HOTFIX_SKIP="moe-aux-loss-lost-under-deepsped")
-    assert process.stdout == OFF
-    assert process.stderr.count("trl_hotfix: WARNING") == 1
+@pytest.mark.parametrize("value", ["1", "strict", "observe"])
+def test_an_unknown_id_stops_the_import_of_trl(installed: Environment, value: str) -> None:
+    code = "from trl.trainer.dpo_trainer import DPOTrainer"
+    process = installed.code(code, TRL_HOTFIX=value, TRL_HOTFIX_SKIP="moe-aux-loss-lost-under-deepsped")
+    assert process.returncode == 2
+    assert process.stderr.count("trl_hotfix: ") == 1
     assert "did you mean 'moe-aux-loss-lost-under-deepspeed'?" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_zero_turns_off_a_scripts_own_apply(installed: Environment) -> None:
@@ -150,8 +157,8 @@ def test_user_logging_replaces_standard_error(installed: Environment, tmp_path: 
     log = tmp_path / "log"
     code = f"import logging; logging.basicConfig(filename={str(log)!r}, level='INFO'); import trl.trainer.dpo_trainer"
     process = installed.code(code, TRL_HOTFIX="1")
-    assert "applied moe-aux" in log.read_text()
-    assert "applied moe-aux" not in process.stderr
+    assert "repairs on for DPO" in log.read_text()
+    assert "repairs on for DPO" not in process.stderr
 
 
 # What is imported.
@@ -161,7 +168,8 @@ import json, sys
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.matching import gates
 
-loaded = sorted(name for name in sys.modules if name.startswith("trl_hotfix.patches."))
+of_families = (name for name in sys.modules if name.startswith("trl_hotfix.patches."))
+loaded = sorted(name for name in of_families if name.count(".") == 3)
 concerned = {
     modules.module_of(patch.id)
     for patch in loading.load()
@@ -178,9 +186,9 @@ def test_only_patches_of_imported_modules_of_trl_are_imported(installed: Environ
     answers = [installed.code(f"{code}\n{PATCHES}", TRL_HOTFIX=value).stdout for code in codes]
     (alone, others), (orpo, of_others), (both, of_neither) = map(json.loads, answers)
     assert others == of_others == of_neither == []
-    assert "trl_hotfix.patches.orpo_nan_gradient_near_certainty" in set(orpo) - set(alone)
+    assert "trl_hotfix.patches.preference.orpo_nan_gradient_near_certainty" in set(orpo) - set(alone)
     assert set(orpo) < set(both)
-    assert "trl_hotfix.patches.dpo_aux_loss_dropped" not in orpo
+    assert "trl_hotfix.patches.dpo.dpo_aux_loss_dropped" not in orpo
 
 
 def test_a_start_and_a_report_import_neither_the_screen_nor_yaml(installed: Environment) -> None:
@@ -228,7 +236,7 @@ def test_a_damaged_installation_never_stops_python(own: Environment, damage: str
 
 def test_a_damaged_patch_keeps_no_other_from_going_on(own: Environment) -> None:
     damaged, remedy = "moe-aux-loss-lost-under-deepspeed", "install trl_hotfix again"
-    file = own.packages / "trl_hotfix" / "patches" / f"{damaged.replace('-', '_')}.py"
+    file = own.packages / "trl_hotfix" / "patches" / "preference" / f"{damaged.replace('-', '_')}.py"
     file.write_text("")
     code = "from trl import DPOTrainer\nimport trl_hotfix\nfor patch in trl_hotfix.status(): print(patch)"
     process = own.code(code, TRL_HOTFIX="1")
@@ -291,5 +299,7 @@ def test_torchrun_patches_every_rank(installed: Environment, tmp_path: Path) -> 
     for amount, expected in {"summary": [True, False], "full": [True, True], "quiet": [False, False]}.items():
         process = installed.run(*launcher, TRL_HOTFIX="1", TRL_HOTFIX_LOG=amount)
         assert process.stdout.count(ON) == 2, process.stderr
-        line = "INFO: applied moe-aux-loss-lost-under-deepspeed"
-        assert [f"trl_hotfix [rank {rank}]: {line}" in process.stderr for rank in (0, 1)] == expected
+        lines = [rf"trl_hotfix \[rank {rank}\]: INFO: \d+ repairs on for DPO" for rank in (0, 1)]
+        assert [bool(re.search(line, process.stderr)) for line in lines] == expected
+        of_each = process.stderr.count("DEBUG: repair of moe-aux-loss-lost-under-deepspeed is on")
+        assert of_each == (2 if amount == "full" else 0)

@@ -19,7 +19,10 @@ from .trainers import classes, config, trainer
 
 
 def accumulated_steps(methods: Sequence[str]) -> TrainingResult:
-    """Train two steps of two micro-batches with each of these trainers, and judge the gradients of all together."""
+    """Train two steps of two micro-batches with each of these trainers, and judge the gradients of all together.
+
+    The loss is that of the last trainer.
+    """
     from transformers import Trainer
 
     if "model_accepts_loss_kwargs" not in inspect.unwrap(Trainer.training_step).__code__.co_names:
@@ -28,7 +31,7 @@ def accumulated_steps(methods: Sequence[str]) -> TrainingResult:
     outcomes = [run.outcome for run in runs.values()]
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"the trainers do not agree: {outcomes}")
-    return TrainingResult(outcomes[0], sum(run.loss for run in runs.values()), _gradients(runs))
+    return TrainingResult(outcomes[0], runs[methods[-1]].loss, _gradients(runs))
 
 
 def unaffected_steps(patch_id: str, methods: Sequence[str]) -> TrainingResult:

@@ -13,6 +13,7 @@ import pytest
 
 from trl_hotfix import witness
 from trl_hotfix.catalogue import loading, modules
+from trl_hotfix.import_hooks import FINDER
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.model import Called, Patch, Severity, Target, Upstream
 from trl_hotfix.patching import conflicts, engine
@@ -55,9 +56,16 @@ def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[engine.Engine]:
         monkeypatch.delenv(name, raising=False)
     fresh = engine.Engine()
     monkeypatch.setattr(engine, "ENGINE", fresh)
-    monkeypatch.setattr(witness, "_ALL", {})
+    monkeypatch.setattr(witness, "_all", {})
+    monkeypatch.setattr(witness, "_ledgers", witness._Ledgers())
+    for doing in witness.PROCESS.by_phase.values():
+        monkeypatch.setattr(doing, "counts", {})
+    transformers_trainer = sys.modules.get("transformers.trainer")
+    if transformers_trainer is not None:
+        monkeypatch.setattr(transformers_trainer, "DEFAULT_CALLBACKS", list(transformers_trainer.DEFAULT_CALLBACKS))
     yield fresh
     fresh.revert(())
+    FINDER.forget("transformers.trainer")
 
 
 @pytest.fixture
@@ -69,7 +77,11 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Dec
     declared: list[Patch] = []
     monkeypatch.setattr(loading, "load", lambda: tuple(declared))
     monkeypatch.setattr(
-        fingerprints, "bodies", lambda: SimpleNamespace(verdict=lambda *arguments: "buggy", at=lambda *arguments: None)
+        fingerprints,
+        "bodies",
+        lambda: SimpleNamespace(
+            verdict=lambda *arguments: "buggy", at=lambda *arguments: None, has_buggy=lambda *arguments: True
+        ),
     )
 
     def declare_patch(

@@ -399,7 +399,7 @@ def test_every_function_of_a_module_of_ours_is_timed_but_generators() -> None:
 def test_a_case_counts_the_memory_of_our_code_alone() -> None:
     code = (
         "import importlib, json, own_code\nown_code.install()\nimport cost_cases\n"
-        "patch = importlib.import_module('trl_hotfix.patches.online_dpo_metrics_include_padding')\n"
+        "patch = importlib.import_module('trl_hotfix.patches.online.online_dpo_metrics_include_padding')\n"
         "size = cost_cases.Size(patch, 100_000, None, None)\n"
         "call = cost_cases.CASES['online-dpo-metrics-include-padding'](size)\n"
         "print(json.dumps(cost_cases.of_one_call(call)))"

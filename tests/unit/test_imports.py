@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
+import zipapp
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import trl_hotfix
 
 PACKAGE = Path(trl_hotfix.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-PATCHES = sorted((PACKAGE / "patches").glob("*.py"))
+PATCHES = sorted((PACKAGE / "patches").rglob("*.py"))
 HEAVY = {"trl", "torch", "transformers", "accelerate", "deepspeed", "datasets", "numpy"}
 START = ("__init__.py", "autostart.py", "import_hooks.py", "settings.py")
 
@@ -83,3 +85,20 @@ def test_list_imports_neither_wrapt_nor_torch() -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "line", ["import trl_hotfix", "import trl_hotfix; trl_hotfix.apply()", "import trl_hotfix.api"]
+)
+def test_a_zipapp_gets_one_import_error(line: str, tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "patches")
+    shutil.copytree(PACKAGE, tmp_path / "app" / "trl_hotfix", ignore=ignored)
+    (tmp_path / "app" / "__main__.py").write_text(line)
+    zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
+    process = subprocess.run(
+        [sys.executable, str(tmp_path / "app.pyz")], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert process.returncode == 1
+    *_, last = process.stderr.splitlines()
+    assert last.startswith(f"ImportError: trl_hotfix cannot run from a zip file, and this is one: {tmp_path}/app.pyz")
+    assert process.stderr.count("Error") == 1

@@ -37,10 +37,10 @@ def heard(setup: str, message: str = "log.warning('is NOT on any more')", **vari
         [sys.executable, "-c", f"{start}{setup}\n{message}"],
         env=clean | variables,
         capture_output=True,
-        text=True,
         check=True,
     )
-    return process.stderr
+    # With text=True each "\r" of a progress bar would be a line break.
+    return process.stderr.decode()
 
 
 ROOT = "{'version': 1, 'handlers': {'h': {'class': 'logging.StreamHandler'}}, 'root': {'handlers': ['h']}%s}"
@@ -149,7 +149,7 @@ def test_a_collector_reads_one_object_a_line_whatever_the_program_has_set_up() -
             "patch": "some-id",
             "numbers": {"a": "<class 'object'>"},
         }
-    (line,) = heard("from trl_hotfix.settings import warn", "warn('no \\x1b')", **variables).splitlines()
+    (line,) = heard("from trl_hotfix.settings import warn", "warn('no \\x1b', 'made-up')", **variables).splitlines()
     assert json.loads(line)["message"] == "no \x1b"
 
 
@@ -165,11 +165,89 @@ def test_a_line_has_an_end_and_a_plain_one_keeps_its_arguments(caplog: pytest.Lo
     log.warning("%s", "x" * 10**6)
     log.warning("%s is on", "some-id")
     assert len(caplog.messages[0]) < LONGEST_LINE + 50
-    assert caplog.messages[0].endswith("... (1000000 characters)")
+    assert caplog.messages[0].endswith(f"... ({10**6 - LONGEST_LINE} more)")
     assert (caplog.records[1].msg, caplog.records[1].args) == ("%s is on", ("some-id",))
     assert printable("kept") == "kept"
 
 
 def test_what_is_said_before_logging_is_loaded_has_no_control_character_either() -> None:
-    said = heard("from trl_hotfix.settings import warn", "warn('a \\x1b[31m\\nof \u202e')")
+    said = heard("from trl_hotfix.settings import warn", "warn('a \\x1b[31m\\nof \u202e', 'made-up')")
     assert said == "trl_hotfix: WARNING: a \\x1b[31m\nof \\u202e\n"
+
+
+def test_a_line_without_an_event_of_its_own_is_a_message() -> None:
+    for message in ("log.warning('said by a patch')", "log.warning('x', extra=event('hit', patch='it'))"):
+        (line,) = heard("", message, **{LOG_FORMAT: "json"}).splitlines()
+        assert json.loads(line)["event"] == ("hit" if "hit" in message else "message")
+
+
+# Beside progress bars
+
+BAR = "import tqdm\nbar = tqdm.tqdm(total=9, mininterval=0, ascii=True)\nbar.update(3)\n"
+TWO_LINES = "log.warning('first')\nlog.warning('second')\n"
+ON_ITS_OWN = "trl_hotfix: WARNING: "
+
+
+def own_lines(text: str) -> list[str]:
+    """Return our lines. Each must be a whole line of the file, which "\\r" does not end."""
+    return [line for line in text.split("\n") if line.startswith(ON_ITS_OWN)]
+
+
+def test_a_line_of_a_file_is_never_glued_to_a_progress_bar() -> None:
+    said = heard(BAR, f"{TWO_LINES}bar.update(6)\nbar.close()\nlog.warning('third')")
+    assert own_lines(said) == [f"{ON_ITS_OWN}{word}" for word in ("first", "second", "third")]
+    assert said.count(ON_ITS_OWN) == 3
+    assert "\n\n" not in said
+    # The bar goes on after it.
+    assert "9/9" in said
+
+
+def test_an_object_of_the_log_is_never_glued_to_a_progress_bar() -> None:
+    said = heard(BAR, TWO_LINES, **{LOG_FORMAT: "json"})
+    assert [json.loads(line)["message"] for line in said.split("\n") if line.startswith("{")] == ["first", "second"]
+
+
+def test_what_is_said_before_logging_is_loaded_is_never_glued_to_a_progress_bar() -> None:
+    assert own_lines(heard(BAR, "from trl_hotfix.settings import warn\nwarn('first', 'made-up')")) == [
+        f"{ON_ITS_OWN}first"
+    ]
+
+
+@pytest.mark.parametrize(
+    "bar",
+    [
+        "import tqdm, io\nbar = tqdm.tqdm(total=9, file=io.StringIO())",
+        "import tqdm\nbar = tqdm.tqdm(total=9, disable=True)",
+        "import tqdm\nbar = tqdm.tqdm(total=9, mininterval=0)\nbar.gui = True\nsys.stderr.write('\\n')",
+        "import types\nsys.modules['tqdm'] = types.ModuleType('tqdm')",
+    ],
+    ids=["elsewhere", "disabled", "widget", "another tqdm"],
+)
+def test_where_no_bar_is_there_is_no_empty_line(bar: str) -> None:
+    said = heard(bar, "log.warning('first')")
+    assert said.endswith(f"{ON_ITS_OWN}first\n") or f"\n{ON_ITS_OWN}first\n" in said
+    assert f"\n\n{ON_ITS_OWN}" not in said
+
+
+def test_in_a_terminal_a_line_takes_the_place_of_the_bar() -> None:
+    import pty
+
+    script = f"import sys\nfrom trl_hotfix.log import ensure_handler, log\nensure_handler()\n{BAR}{TWO_LINES}"
+    outer, inner = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", script], stderr=inner, stdout=inner) as process:
+        os.close(inner)
+        shown = b""
+        while chunk := _read(outer):
+            shown += chunk
+        assert process.wait() == 0
+    os.close(outer)
+    # What a terminal shows of each line: "\r" goes back to its beginning.
+    lines = [line.rsplit("\r", 1)[-1] for line in shown.decode().replace("\r\n", "\n").split("\n")]
+    assert lines[:2] == [f"{ON_ITS_OWN}first", f"{ON_ITS_OWN}second"]
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # The other end is closed.
+        return b""

@@ -73,7 +73,7 @@ def process_state() -> Any:
 @example(environment={"TRL_HOTFIX_OPTIONS": "made-up.over=\x1b[31m\n"})
 @example(environment={"TRL_HOTFIX_OPTIONS": "made-up.\x1b[31m\n=all"})
 @example(environment={"TRL_HOTFIX_OPTIONS": "made-up.over=none", "TRL_HOTFIX_SKIP": PATCH})
-@example(environment={"TRL_HOTFIX": "strict", "TRL_HOTFIX_ONLY": PATCH, "TRL_HOTFIX_UNKNOWN_BODY": "try"})
+@example(environment={"TRL_HOTFIX": "strict-all", "TRL_HOTFIX_ONLY": PATCH, "TRL_HOTFIX_UNKNOWN_BODY": "try"})
 @example(environment={"TRL_HOTFIX": "0\n", "TRL_HOTFIX_UNKNOWN_BODY": "try"})
 @example(environment={"TRL_HOTFIX_UNKNOWN_BODY": "try\n\x1b[31m"})
 @given(environment=environments)
@@ -109,7 +109,7 @@ def test_any_variables_are_followed_or_one_harmless_error(
 def test_a_warning_reaches_an_ascii_error_stream(text: str, tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("w+", encoding="ascii", errors="strict") as file:
         with contextlib.redirect_stderr(file):
-            settings.warn(text)
+            settings.warn(text, "made-up")
         file.seek(0)
         assert file.read().startswith("trl_hotfix: WARNING: ")
 
@@ -124,4 +124,4 @@ def test_a_warning_without_a_stream_raises_nothing(tmp_path: Path) -> None:
     closed.close()
     for nowhere in (closed, Full(), None):
         with contextlib.redirect_stderr(nowhere):  # type: ignore[type-var]
-            settings.warn("said")
+            settings.warn("said", "made-up")

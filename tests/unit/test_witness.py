@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 from datasets.fingerprint import Hasher
-from helpers.layered import owner_of, put_on
+from helpers.layered import Counted, layer_of, owner_of, put_on
 
 from trl_hotfix import witness
 from trl_hotfix.authoring import act, act_of_this_call, shadowed
 from trl_hotfix.call import Mark, Wrapped
 from trl_hotfix.model import Wrapper
-from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
-from trl_hotfix.witness import Count, Counts
+from trl_hotfix.patching.wrappers import wrapped_descriptor
+from trl_hotfix.witness import Count, Witnessed
 
 
 class Trainer:
@@ -63,26 +63,26 @@ def test_each_instance_has_its_own_count(owner: type[Trainer]) -> None:
 
 @pytest.mark.usefixtures("no_collection")
 def test_an_instance_that_is_gone_leaves_nothing(owner: type[Trainer]) -> None:
-    (counts,) = put_on(owner, "step", passes_on)
+    before = dict(witness._ledgers._by_id)
+    put_on(owner, "step", passes_on)
     trainer = owner()
     trainer.step()
     gone = weakref.ref(trainer)
-    assert len(counts._by_id) == 1
+    assert len(witness._ledgers._by_id) == len(before) + 1
     del trainer
     assert gone() is None
-    assert counts._by_id == {}
-    assert counts.last == (0, counts.process)
+    assert witness._ledgers._by_id == before
 
 
 def test_an_instance_in_a_circle_leaves_nothing_once_it_is_collected(owner: type[Trainer]) -> None:
-    (counts,) = put_on(owner, "step", passes_on)
+    before = dict(witness._ledgers._by_id)
+    put_on(owner, "step", passes_on)
     trainer = owner()
     trainer.itself = trainer  # type: ignore[attr-defined]
     trainer.step()
     del trainer
     gc.collect()
-    assert counts._by_id == {}
-    assert counts.last == (0, counts.process)
+    assert witness._ledgers._by_id == before
 
 
 def test_an_id_that_is_used_again_begins_at_0(owner: type[Trainer]) -> None:
@@ -102,7 +102,7 @@ def test_an_id_that_is_used_again_begins_at_0(owner: type[Trainer]) -> None:
 
 
 def test_a_call_of_a_finaliser_is_counted_for_no_other_instance(owner: type[Trainer]) -> None:
-    (counts,) = put_on(owner, "step", passes_on)
+    put_on(owner, "step", passes_on)
 
     class Finalised(owner):  # type: ignore[misc, valid-type]
         def __del__(self) -> None:
@@ -114,8 +114,7 @@ def test_a_call_of_a_finaliser_is_counted_for_no_other_instance(owner: type[Trai
     key = id(trainer)
     del trainer
     gc.collect()
-    assert key not in counts._by_id
-    assert counts.last == (0, counts.process)
+    assert key not in witness._ledgers._by_id
 
 
 def test_a_copy_begins_at_0(owner: type[Trainer]) -> None:
@@ -151,13 +150,14 @@ def test_unhashable_instances_that_cannot_be_compared_have_counts() -> None:
 
 
 def test_an_instance_that_cannot_be_referenced_weakly_counts_for_the_process() -> None:
+    before = dict(witness._ledgers._by_id)
     cls = type("Slots", (Slots,), {"__slots__": (), "step": Slots.step})
     (counts,) = put_on(cls, "step", passes_on)
     first, second = cls(), cls()
     assert [trainer.step(3) for trainer in (first, second, first)] == [3, 3, 3]
     assert numbers(counts.process) == (3, 0)
     assert counts.known(first) is None
-    assert counts._by_id == {}
+    assert witness._ledgers._by_id == before
 
 
 @pytest.mark.parametrize("stand_in", [None, 3, "text"])
@@ -172,18 +172,19 @@ def test_a_method_may_be_called_with_anything_as_its_instance(owner: type[Traine
 
 @pytest.mark.parametrize("name", ["klass", "static"])
 def test_class_and_static_methods_belong_to_the_process(owner: type[Trainer], name: str) -> None:
+    before = dict(witness._ledgers._by_id)
     (counts,) = put_on(owner, name, lambda wrapped, instance, args, kwargs: wrapped("other"))
     getattr(owner, name)("batch")
     getattr(owner(), name)("batch")
     assert numbers(counts.process) == (2, 2)
-    assert counts._by_id == {}
+    assert witness._ledgers._by_id == before
 
 
 def test_a_function_belongs_to_the_process() -> None:
-    layer = Layer("a-patch", 1, passes_on, False)
+    layer = layer_of("a-patch", passes_on)
     function = wrapped_descriptor(lambda batch: batch, (layer,), sys, ("sys", "f"))
     assert function(3) == 3
-    assert numbers(layer.counts.process) == (1, 0)
+    assert numbers(Counted(layer.witnessed).process) == (1, 0)
 
 
 def test_a_coroutine_function_counts_its_calls(owner: type[Trainer]) -> None:
@@ -291,9 +292,9 @@ def test_a_wrapper_that_changes_nothing_does_not_act(owner: type[Trainer], wrapp
 
 def returning(result: Any, change: Callable[[Any], Any]) -> bool:
     """Return whether a wrapper acts that makes this of TRL's result."""
-    layer = Layer("a-patch", 1, lambda wrapped, instance, args, kwargs: change(wrapped(*args, **kwargs)), False)
+    layer = layer_of("a-patch", lambda wrapped, instance, args, kwargs: change(wrapped(*args, **kwargs)))
     wrapped_descriptor(lambda: result, (layer,), sys, ("sys", "f"))()
-    return layer.counts.process.acted == 1
+    return Counted(layer.witnessed).process.acted == 1
 
 
 @pytest.mark.parametrize(
@@ -337,9 +338,9 @@ def test_a_wrapper_that_swallows_an_error_of_trl_acts() -> None:
         with pytest.raises(KeyError):
             wrapped(*args, **kwargs)
 
-    layer = Layer("a-patch", 1, swallows, False)
+    layer = layer_of("a-patch", swallows)
     assert wrapped_descriptor(fails, (layer,), sys, ("sys", "f"))() is None
-    assert numbers(layer.counts.process) == (1, 1)
+    assert numbers(Counted(layer.witnessed).process) == (1, 1)
 
 
 def test_a_wrapper_that_tries_again_after_an_error_of_trl_acts(owner: type[Trainer]) -> None:
@@ -367,21 +368,23 @@ def test_a_wrapper_that_tries_again_after_an_error_of_trl_acts(owner: type[Train
 
 
 def test_a_call_that_raises_is_called_and_has_not_acted() -> None:
-    layer = Layer("a-patch", 1, says_so, False, armed=True)
+    layer = layer_of("a-patch", says_so)
+    layer.armed = True
     with pytest.raises(KeyError):
         wrapped_descriptor(fails, (layer,), sys, ("sys", "f"))()
-    assert numbers(layer.counts.process) == (1, 0)
+    assert numbers(Counted(layer.witnessed).process) == (1, 0)
 
 
 def test_a_wrapper_that_is_off_is_not_called(owner: type[Trainer]) -> None:
     def breaks(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         raise RuntimeError("ours")
 
-    layer = Layer("a-patch", 1, breaks, False, armed=True)
+    layer = layer_of("a-patch", breaks)
+    layer.armed = True
     layer.breaker._strict = bool
     function = wrapped_descriptor(lambda batch: batch, (layer,), sys, ("sys", "f"))
     assert [function(3) for _ in range(3)] == [3, 3, 3]
-    assert numbers(layer.counts.process) == (1, 0)
+    assert numbers(Counted(layer.witnessed).process) == (1, 0)
 
 
 # Saying it
@@ -562,48 +565,32 @@ def test_the_calls_of_threads_are_counted_for_their_instances(owner: type[Traine
 
 def test_a_call_within_the_look_up_of_a_count_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finaliser or a signal handler may call the same target at any line."""
-    counts, instances = Counts(), [Batch(), Batch()]
+    instances, each = [Batch(), Batch()], Witnessed("a-patch", "made_up:Trainer.step", 1)
 
     class Interrupting(Count):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**fields)
             if instances[1:]:
-                counts.of(instances.pop())
+                witness.elsewhere(instances.pop()).of(each)
 
     monkeypatch.setattr(witness, "Count", Interrupting)
-    thread = threading.Thread(target=counts.of, args=(instances[0],), daemon=True)
+    thread = threading.Thread(target=lambda: witness.elsewhere(instances[0]).of(each), daemon=True)
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
 
 
-# The counts of the process
-
-
-def test_the_counts_of_a_target_outlive_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witness, "_ALL", {})
-    counts = witness.counts_of("a-patch", "trl.made_up:Trainer.step")
-    assert witness.counts_of("a-patch", "trl.made_up:Trainer.step") is counts
-    other = witness.counts_of("another", "trl.made_up:Trainer.step")
-    assert witness.every_target() == [
-        (("a-patch", "trl.made_up:Trainer.step"), counts),
-        (("another", "trl.made_up:Trainer.step"), other),
-    ]
-
-
-def test_the_calls_of_a_self_test_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witness, "_ALL", {})
-    counts = witness.counts_of("a-patch", "trl.made_up:pad")
-    layer = Layer("a-patch", 1, changed_result, False, counts=counts)
+def test_the_calls_of_a_self_test_are_left_out() -> None:
+    layer = layer_of("a-patch", changed_result)
     function = wrapped_descriptor(lambda batch: batch, (layer,), sys, ("sys", "f"))
     function(1)
     with witness.apart():
         function(2)
     with pytest.raises(StopIteration), witness.apart():
         function(next(iter(())))
-    assert numbers(counts.process) == (1, 1)
+    assert numbers(Counted(layer.witnessed).process) == (1, 1)
     function(3)
-    assert numbers(counts.process) == (2, 2)
+    assert numbers(Counted(layer.witnessed).process) == (2, 2)
 
 
 # TRL's method as a wrapper has it

@@ -5,7 +5,7 @@
 ``Call``, ``wrapper``     what a wrapper is given, and its mark
 ``calls``                 the model that a call is given, its module, an attribute for one call; the arguments of a call
                           for wrappers with wrapt's four arguments
-``act``                   says that such a wrapper acts where the witness cannot see it: in place, or by a hook
+``act``, ``Mark``         say that such a wrapper acts where the witness cannot see it: in place, or by a hook
 ``once``                  what is done once for each trainer: ``Once``, ``WarnOnce``
 ``checkpoints``           what a callback keeps beside a checkpoint, and finds again in a resumed run
 ``datasets``              what a dataset has before it is prepared: ``masks_prompts_of_messages``
@@ -22,7 +22,7 @@ because a patch module must load without them.
 
 from __future__ import annotations
 
-from ..call import Call, act, act_of_this_call, wrapper
+from ..call import Call, Mark, act, act_of_this_call, wrapper
 from .beginnings import adds_beginning
 from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
@@ -59,6 +59,7 @@ __all__ = [
     "MASKABLE",
     "Call",
     "GeneratedLabels",
+    "Mark",
     "Once",
     "Places",
     "WarnOnce",

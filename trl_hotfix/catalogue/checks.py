@@ -26,6 +26,9 @@ def check(patch: Patch, line_of: Callable[..., int]) -> Iterator[Mistake]:
     yield from _check_bug(patch, line_of)
     if patch.revision < 1:
         yield Mistake(line_of("revision"), f"revision {patch.revision} is less than 1")
+    for index, name in enumerate(patch.formerly):
+        if not ID.match(name):
+            yield Mistake(line_of("formerly", index), f"formerly: {name!r} is not lower-case words joined by '-'")
     for name in patch.options:
         yield from _check_option(name, patch.options[name], functools.partial(line_of, "options", name))
     if not patch.targets:

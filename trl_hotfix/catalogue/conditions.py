@@ -47,13 +47,21 @@ class Kind(Enum):
     UNKNOWN = "unknown"
 
 
+Position = Callable[[int], str]
+
+
+def line_in_words(line: int) -> str:
+    return f"line {line}"
+
+
 class Argument(Struct, frozen=True):
     """One argument of a trainer, as far as a script, or the trainer itself, tells it.
 
     ``made_by`` has the dotted names of the classes or functions that make an object; ``complete`` is False if there may
     be more. ``reason`` tells why the argument is unknown. ``is_default``: it is that of a real trainer, and may
     as well not have been given. ``may_be_default``: it is that of an old run, and whether it was given is not known.
-    ``alternatives``: the argument is unknown, and it is one of these.
+    ``alternatives``: the argument is unknown, and it is one of these. ``place`` names where the value stands if that is
+    not in the script, such as "c.yaml, line 3"; ``line`` is then where the script uses it.
     """
 
     kind: Kind
@@ -65,17 +73,23 @@ class Argument(Struct, frozen=True):
     is_default: bool = False
     may_be_default: bool = False
     alternatives: tuple[Argument, ...] = ()
+    place: str = ""
 
-    def describe(self, name: str) -> str:
-        """Describe the argument in words."""
-        location = f" (line {self.line})" if self.line is not None else ""
+    def where(self, position: Position) -> str:
+        """Return the place of the value in words, such as " (line 3)". It is empty for a value without one."""
+        place = self.place or (position(self.line) if self.line is not None else "")
+        return f" ({place})" if place else ""
+
+    def describe(self, name: str, position: Position = line_in_words) -> str:
+        """Describe the argument in words. ``position`` names a line, as with its cell in a notebook."""
+        location = self.where(position)
         if self.kind is Kind.UNSET:
             return f"{name} is not given"
         if self.kind is Kind.LITERAL:
             return f"{name}={_short(repr(self.value))}{location}"
         if self.kind is Kind.OBJECT:
             return f"{name}={_short(', '.join(self.made_by)) or '...'}{location}"
-        return f"{name} is not a literal: {self.reason}{location}"
+        return f"{name} is unknown: {self.reason}{location}"
 
 
 UNSET = Argument(Kind.UNSET)

@@ -16,6 +16,7 @@ from ..errors import CatalogueError, Mistake, PackError
 from ..model import KnownBug, Patch
 from . import packs
 from .data_files import decoded, known_bugs_file, manifest
+from .names import by_name
 
 
 @functools.cache
@@ -49,7 +50,7 @@ def without_repair() -> tuple[KnownBug, ...]:
         return bugs
     from .parsing import parse_known
 
-    return parse_known(text_of(path), str(path), {patch.id for patch in load()})
+    return parse_known(text_of(path), str(path), by_name(load()))
 
 
 @functools.cache
@@ -59,7 +60,10 @@ def of_pack(name: str) -> tuple[Patch, ...]:
     path = pack.file("patches.yaml")
     if path is None:
         raise PackError(f"the pack {name!r} ({pack.release}) has no {pack.package}/patches.yaml")
-    return tuple(replace(patch, id=f"{name}/{patch.id}") for patch in _parsed(path, name))
+    return tuple(
+        replace(patch, id=f"{name}/{patch.id}", formerly=tuple(f"{name}/{former}" for former in patch.formerly))
+        for patch in _parsed(path, name)
+    )
 
 
 def _parsed(path: Path, pack: str = "") -> tuple[Patch, ...]:

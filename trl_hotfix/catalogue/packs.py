@@ -80,8 +80,16 @@ def find(name: str) -> Pack:
     if installed_file is None or imported_file is None or not imported_file.samefile(installed_file):
         raise PackError(
             f"the pack {name!r} names {pack.package!r}, which {distribution} has not installed: it is {imported_file}"
+            f"{_in_working_folder(imported_file)}"
         )
     return pack
+
+
+def _in_working_folder(file: Path | None) -> str:
+    """Return what to do where ``python -m trl_hotfix`` has put the project of the pack before the installed package."""
+    if file is None or file.parents[1] != Path.cwd():
+        return ""
+    return "; run `trl-hotfix` instead of `python -m trl_hotfix`, which looks into the working folder first"
 
 
 def _origin(package: str) -> Path | None:

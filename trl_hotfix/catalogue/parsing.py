@@ -82,14 +82,21 @@ def _entries(text: str, mistakes: list[Mistake], build: Callable[[Node, list[Mis
     first_lines: dict[str, int] = {}
     for node in root.value:
         entry = build(node, mistakes)
-        id_node = node.value.get("id") if isinstance(node.value, dict) else None
-        if id_node is not None and isinstance(id_node.value, str):
+        for id_node in _ids(node):
             if id_node.value in first_lines:
                 message = f"duplicate id {id_node.value!r}, first used on line {first_lines[id_node.value]}"
                 mistakes.append(Mistake(id_node.line, message))
             first_lines.setdefault(id_node.value, id_node.line)
         if entry is not None:
             yield entry
+
+
+def _ids(node: Node) -> list[Node]:
+    """Return the nodes of an entry's id, and of those that it had before: each is of one entry alone."""
+    entry = node.value if isinstance(node.value, dict) else {}
+    former = entry["formerly"].value if "formerly" in entry else []
+    nodes = [*([entry["id"]] if "id" in entry else []), *(former if isinstance(former, list) else [])]
+    return [each for each in nodes if isinstance(each.value, str)]
 
 
 def _build(node: Node, cls: Any, noun: str, mistakes: list[Mistake]) -> Any:

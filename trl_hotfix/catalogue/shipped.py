@@ -17,6 +17,7 @@ import msgspec
 from ..errors import CatalogueError
 from .data_files import checkout
 from .loading import text_of
+from .names import by_name
 from .parsing import parse, parse_known
 
 
@@ -27,7 +28,7 @@ def files(folder: Path) -> dict[str, bytes]:
     """
     manifest, known = folder / "patches.yaml", folder / "known.yaml"
     patches = parse(text_of(manifest), str(manifest))
-    bugs = parse_known(text_of(known), str(known), {patch.id for patch in patches})
+    bugs = parse_known(text_of(known), str(known), by_name(patches))
     return {"patches.json": msgspec.json.encode(patches), "known.json": msgspec.json.encode(bugs)}
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from typing import Any
 
 import click
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ..catalogue import loading
-from ..catalogue.packs import named
-from ..errors import quoted, suggestion
+from ..catalogue.packs import named, pack_of
+from ..errors import quoted, shortened, suggestion
 from ..matching import versions
-from ..matching.fingerprints import bodies
-from ..model import Bug
+from ..matching.fingerprints import bodies, unproven
+from ..model import Bug, Reason, State
+from ..reporting.lines import say
+from ..reporting.report import PatchStatus, Report
 
 with_packs = click.option("--packs", metavar="NAME,...", help="Packs of third parties, besides our own patches.")
 
@@ -27,6 +32,10 @@ with_versions = click.option(
     multiple=True,
     help="The version of another distribution, such as transformers==4.50.3. Several times if needed.",
 )
+
+
+LONGEST_IN_JSON = 1_000_000
+"""So many characters has a text in the JSON of a command."""
 
 
 class Exit(IntEnum):
@@ -63,13 +72,21 @@ def release(text: str) -> str:
     raise click.UsageError(f"there is no TRL {text}{suggestion(text, known)}")
 
 
+def warn_of_unproven(*releases: str | None) -> None:
+    """Say on standard error that nobody has proved the patches on these TRLs."""
+    for trl in releases:
+        doubt = unproven(trl) if trl is not None else None
+        if doubt is not None:
+            say(f"{doubt}: what is said of it is a guess.", err=True)
+
+
 def told_versions(texts: Iterable[str]) -> dict[str, str]:
-    """Return the versions by distribution in ``transformers==4.50.3``; one ``=`` is enough."""
-    told = {}
+    """Return the versions in ``transformers==4.50.3`` by canonical name; one ``=`` is enough."""
+    told: dict[str, str] = {}
     for text in texts:
         name, _, version = text.replace("==", "=").partition("=")
         try:
-            told[Requirement(name).name] = str(Version(version))
+            told[canonicalize_name(Requirement(name).name)] = str(Version(version))
         except ValueError:
             raise click.UsageError(f"--with: expected NAME==VERSION, found {quoted(text)}") from None
     if "trl" in told:
@@ -91,3 +108,27 @@ def trainer(text: str, patches: Iterable[Bug]) -> str:
 def unsupported(trl: str | None) -> bool:
     """Return whether no TRL is installed, or one that is too old."""
     return trl is None or not versions.SUPPORTED.contains(trl, prereleases=True)
+
+
+def named_and_off(report: Report) -> list[PatchStatus]:
+    """Return the patches that the user asked for, by a freeze file or by naming their pack, and that cannot be on."""
+    by_file = os.environ.get("TRL_HOTFIX_ONLY", "").strip().startswith("@")
+    return [
+        status
+        for status in report
+        if (by_file and status.state is not State.PENDING and status.reason is not Reason.NOT_SELECTED)
+        or (pack_of(status.id) and status.degraded)
+    ]
+
+
+def say_json(answer: Mapping[str, Any]) -> None:
+    """Print an answer as JSON. Its texts are whole, up to a million characters."""
+    click.echo(json.dumps(_bounded(answer), indent=2))
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, str):
+        return shortened(value, LONGEST_IN_JSON)
+    if isinstance(value, Mapping):
+        return {name: _bounded(part) for name, part in value.items()}
+    return [_bounded(part) for part in value] if isinstance(value, (list, tuple)) else value

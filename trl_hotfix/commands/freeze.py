@@ -10,12 +10,12 @@ from typing import TypedDict
 
 import click
 
+from ..api import apply
 from ..catalogue import loading
 from ..catalogue.packs import named
 from ..errors import NotATrlError
 from ..matching import sources, versions
 from ..matching.fingerprints import bodies
-from ..patching.api import apply
 from ..reporting.report import Report
 from ..selection.selection import Selection
 from .common import Exit, release, told_versions, unsupported, with_packs, with_versions

@@ -7,16 +7,16 @@ record for the version of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from ..matching import gates
 from ..matching.fingerprints import bodies_for
-from ..matching.inherited import body_in, is_inherited
+from ..matching.inherited import body_in
 from ..matching.sources import Release
 from ..matching.versions import VersionOf, in_range
-from ..model import Decision, Patch, Reason, State, Target
+from ..model import Patch, Reason, State, Target
 from ..patching.previews import preview
 from ..reporting.report import Report
 from ..selection.selection import Selection
@@ -30,31 +30,25 @@ def report_elsewhere(
     A patch is pending only if the release has a body that is known to have the bug at each target. ``files`` are those
     of the release; without them its bodies are those on record.
     """
-    report = preview(patches, selection, version_of)
+    report = preview(patches, selection, version_of, files=files)
     statuses = []
     for status in report:
-        refused = _refused(status.patch, version_of, files) if status.state is State.PENDING else None
-        if refused is not None:
-            status = replace(status, state=refused.state, reason=refused.reason, evidence=refused.evidence)
+        unproven = _unproven(status.patch, version_of, files) if status.state is State.PENDING else None
+        if unproven is not None:
+            evidence = {"target": unproven.name}
+            status = replace(status, state=State.SKIPPED, reason=Reason.UNKNOWN_BODY, evidence=evidence)
         statuses.append(status)
     return replace(report, patches=tuple(statuses))
 
 
-def _refused(patch: Patch, version_of: VersionOf, files: Release | None) -> Decision | None:
-    """Return the decision of a process that finds the body of a target to be without the bug, or unknown."""
+def _unproven(patch: Patch, version_of: VersionOf, files: Release | None) -> Target | None:
+    """Return a target whose body is not known to have the bug: only a process could tell, by its self-test."""
     trl, transformers = version_of("trl") or "", version_of("transformers")
+    known = bodies_for(patch.id)
     for target in gates.targets_for(patch, trl) or patch.targets:
-        known = bodies_for(patch.id)
         body = known.at(target.name, trl, transformers) if files is None else body_in(files, target, transformers)
-        verdict = known.verdict(patch.id, target.name, body)
-        if verdict == "buggy" and _is_enough(patch, target, body, trl):
-            continue
-        evidence: Mapping[str, object] = {"target": target.name, "body": body}
-        if verdict not in (None, "buggy"):
-            return Decision(State.SKIPPED, Reason.ALREADY_FIXED, evidence)
-        if body is None and files is not None and not is_inherited(files, target.module, target.attribute):
-            return Decision(State.SKIPPED, Reason.MISSING_TARGET, evidence)
-        return Decision(State.SKIPPED, Reason.UNKNOWN_BODY, evidence)
+        if known.verdict(patch.id, target.name, body) != "buggy" or not _is_enough(patch, target, body, trl):
+            return target
     return None
 
 

@@ -15,15 +15,15 @@ from rich.console import Group, RenderableType
 from .. import settings
 from ..catalogue import loading
 from ..catalogue.packs import named
-from ..matching import gates, versions
-from ..matching.fingerprints import bodies
+from ..matching import gates, sources, versions
+from ..matching.fingerprints import unproven
 from ..model import Called, KnownBug, Reason, Severity, State
 from ..patching.previews import preview
 from ..reporting.lines import say
 from ..reporting.report import PatchStatus, Report
 from ..reporting.table import block, show, table
 from ..selection.selection import Selection
-from .common import Exit, release, trainer, unsupported, with_packs
+from .common import Exit, release, trainer, unsupported, warn_of_unproven, with_packs
 
 SEVERITIES = [severity.value for severity in Severity]
 
@@ -114,7 +114,14 @@ class Answer(_WithPacks):
 @click.command("list")
 @click.option("--trl", metavar="VERSION", help="As if this TRL were installed.")
 @click.option("--all", "all_releases", is_flag=True, help="Also the patches that are for other releases.")
-@click.option("--severity", "severities", type=click.Choice(SEVERITIES), multiple=True, help="Only these.")
+@click.option(
+    "--severity",
+    "severities",
+    type=click.Choice(SEVERITIES),
+    metavar="LEVEL",
+    multiple=True,
+    help=f"Only bugs of this level, several times if needed: {', '.join(SEVERITIES)}.",
+)
 @click.option("--trainer", "trainer_name", metavar="NAME", help="Only bugs of this trainer, such as grpo.")
 @click.option("--json", "as_data", is_flag=True, help="The report as JSON; it always has all releases' patches.")
 @with_packs
@@ -140,7 +147,9 @@ def command(
     trainers = {trainer(trainer_name, (*patches, *known)), "*"} if trainer_name is not None else None
     selection = Selection.of(None, None, os.environ, patches, None, names)
     version_of = functools.cache(versions.installed_but(trl) if trl else versions.installed)
-    report = preview(patches, selection, version_of)
+    tried = settings.tries_unknown_body(os.environ.get("TRL_HOTFIX_UNKNOWN_BODY", ""))
+    files = sources.installed() if trl in (None, versions.installed("trl")) else None
+    report = _doubted(preview(patches, selection, version_of, files=files, try_unknown_body=tried))
     matching = [
         status
         for status in report
@@ -162,10 +171,21 @@ def command(
         if shown:
             show(table(view, not_repaired=all_releases))
         _show_known([bug for bug in known if all_releases or _is_here(bug, report.trl)])
-        _foot(report, len(matching) - len(shown), trl)
+        _foot(report, len(matching) - len(shown))
     if unsupported(report.trl):
         return Exit.NO_TRL
+    warn_of_unproven(report.trl)
     return Exit.FINE if report.ok else Exit.DEGRADED
+
+
+def _doubted(report: Report) -> Report:
+    """Return the report without a word that a TRL that nobody has proved the patches on has their bugs."""
+    if report.trl is None or unsupported(report.trl) or unproven(report.trl) is None:
+        return report
+    patches = [
+        replace(status, reason=Reason.BODY_DECIDES) if status.reason is Reason.APPLIES else status for status in report
+    ]
+    return replace(report, patches=tuple(patches))
 
 
 def _is_here(bug: KnownBug, trl: str | None) -> bool:
@@ -207,12 +227,10 @@ def _rank(status: PatchStatus) -> tuple[bool, int]:
     return inapplicable, SEVERITIES.index(status.patch.severity.value)
 
 
-def _foot(report: Report, hidden: int, trl: str | None) -> None:
+def _foot(report: Report, hidden: int) -> None:
     if hidden:
         are = "patch is" if hidden == 1 else "patches are"
         say(f"{hidden} {are} for other releases than TRL {report.trl or '(none is installed)'}: --all")
-    if trl is not None and trl not in bodies().releases:
-        say(f"TRL {trl} is none of the {len(bodies().releases)} releases that the patches were looked at on.")
     say(f"trl_hotfix {report.trl_hotfix}, Python {report.python}, digest {report.digest}")
     say(_start_hook())
 
@@ -221,8 +239,8 @@ def _start_hook() -> str:
     problem = settings.hook_problem()
     if problem is not None:
         return f"TRL_HOTFIX=1 does nothing here: {problem}. trl_hotfix.apply() in the script works."
-    value = os.environ.get("TRL_HOTFIX", "")
-    setting = {"on": "on", settings.STRICT: "on, strict", settings.OBSERVE: "observe"}.get(
-        settings.switch(value) or "off", "off"
-    )
-    return f"TRL_HOTFIX=1 works here; it is {setting} in this shell."
+    setting = settings.switch(os.environ.get("TRL_HOTFIX", ""))
+    if setting is None:
+        return "TRL_HOTFIX has a value in this shell that is not understood: it stops `import trl`."
+    name = f"on, {setting}" if setting in settings.STRICT_LEVELS else setting
+    return f"TRL_HOTFIX=1 works here; it is {name} in this shell."

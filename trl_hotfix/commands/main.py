@@ -21,6 +21,7 @@ from ..errors import (
     PackError,
     SettingError,
     UnknownPatchError,
+    printable,
     suggestion,
 )
 from ..reporting.lines import say
@@ -40,6 +41,7 @@ NAMES = (
     "diff",
     "compare",
     "new",
+    "pack",
 )
 """The commands, in the order of the help."""
 
@@ -65,7 +67,6 @@ class _Commands(click.Group):
 def commands() -> None:
     """Repairs silent training bugs in the TRL that is installed.
 
-    \b
     Exit codes: 0 fine, 1 a patch that should be on cannot be, 2 usage, 3 broken patches.yaml (or another data file),
     4 no TRL or none that is supported. `run` has those of the command that it runs.
 
@@ -115,5 +116,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _complain(message: str) -> None:
     """Print an error. It may quote a file or an argument, which may be long, or what a terminal obeys."""
-    message = _LONG_WORD.sub(lambda word: f"{word[0][:LONG]}... ({len(word[0])} characters)", message)
+    message = _LONG_WORD.sub(lambda word: printable(word[0], LONG), message)
     say(message, err=True)

@@ -1,11 +1,13 @@
-"""``new`` begins a patch: its entry, its module and its proof, which fail until they are written."""
+"""``new`` begins a patch: its entry, its module, its tests and its proof, which fail until they are written."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import re
 import textwrap
+from collections import Counter
 from datetime import date, timedelta
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -15,7 +17,7 @@ import click
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from ..catalogue import checks, loading
+from ..catalogue import checks, loading, modules
 from ..catalogue.data_files import manifest as manifest_path
 from ..catalogue.parsing import parse
 from ..errors import CatalogueError, NotATrlError, plain, suggestion
@@ -23,7 +25,7 @@ from ..matching.inherited import is_inherited
 from ..matching.sources import Release, installed
 from ..model import Called, Severity
 from .common import Exit
-from .new_templates import ENTRY, MODULE, NEXT, PROOF
+from .new_templates import ENTRY, MODULE, NEXT, PROOF, TESTS
 
 REVIEW_AFTER = timedelta(days=181)
 WIDTH = 140
@@ -37,12 +39,14 @@ Targets = tuple[tuple[str, str], ...]
 
 
 class Answer(TypedDict):
-    """The paths of the written files from the top of the checkout. The entry is at the end of the manifest."""
+    """The paths of the written files from the top of the checkout."""
 
     id: str
+    family: str
     trl: str
     manifest: str
     module: str
+    tests: str
     proof: str
 
 
@@ -53,9 +57,21 @@ class Answer(TypedDict):
     "--target", "named", multiple=True, required=True, metavar="MODULE:ATTRIBUTE", help="trl.trainer.x:Class.method"
 )
 @click.option(
+    "--family",
+    type=click.Choice(modules.families()),
+    metavar="NAME",
+    help=f"Its folder, by default that of most patches of its target: {', '.join(modules.families())}.",
+)
+@click.option(
     "--trl", "specifiers", metavar="RANGE", help="The releases that have the bug; default: the one looked at."
 )
-@click.option("--severity", type=click.Choice([level.value for level in Severity]), default=Severity.WRONG_LOSS.value)
+@click.option(
+    "--severity",
+    type=click.Choice([level.value for level in Severity]),
+    metavar="LEVEL",
+    default=Severity.WRONG_LOSS.value,
+    help=f"How bad it is: {', '.join(level.value for level in Severity)}.",
+)
 @click.option("--title", help="What a victim of the bug would type into a search box, in 70 characters.")
 @click.option(
     "--wheel", type=click.Path(path_type=Path), help="A TRL wheel or a folder with one, to look for the target."
@@ -65,15 +81,16 @@ def command(
     patch_id: str,
     pull: int | None,
     named: tuple[str, ...],
+    family: str | None,
     specifiers: str | None,
     severity: str,
     title: str | None,
     wheel: Path | None,
     as_data: bool,
 ) -> int:
-    """Begin a new patch, in a checkout of trl_hotfix: its entry in patches.yaml, its module and its proof.
+    """Begin a new patch, in a checkout of trl_hotfix: its entry in patches.yaml, its module, tests and proof.
 
-    It repairs nothing yet, and its self-test and its proof fail until they are written. Prints what to do next.
+    It repairs nothing yet, and self-test, tests and proof fail until they are written. Prints what to do next.
     """
     checkout = _checkout()
     _check_id(patch_id)
@@ -86,18 +103,22 @@ def command(
     if len(title) > LONGEST_TITLE:
         raise click.UsageError(f"--title has {len(title)} characters, and {LONGEST_TITLE} fit after `bug:` in the log")
     name = patch_id.replace("-", "_")
-    module, proof = Path("trl_hotfix", "patches", f"{name}.py"), Path("tests", "proofs", f"{name}.py")
+    family = family or _family(targets)
+    module, proof = Path("trl_hotfix", "patches", family, f"{name}.py"), Path("tests", "proofs", family, f"{name}.py")
+    tests = Path("tests", "patches", family, f"test_{name}.py")
     words = {"id": patch_id, "title": title, "severity": severity, "trl": trl}
     link = f"pull request {pull}" if pull else "no pull request yet"
     code = MODULE.format(title=_docstring(title), upstream=link, wrapper=WRAPPER, attribute=targets[0][1])
-    _write(checkout, {module: code, proof: PROOF}, _entry(words, pull, targets))
+    manifest, entry = (checkout / "patches.yaml").read_text(encoding="utf-8"), _entry(words, pull, targets)
+    _write(checkout, {module: code, tests: TESTS, proof: PROOF}, with_entry(manifest, entry, patch_id, family))
     if as_data:
-        answer = Answer(id=patch_id, trl=trl, manifest="patches.yaml", module=str(module), proof=str(proof))
+        parts = {"manifest": "patches.yaml", "module": str(module), "tests": str(tests), "proof": str(proof)}
+        answer = Answer(id=patch_id, family=family, trl=trl, **parts)  # type: ignore[typeddict-item]
         click.echo(json.dumps(answer, indent=2))
         return Exit.FINE
-    for path in (Path("patches.yaml"), module, proof):
-        click.echo(f"{'appended to' if path.suffix == '.yaml' else 'wrote'} {path}")
-    click.echo(NEXT.format(**words, module=module, proof=proof, release=release.version), nl=False)
+    for path in (Path("patches.yaml"), module, tests, proof):
+        click.echo(f"{'added to' if path.suffix == '.yaml' else 'wrote'} {path}")
+    click.echo(NEXT.format(**words, module=module, tests=tests, proof=proof, release=release.version), nl=False)
     return Exit.FINE
 
 
@@ -154,6 +175,27 @@ def _target(text: str, release: Release) -> tuple[str, str]:
     return module, attribute
 
 
+def _family(targets: Targets) -> str:
+    """Return the family that has the most patches of the first target's module."""
+    (module, _), *_ = targets
+    of_module = [patch.id for patch in loading.load() if module in {target.module for target in patch.targets}]
+    counts = Counter(map(modules.family_of, of_module))
+    if not counts:
+        raise click.UsageError(f"no patch has a target in {module}: name the --family, {', '.join(modules.families())}")
+    return counts.most_common(1)[0][0]
+
+
+def with_entry(manifest: str, entry: str, patch_id: str, family: str) -> str:
+    """Return the text of ``patches.yaml`` with this entry in the section of its family, by its id."""
+    texts = re.split(r"(?m)^(?=- id: |# \w+: )", manifest)
+    ids = [match[1] if (match := re.match(r"- id: (\S+)", text)) else "" for text in texts]
+    before = [index for index, each in enumerate(ids) if modules.family_of(each) == family and each < patch_id]
+    first = next(index for index, text in enumerate(texts) if text.startswith(f"# {family}: "))
+    at = before[-1] if before else first
+    ends = [text.rstrip("\n") for text in (*texts[: at + 1], entry, *texts[at + 1 :])]
+    return "\n\n".join(ends) + "\n"
+
+
 def _range(specifiers: str | None, release: Release) -> str:
     """Return the range of the new patch: by default the one release that was looked at. The bench finds the others."""
     if specifiers is None:
@@ -198,14 +240,14 @@ def _docstring(title: str) -> str:
     return "\n".join(textwrap.wrap(escaped, 110))
 
 
-def _write(checkout: Path, texts: dict[Path, str], entry: str) -> None:
+def _write(checkout: Path, texts: dict[Path, str], longer: str) -> None:
     """Write the new files and the longer ``patches.yaml``, or none of them."""
     manifest = checkout / "patches.yaml"
-    longer = manifest.read_text(encoding="utf-8").rstrip("\n") + "\n" + entry
     partial = manifest.with_name(f".patches.yaml.{os.getpid()}.partial")
     written = [partial]
     try:
         for path, text in texts.items():
+            (checkout / path).parent.mkdir(parents=True, exist_ok=True)
             with (checkout / path).open("x", encoding="utf-8") as file:
                 written.append(checkout / path)
                 file.write(text)

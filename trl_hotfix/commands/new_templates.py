@@ -1,8 +1,8 @@
-"""The texts that ``new`` writes: the entry, the module and the proof of a new patch, and the next steps."""
+"""The texts that ``new`` writes: the entry, the module, the tests and the proof of a new patch, and the next steps."""
 
 from __future__ import annotations
 
-ENTRY = """
+ENTRY = """\
 - id: {id}
   revision: 1
   {title}
@@ -33,8 +33,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ..authoring import Call, wrapper
-from ..model import Outcome
+from ...authoring import Call, wrapper
+from ...model import Outcome
 
 
 @wrapper
@@ -46,6 +46,16 @@ def {wrapper}(call: Call) -> Any:
 def bug_is_gone(module: ModuleType) -> Outcome:
     """Compare the result of {attribute} in ``module`` with the number by the formula."""
     raise NotImplementedError("write the self-test first: measure, and return judge(measured, right=..., wrong=...)")
+'''
+
+TESTS = '''"""What the patch changes in each way that TRL calls it, and what it leaves alone: a test a behaviour."""
+
+from __future__ import annotations
+
+
+def test_the_loss_is_right_in_training_and_in_evaluation() -> None:
+    """The patch is on during each test. ``switch.off()`` of the fixture ``switch`` takes it off for a block."""
+    raise NotImplementedError("write the tests: each branch, micro-batch, mode and option, and what stays as it is")
 '''
 
 PROOF = '''"""The proof: one step of the real trainer with a tiny model.
@@ -78,22 +88,23 @@ def unaffected() -> tiny.TrainingResult:
 
 NEXT = """
 Next, in this order:
-  1. Write the self-test in {module}, until
+  1. Write the self-test in {module}: one measurement, in at most 50 lines, until
          trl-hotfix verify {id}
      says `unrepaired`: red is `reproduced`, and with the patch it still is. Now it says `error`.
   2. Write the wrapper, until it says `proven`: reproduced, fixed, reproduced.
-  3. Write the proof in {proof}, until
+  3. Write the tests in {tests}, until `make patches PATCHES={id}` passes.
+  4. Write the proof in {proof}, until
          python tests/bench/bench.py run --releases {release} --patches {id} --no-write
      says `proven` for the cell and the proof.
-  4. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring; and under hits the
+  5. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring; and under hits the
      arguments that the bug needs, so that
          trl-hotfix scan
      of a training script says it for whom it hits, and not for others. Under called: the moment of a run at which TRL
      calls the target; tests/bench/test_called.py compares it with runs of real trainers.
-  5. Set trl: there to the releases that have the bug (now "{trl}"), until
+  6. Set trl: there to the releases that have the bug (now "{trl}"), until
          make matrix PATCHES={id}
      has no `uncovered` (too narrow), no `not-reproduced` (too wide), and no proof that fails. It also puts the bodies
      of the method on record: before, the patch is `skipped` (`unknown-body`) for everybody.
-  6. Say under not_repaired what is left out, and run `make test`.
+  7. Say under not_repaired what is left out, and run `make test`.
 docs/add-a-patch.md goes through one, step by step.
 """

@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 
 from .. import settings
+from ..api import apply
 from ..catalogue.packs import VARIABLE
-from ..model import Reason, State
-from ..patching.api import apply
-from .common import Exit, unsupported, with_packs
+from .common import Exit, named_and_off, unsupported, with_packs
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -21,7 +20,10 @@ NOT_EXECUTABLE = 126
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
-@click.option("--strict", is_flag=True, help="A patch that should be on and cannot be ends the job: TRL_HOTFIX=strict.")
+@click.option("--strict", is_flag=True, help="A run that hits a bug and is not repaired ends: TRL_HOTFIX=strict.")
+@click.option(
+    "--strict-all", is_flag=True, help="So does any patch that should be on and is not: TRL_HOTFIX=strict-all."
+)
 @click.option("--observe", is_flag=True, help="Nothing is repaired; a run says which bugs it hits: TRL_HOTFIX=observe.")
 @click.option("--only", metavar="ID,...|@FILE", help="Only these patches: TRL_HOTFIX_ONLY.")
 @click.option("--skip", metavar="ID,...", help="Not these: TRL_HOTFIX_SKIP.")
@@ -31,6 +33,7 @@ NOT_EXECUTABLE = 126
 def command(
     words: tuple[str, ...],
     strict: bool,
+    strict_all: bool,
     observe: bool,
     only: str | None,
     skip: str | None,
@@ -45,7 +48,7 @@ def command(
     """
     if not words[0]:
         raise click.UsageError("CMD is empty")
-    if strict and observe:
+    if (strict or strict_all) and observe:
         raise click.UsageError(
             "--observe repairs nothing, and --strict asks that everything is repaired: leave one out"
         )
@@ -54,10 +57,8 @@ def command(
         click.echo(f"trl-hotfix run: TRL_HOTFIX=1 does nothing here: {problem}. The job was not started.", err=True)
         return Exit.DEGRADED
     variables = _variables(only, skip, options, packs)
-    setting = settings.switch(os.environ.get("TRL_HOTFIX", ""))
-    strict = strict or (not observe and setting == settings.STRICT)
-    observe = observe or (not strict and setting == settings.OBSERVE)
-    value = settings.STRICT if strict else settings.OBSERVE if observe else "1"
+    settings.callback_is_on()
+    value = _switch(strict=strict, strict_all=strict_all, observe=observe, before=settings.main_switch())
     os.environ.update(variables, TRL_HOTFIX=value)
     # The job will do the same when it imports TRL, so a mistake in its variables is reported here.
     report = apply(dry_run=True)
@@ -66,17 +67,20 @@ def command(
         click.echo(
             f"trl-hotfix run: {problem} in the environment of {sys.executable}; nothing is patched there", err=True
         )
-    if strict and os.environ.get("TRL_HOTFIX_ONLY", "").strip().startswith("@"):
-        off = [
-            status
-            for status in report
-            if status.state is not State.PENDING and status.reason is not Reason.NOT_SELECTED
-        ]
+    if value in settings.STRICT_LEVELS and os.environ.get("TRL_HOTFIX_ONLY", "").strip().startswith("@"):
+        off = named_and_off(report)
         if off:
             lines = "".join(f"\n  {status.id}: {status.state.value} ({status.reason.value})" for status in off)
             click.echo(f"trl-hotfix run: strict, and what the freeze file names cannot be on here:{lines}", err=True)
             return Exit.DEGRADED
     return _become(words)
+
+
+def _switch(*, strict: bool, strict_all: bool, observe: bool, before: str | None) -> str:
+    """Return the value of ``TRL_HOTFIX``: that of the options, or else the one that it has."""
+    asked = {settings.STRICT_ALL: strict_all, settings.STRICT: strict, settings.OBSERVE: observe}
+    kept = before if before in asked else "1"
+    return next((value for value, is_asked in asked.items() if is_asked), kept)
 
 
 def _variables(only: str | None, skip: str | None, options: str | None, packs: str | None) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TypedDict
 import click
 
 from ..catalogue import loading
+from ..errors import plain
 from ..reporting.lines import folded
-from .common import Exit
+from .common import Exit, say_json
 from .status_records import Record, RecordedHit, RecordedPatch, files, not_repaired, read
 
 
@@ -33,14 +33,13 @@ def command(path: Path, as_data: bool) -> int:
     It has each patch with what it was to the run, the bugs that the run hits, and what was warned of. A run that has
     not ended has the record of its newest checkpoint. Ranks on which a patch failed have records of their own.
 
-    \b
     Exit codes: 0 fine; 1 a problem, or the run hits a bug that is not repaired; 2 no record, or none that can be read.
     """
     records = [read(file, rank) for file, rank in files(path)]
     fine = not any(one["problems"] or one["unreached"] or not_repaired(one) for one in records)
     if as_data:
         answer: Answer = {"path": str(path), "fine": fine, "records": records}
-        click.echo(json.dumps(answer, indent=2))
+        say_json(answer)
     else:
         width = min(max(shutil.get_terminal_size((80, 24)).columns, 40), 160)
         titles = {patch.id: patch.title for patch in loading.load()}
@@ -84,13 +83,29 @@ def _lines(record: Record, titles: dict[str, str], width: int) -> Iterator[str]:
     yield from section(
         "repaired",
         (
-            (f"{_name(patch)}: acted in {patch['acted']} of {patch['called']} calls", patch["id"], _run(by_id, patch))
+            (
+                f"{_name(patch)}: acted in {patch['acted']} of {patch['called']} calls{_steps(patch)}",
+                patch["id"],
+                _run(by_id, patch),
+            )
             for patch in of("repaired")
         ),
     )
     yield from section(
+        "repaired on some ranks only",
+        ((f"{_name(patch)}: {_ranks(patch)}", patch["id"], _run(by_id, patch)) for patch in of("on some ranks")),
+    )
+    yield from section(
         "called, with nothing to do",
         ((f"{_name(patch)}: called {_times(patch['called'])}", "", _run(by_id, patch)) for patch in of("called")),
+    )
+    yield from section(
+        "called by evaluations, and by no step of the training",
+        ((_name(patch), "", _run(by_id, patch)) for patch in of("in evaluation only")),
+    )
+    yield from section(
+        "data that another process prepared, or a cache had",
+        ((_name(patch), "", _run(by_id, patch)) for patch in of("not seen")),
     )
     yield from section("on, and not called", ((_name(patch), "", _run(by_id, patch)) for patch in of("standing by")))
     yield from section(
@@ -106,6 +121,16 @@ def _lines(record: Record, titles: dict[str, str], width: int) -> Iterator[str]:
 def _name(patch: RecordedPatch) -> str:
     options = "".join(f", {name}={choice}" for name, choice in sorted(patch["options"].items()))
     return f"{patch['id']} (r{patch['revision']}{options})"
+
+
+def _steps(patch: RecordedPatch) -> str:
+    steps = patch["steps"]
+    return f", in {steps['acted']} of {steps['of']} steps" if steps is not None and steps["called"] else ""
+
+
+def _ranks(patch: RecordedPatch) -> str:
+    words = patch["ranks"] or {}
+    return "; ".join(f"{plain(word)}: rank {', '.join(map(str, ranks))}" for word, ranks in words.items())
 
 
 def _times(number: int | None) -> str:

@@ -15,11 +15,23 @@ from ..selection.freeze_files import EXPECTED, LONGEST_PATH, Frozen, FrozenPatch
 
 _RANK = re.compile(r"trl_hotfix\.rank-(\d{1,9})\.json\Z")
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,18})\Z")
-_ON = ("repaired", "called", "standing by")
+_ON = ("repaired", "on some ranks", "called", "in evaluation only", "not seen", "standing by")
+
+
+class RecordedSteps(TypedDict):
+    """In how many ``of`` the run's steps a patch was called, and acted; ``on`` has the first and last of each span."""
+
+    of: int
+    called: int
+    acted: int
+    on: list[list[int]]
 
 
 class RecordedPatch(TypedDict):
-    """A patch. ``word`` and the counts are null in a file of `freeze`, ``reason`` where it is on."""
+    """A patch. ``word`` and the counts are null in a file of `freeze`, ``reason`` where it is on.
+
+    ``steps``, ``evaluation``, ``process``, ``all_ranks`` and ``ranks`` are null where a run has nothing to say of them.
+    """
 
     id: str
     revision: int
@@ -27,6 +39,11 @@ class RecordedPatch(TypedDict):
     word: str | None
     called: int | None
     acted: int | None
+    evaluation: dict[str, int] | None
+    process: dict[str, int] | None
+    steps: RecordedSteps | None
+    all_ranks: dict[str, int] | None
+    ranks: dict[str, list[int]] | None
     reason: str | None
 
 
@@ -79,8 +96,8 @@ def files(path: Path) -> list[tuple[Path, int | None]]:
         return [(checkpoint, None), *ranks]
     if not ranks:
         raise click.UsageError(
-            f"{shown} has no {FILE}, nor has a checkpoint in it: expected the output folder of a run of TRL that had "
-            "TRL_HOTFIX=1, or a HotfixCallback, and that has saved or ended"
+            f"{shown} has no {FILE}, and no checkpoint with one: expected the output folder of a run that had "
+            "TRL_HOTFIX=1 or a HotfixCallback, and that has saved a checkpoint or ended"
         )
     return ranks
 

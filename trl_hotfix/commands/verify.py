@@ -10,53 +10,29 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 import click
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from .. import __version__
 from ..catalogue import loading
 from ..catalogue.data_files import PACKAGE as FOLDER
 from ..catalogue.data_files import checkout, data_file
+from ..catalogue.modules import family_of
+from ..catalogue.names import by_name, id_of
 from ..catalogue.packs import VARIABLE, named, pack_of
 from ..errors import DamagedError, UnknownPatchError
 from ..matching import gates, versions
-from ..model import State
-from ..reporting.lines import width
-from ..reporting.table import NARROW, block, show
+from ..model import Patch, State
+from ..reporting.sentences import because
+from ..reporting.table import show
 from .common import Exit, unsupported, with_packs
+from .progress import progress
+from .verify_screen import GOOD, CellAnswer, ProofAnswer, losses, verdicts
 
 PACKAGE = __package__.partition(".")[0]
-GOOD = ("proven", "absent", "not-run")
-
-
-class CellAnswer(TypedDict):
-    """The result of a patch's self-tests: the verdict and the numbers for each module and each run."""
-
-    patch: str
-    revision: int
-    trl: str
-    verdict: str
-    why: str
-    leaves: dict[str, dict[str, Any]]
-    bodies: dict[str, str | None]
-
-
-class ProofAnswer(TypedDict):
-    """The result of a patch's proof: tiny models trained without the patch, with it, and without it again."""
-
-    patch: str
-    verdict: str
-    why: str
-    runs: dict[str, dict[str, Any]]
 
 
 class Answer(TypedDict):
@@ -78,7 +54,7 @@ def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) 
     """
     names = named(packs, os.environ)
     patches = loading.known(names)
-    known = [patch.id for patch in patches]
+    known = by_name(patches)
     unknown = [patch_id for patch_id in ids if patch_id not in known]
     if unknown:
         raise UnknownPatchError(unknown, known, "verify")
@@ -86,10 +62,11 @@ def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) 
     if unsupported(trl) or trl is None:
         click.echo(f"TRL is {trl or 'not installed'}; {versions.SUPPORTED} is needed", err=True)
         return Exit.NO_TRL
-    chosen = ids or tuple(patch.id for patch in patches if gates.applicability(patch).state is State.PENDING)
+    applicable = (patch.id for patch in patches if gates.applicability(patch).state is State.PENDING)
+    chosen = tuple(id_of(name, known) for name in ids) or tuple(applicable)
     with tempfile.TemporaryDirectory() as folder:
         scripts = _proofs(Path(folder, "proofs")) if full else None
-        cells = _verified(chosen, names, Path(folder)) if chosen else []
+        cells = verified(chosen, names, Path(folder)) if chosen else []
         proofs = _trained(chosen, scripts, Path(folder)) if scripts is not None else []
     answer: Answer = {"trl_hotfix": __version__, "trl": trl, "cells": cells, "proofs": proofs}
     if as_data:
@@ -97,28 +74,15 @@ def command(ids: tuple[str, ...], full: bool, as_data: bool, packs: str | None) 
     elif not cells:
         click.echo(f"no patch applies to TRL {trl}")
     else:
-        show(_verdicts(cells))
+        show(verdicts(cells, {patch.id: _gates_say(patch) for patch in patches}))
         if proofs:
-            show(_losses(proofs))
+            show(losses(proofs))
     return Exit.FINE if all(result["verdict"] in GOOD for result in (*cells, *proofs)) else Exit.DEGRADED
 
 
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a progress bar on standard error if that is a terminal. Yield a function that moves it."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[on]}"),
-    )
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal or console.no_color, transient=True
-    ) as progress:
-        task = progress.add_task(title, total=total, on="")
-        yield lambda completed, on: progress.update(task, completed=completed, on=on)
+def _gates_say(patch: Patch) -> str:
+    decision = gates.applicability(patch)
+    return because(decision.reason, decision.evidence)
 
 
 def _environment() -> dict[str, str]:
@@ -126,13 +90,16 @@ def _environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
 
 
-def _verified(ids: Sequence[str], packs: Sequence[str], folder: Path) -> list[CellAnswer]:
+def verified(ids: Sequence[str], packs: Sequence[str], folder: Path) -> list[CellAnswer]:
     out = folder / "verdicts"
     command = [sys.executable, "-m", f"{PACKAGE}.verification", str(out), *ids]
+    # `python -m` puts the working folder first on the path: that of a pack's project would hide the installed pack.
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    environment = {**_environment(), VARIABLE: ",".join(packs), "PYTHONPATH": path}
     # TRL's output during its import goes to standard error, since standard output is for the answer and may be JSON.
     with (
-        _progress("self-tests", len(ids)) as advance,
-        subprocess.Popen(command, env={**_environment(), VARIABLE: ",".join(packs)}, stdout=sys.stderr) as process,
+        progress("self-tests", len(ids)) as advance,
+        subprocess.Popen(command, env=environment, cwd=folder, stdout=sys.stderr) as process,
     ):
         while process.poll() is None:
             advance(len(_lines(out)), "")
@@ -155,7 +122,7 @@ def _lines(file: Path) -> list[str]:
 
 def _trained(ids: Sequence[str], proofs: Path, folder: Path) -> list[ProofAnswer]:
     answers: list[ProofAnswer] = []
-    with _progress("trainings", len(ids)) as advance:
+    with progress("trainings", len(ids)) as advance:
         for number, patch_id in enumerate(ids):
             advance(number, patch_id)
             answers.append({"patch": patch_id, **_proof(patch_id, proofs, folder)})  # type: ignore[typeddict-item]
@@ -164,7 +131,7 @@ def _trained(ids: Sequence[str], proofs: Path, folder: Path) -> list[ProofAnswer
 
 def _proof(patch_id: str, proofs: Path, folder: Path) -> dict[str, Any]:
     """Run the proof of one patch in a fresh process. Its tiny models are made from configs, without the hub."""
-    file = proofs / "proofs" / f"{patch_id.replace('-', '_')}.py"
+    file = proofs / "proofs" / family_of(patch_id) / f"{patch_id.replace('-', '_')}.py"
     if pack_of(patch_id) or not file.is_file():
         return {"verdict": "not-run", "why": "no proof comes with it", "runs": {}}
     missing = [distribution for distribution in _needs(file) if versions.installed(distribution) is None]
@@ -212,69 +179,3 @@ def _needs(proof: Path) -> Sequence[str]:
             distributions: Sequence[str] = ast.literal_eval(statement.value)
             return distributions
     return ()
-
-
-def _verdicts(cells: Sequence[CellAnswer]) -> RenderableType:
-    rows = [
-        [
-            (module, run, result["verdict"], _numbers(result))
-            for module, runs in cell["leaves"].items()
-            for run, result in runs.items()
-        ]
-        for cell in cells
-    ]
-    return _view(("patch", "verdict", "module", "run", "self-test says", "numbers"), cells, rows)
-
-
-def _losses(proofs: Sequence[ProofAnswer]) -> RenderableType:
-    rows = [[(run, result["verdict"], _numbers(result)) for run, result in proof["runs"].items()] for proof in proofs]
-    return _view(("patch", "trained", "run", "says", "numbers"), proofs, rows)
-
-
-def _view(
-    columns: Sequence[str],
-    answers: Sequence[CellAnswer | ProofAnswer],
-    rows: Sequence[Sequence[tuple[str, ...]]],
-) -> RenderableType:
-    """Return a table. In a narrow terminal it is a list, since a table would break the ids."""
-    if width() < NARROW:
-        return Group(
-            *(line for answer, of_answer in zip(answers, rows, strict=True) for line in _block(answer, of_answer))
-        )
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        view.add_column(column, overflow="fold")
-    for answer, of_answer in zip(answers, rows, strict=True):
-        _add(view, answer, of_answer)
-    return view
-
-
-def _block(answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str, ...]]) -> Iterator[RenderableType]:
-    yield block(answer["patch"], 2, style="bold")
-    verdict, colour = _verdict(answer)
-    yield block(verdict, 6, colour)
-    for row in rows:
-        yield block(" ".join(row), 6, hanging=2)
-
-
-def _verdict(answer: CellAnswer | ProofAnswer) -> tuple[str, str]:
-    """Return the verdict with its reason, and its colour."""
-    colour = "green" if answer["verdict"] in GOOD else "bold red"
-    return ": ".join(filter(None, (answer["verdict"], answer["why"]))), colour
-
-
-def _add(view: Table, answer: CellAnswer | ProofAnswer, rows: Sequence[tuple[str, ...]]) -> None:
-    """Add the rows of one patch. The first has its name and its verdict."""
-    verdict, colour = _verdict(answer)
-    head = [Text(answer["patch"]), Text(verdict, style=colour)]
-    for row in rows or [()]:
-        view.add_row(*head, *map(Text, row))
-        head = [Text(""), Text("")]
-
-
-def _numbers(result: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={_short(value)}" for key, value in result.items() if key != "verdict" and value is not None)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.7g}" if isinstance(value, float) else str(value)

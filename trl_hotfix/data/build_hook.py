@@ -69,8 +69,9 @@ def _pack_proofs(root: Path, archive: Path) -> None:
     Together they take half of what they take as files of the wheel. Times and owners are those of a new ``TarInfo``.
     """
     tests = root / "tests"
-    patches = {path.name for path in (root / "trl_hotfix" / "patches").glob("*.py")}
-    proofs = [path for path in (tests / "proofs").glob("*.py") if path.name in patches]
+    patches = root / "trl_hotfix" / "patches"
+    of_patches = {path.relative_to(patches) for path in patches.glob("*/*.py")}
+    proofs = [path for path in (tests / "proofs").glob("*/*.py") if path.relative_to(tests / "proofs") in of_patches]
     with tarfile.open(archive, "w:bz2", format=tarfile.USTAR_FORMAT) as packed:
         for path in sorted([tests / "bench" / "prove.py", *proofs, *(tests / "tiny").glob("*.py")]):
             member = tarfile.TarInfo(path.relative_to(tests).as_posix())

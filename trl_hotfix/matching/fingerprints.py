@@ -6,10 +6,12 @@ import functools
 from typing import TypedDict
 
 from msgspec import Struct
+from packaging.version import Version
 
 from ..catalogue import packs
 from ..catalogue.data_files import decoded, read_data
 from . import inherited
+from .versions import is_unreleased
 
 Body = TypedDict("Body", {"releases": list[str], "is": dict[str, str]})
 """The releases that have a body, and for each patch the verdict of its self-test on the body."""
@@ -42,6 +44,11 @@ class Bodies(Struct, frozen=True):
             verdict = self.inherited[target]["is"].get(body or "", {}).get(patch)
         return verdict
 
+    def has_buggy(self, patch: str, target: str) -> bool:
+        """Return whether there is a body at ``target`` with which ``patch`` goes on."""
+        inherited = self.inherited[target]["is"] if target in self.inherited else {}
+        return any(self.verdict(patch, target, body) == "buggy" for body in [*self.targets.get(target, ()), *inherited])
+
     def at(self, target: str, release: str, transformers: str | None = None) -> str | None:
         """Return the body that ``release`` has at ``target``, or None if it has none, or inherits it.
 
@@ -70,6 +77,22 @@ def bodies() -> Bodies:
     """Return the bodies on record. Raises ``DamagedError``."""
     recorded: Bodies = read_data("fingerprints.json", Bodies)
     return recorded
+
+
+@functools.cache
+def unproven(trl: str) -> str | None:
+    """Return a clause on a TRL that nobody has proved the patches on, or None.
+
+    A fork, and a development version between releases, is close to a release that was.
+    """
+    version, known = Version(trl), [Version(release) for release in bodies().releases]
+    # A checkout that has yet no evidence proves nothing of any release.
+    if not known:
+        return None
+    is_close = is_unreleased(trl) and Version(version.base_version) <= known[-1]
+    if is_close or Version(version.public) in known:
+        return None
+    return f"TRL {trl} is not among the releases that were proved (newest {bodies().releases[-1]})"
 
 
 def bodies_for(patch: str) -> Bodies:

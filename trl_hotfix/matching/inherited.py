@@ -60,6 +60,13 @@ def is_inherited(release: Release, module: str, attribute: str) -> bool:
     return base is not None and bool(bodies_of(base))
 
 
+def may_be_inherited(release: Release, module: str, attribute: str) -> bool:
+    """Return whether TRL's class may have ``attribute`` from a class of another package."""
+    package, _, method = (release.inherits(module, attribute) or "").partition(":")
+    is_on_record = package == PACKAGE and method.partition(".")[0] in FILES
+    return bool(bodies_of(f"{package}:{method}")) if is_on_record else bool(package)
+
+
 def releases() -> list[str]:
     """Return the releases of transformers on record, oldest first."""
     return _record()["releases"]

@@ -48,11 +48,12 @@ class Release:
             )
         self.version = versions[0]
         self._tree = functools.cache(self._parse)
+        self._digest = functools.cache(digest)
 
     def body(self, module: str, attribute: str) -> str | None:
         """Return the digest of ``attribute``, which ``module`` may inherit or import, or None if it is gone."""
         definition = self._definition(module, attribute)
-        return digest(definition) if definition is not None else None
+        return self._digest(definition) if definition is not None else None
 
     def inherits(self, module: str, attribute: str) -> str | None:
         """Return what ``attribute`` is in another package, such as ``transformers:Trainer.training_step``.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 SUPPORTED = SpecifierSet(">=0.9.6")
@@ -35,9 +36,9 @@ def _version_in(header: str) -> str | None:
 
 
 def installed_but(trl: str | None = None, told: Mapping[str, str] | None = None) -> VersionOf:
-    """Return a look-up of installed versions in which TRL is ``trl``, and others are those that are ``told``."""
+    """Return a look-up of installed versions in which TRL is ``trl``, and others are ``told`` by canonical name."""
     instead = {**(told or {}), **({"trl": trl} if trl is not None else {})}
-    return lambda distribution: instead.get(distribution) or installed(distribution)
+    return lambda distribution: instead.get(canonicalize_name(distribution)) or installed(distribution)
 
 
 def is_version(text: str) -> bool:

@@ -13,11 +13,9 @@ from ..catalogue import modules
 from ..matching import digests, fingerprints
 from ..matching.versions import in_range, installed
 from ..model import Decision, Evidence, Outcome, Patch, Reason, State, Target, Verdict
-from ..witness import Counts, counts_of
-from .constructors import forget_constructor, note_constructors
+from ..witness import witnessed
 from .inheritance import is_defined_by_trl
 from .module_patch import ModulePatch
-from .reach import note_trainers_made_before
 from .self_test import self_test
 from .sites import MissingTargetError, OccupiedError, Site, Sites
 from .wrappers import Layer
@@ -53,16 +51,14 @@ def _decide(module_patch: ModulePatch, module: ModuleType, sites: Sites, *, try_
         _check_bodies(module_patch, located, try_unknown_body=try_unknown_body)
         red = _reproduce(module_patch, module)
         if module_patch.observe:
-            return _observe(module_patch, located, sites, red)
-        return _install_and_retest(module_patch, module, located, sites, red)
+            return _observe(module_patch, located, red)
+        return _install_and_retest(module_patch, module, located, red)
     except _Refused as refused:
         return refused.decision
 
 
 def _forget_replaced_classes(module_patch: ModulePatch, module: ModuleType, sites: Sites) -> None:
     """Hold the patched classes that a reload has replaced weakly: they live as long as others have them."""
-    for site in [site for site in module_patch.constructors if site.is_of_class_before_reload(module)]:
-        forget_constructor(module_patch, site)
     for site in list(module_patch.sites):
         if site.is_of_class_before_reload(module):
             module_patch.sites.remove(site)
@@ -159,12 +155,9 @@ def _reproduce(module_patch: ModulePatch, module: ModuleType) -> Outcome:
     return red
 
 
-def _observe(module_patch: ModulePatch, located: list[Site], sites: Sites, red: Outcome) -> Decision:
+def _observe(module_patch: ModulePatch, located: list[Site], red: Outcome) -> Decision:
     """Put a layer that only counts on each target: the bug is here, and stays."""
     layers = [(site, _layer(module_patch, target)) for site, target in zip(located, module_patch.targets, strict=True)]
-    # Whether a trainer hits the bug also depends on what its constructor is given.
-    constructors = [site for site in map(sites.constructor_of, located) if site is not None and site not in located]
-    layers += [(site, _layer(module_patch, module_patch.targets[0], Counts())) for site in dict.fromkeys(constructors)]
     with ExitStack() as roll_back:
         for site, layer in layers:
             roll_back.callback(site.take_off, module_patch.patch.id)
@@ -174,9 +167,7 @@ def _observe(module_patch: ModulePatch, located: list[Site], sites: Sites, red: 
     return Decision(State.OBSERVED, Reason.REPRODUCED, {"red": red.to_dict()})
 
 
-def _install_and_retest(
-    module_patch: ModulePatch, module: ModuleType, located: list[Site], sites: Sites, red: Outcome
-) -> Decision:
+def _install_and_retest(module_patch: ModulePatch, module: ModuleType, located: list[Site], red: Outcome) -> Decision:
     """Put the wrappers on and test again. Take them off again unless the self-test returns ``fixed``."""
     from .compiled_code import compiled_now
 
@@ -199,21 +190,18 @@ def _install_and_retest(
         if not getattr(module.__spec__, "_initializing", False):
             traced = any(target.traced for target in module_patch.targets)
             module_patch.compiled = compiled_now(traced=traced)
-            note_trainers_made_before(module_patch, located)
         for layer in layers:
             layer.armed = True
         # In the order of the targets. What other code has occupied in the meantime comes behind.
         module_patch.sites = [*located, *(site for site in module_patch.sites if site not in located)]
-        note_constructors(module_patch, located, sites, roll_back)
         roll_back.pop_all()
     return Decision(State.APPLIED, Reason.PROVEN, evidence)
 
 
-def _layer(module_patch: ModulePatch, target: Target, counts: Counts | None = None) -> Layer:
-    patch, options = module_patch.patch, tuple(sorted(module_patch.options.items()))
+def _layer(module_patch: ModulePatch, target: Target) -> Layer:
+    patch, options, observe = module_patch.patch, tuple(sorted(module_patch.options.items())), module_patch.observe
     wrapper = modules.function_of(patch, target.wrapper, module_patch.options)
-    breaker = module_patch.breaker
-    counts = counts_of(patch.id, target.name) if counts is None else counts
+    counted = witnessed(patch.id, target.name, patch.revision, options, observe=observe)
     return Layer(
-        patch.id, patch.revision, wrapper, target.traced, options, breaker, counts, observe=module_patch.observe
+        patch.id, patch.revision, wrapper, target.traced, options, module_patch.breaker, counted, observe=observe
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from ..errors import NotAppliedError
-from ..model import Decision, State
+from ..model import Decision, State, Strict
 from ..selection.selection import Selection
 
 
@@ -20,9 +20,21 @@ class Configuration(Struct, frozen=True):
 
     selection: Selection | None = None
     decisions: Mapping[str, Decision] = {}
-    strict: bool = False
+    strict: Strict = Strict.NOTHING
+    """What raises here and at the imports that follow."""
+    of_runs: Strict = Strict.NOTHING
+    """What ends a run. ``patched()`` leaves it as it was."""
+    given: frozenset[str] = frozenset()
+    """Which of ``only``, ``skip`` and ``strict`` were arguments: their variables do nothing."""
     try_unknown_body: bool = False
     observe: bool = False
+
+    @property
+    def skipped(self) -> frozenset[str] | None:
+        """The ids that are left out; None beside a freeze file, which decides alone."""
+        if self.selection is None:
+            return frozenset()
+        return self.selection.skip if self.selection.frozen is None else None
 
     @property
     def selected(self) -> set[str]:

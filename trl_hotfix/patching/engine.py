@@ -9,34 +9,36 @@ runs inside import locks.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from ..catalogue import loading, packs
+from ..catalogue.names import by_name, id_of
 from ..errors import NotAppliedError, SettingError, UnknownPatchError, plain, quoted
 from ..import_hooks import FINDER, is_complete
-from ..log import ensure_handler, log
-from ..matching import gates, installation
+from ..log import ensure_handler, event, log
+from ..matching import gates, installation, sources
 from ..matching.versions import installed
-from ..model import Decision, Options, Patch, Reason, State
-from ..reporting.report import Report
+from ..model import Decision, Options, Patch, Reason, State, Strict
+from ..reporting.report import PatchStatus, Report
 from ..reporting.runs import noted
 from ..selection.selection import Selection
-from ..settings import OBSERVE, STRICT, switch
-from . import collector, previews
+from ..settings import OBSERVE, STRICT, STRICT_ALL, callback_is_on, main_switch, switch, tries_unknown_body
+from . import collector, phases, previews
+from .announcements import Announcements
 from .application import try_apply
 from .configuration import Configuration, not_applied
 from .module_patch import ModulePatch
-from .reach import one_search
 from .references import Named, Reference
 from .registry import Registry
 from .self_test import failed
@@ -52,8 +54,10 @@ class Engine:
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.RLock()
-        self._registry = Registry(lambda: self._configuration.strict)
+        self._registry = Registry(lambda: self._configuration.strict is Strict.ALL and rank_and_world()[1] == 1)
         self._configuration = Configuration()
+        self._announcements = Announcements()
+        self._follows = False
         _ENGINES.add(self)
 
     def _after_fork(self) -> None:
@@ -80,59 +84,65 @@ class Engine:
         only: Iterable[str] | str | None,
         skip: Iterable[str] | None,
         options: Mapping[str, Options] | None,
-        strict: bool | None,
+        strict: bool | Literal["all"] | None,
         dry_run: bool = False,
         unknown_body: str | None = None,
         pack_names: Iterable[str] | str | None = None,
         observe: bool | None = None,
     ) -> Report:
-        names = packs.named(pack_names, os.environ)
+        setting = main_switch()
+        variables = os.environ if dry_run else _variables()
+        names = packs.named(pack_names, variables)
         patches = loading.known(names)
-        selection = Selection.of(only, skip, os.environ, patches, options, names)
-        unknown_body = unknown_body or os.environ.get("TRL_HOTFIX_UNKNOWN_BODY") or "skip"
-        if unknown_body not in ("skip", "try"):
-            raise SettingError(
-                f"unknown_body (TRL_HOTFIX_UNKNOWN_BODY) is {quoted(unknown_body)}: expected 'skip' or 'try'"
-            )
-        setting = switch(os.environ.get("TRL_HOTFIX", "") or "unset")
-        if observe and (strict or (strict is None and setting == STRICT)):
+        selection = Selection.of(only, skip, variables, patches, options, names)
+        try_unknown_body = tries_unknown_body(unknown_body or variables.get("TRL_HOTFIX_UNKNOWN_BODY", ""))
+        level = strictness(strict)
+        if observe and level is not Strict.NOTHING:
             raise SettingError(
                 "observe=True repairs nothing, and strict mode asks that everything is repaired: leave one out"
             )
         observe = setting == OBSERVE if observe is None else observe
         if dry_run:
-            return previews.preview(patches, selection, observe=observe)
+            files = sources.installed()
+            return previews.preview(patches, selection, observe=observe, files=files, try_unknown_body=try_unknown_body)
         _start_first()
         if setting == "off":
             ensure_handler()
-            log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", plain(os.environ["TRL_HOTFIX"]))
+            value = plain(os.environ["TRL_HOTFIX"])
+            log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", value, extra=event("switched-off"))
             selection = Selection(only=frozenset(), packs=names)
-        strict = not observe and (setting == STRICT if strict is None else strict)
+        level = Strict.NOTHING if observe else level
+        if setting != "off" and level is not Strict.NOTHING and not callback_is_on():
+            raise SettingError("TRL_HOTFIX_CALLBACK=0 leaves out the callback that decides under strict: leave one out")
         if setting != "off" and selection.only != frozenset():
-            _check_installation(patches, strict)
+            _check_installation(patches, level)
         if selection.frozen is not None:
-            previews.check_frozen(selection, strict)
+            previews.check_frozen(selection, level)
         decisions = gates.decisions(patches, selection)
         if setting == "off":
             decisions = {patch.id: Decision(State.DISABLED, Reason.SWITCHED_OFF) for patch in patches}
-        report = self._configure(Configuration(selection, decisions, strict, unknown_body == "try", observe))
+        arguments = {"only": only, "skip": skip, "strict": strict}
+        given = frozenset(name for name, argument in arguments.items() if argument is not None)
+        report = self._configure(Configuration(selection, decisions, level, level, given, try_unknown_body, observe))
         for status in (report[patch_id] for patch_id in selection.options):
             if status.state in (State.DISABLED, State.RETIRED, State.SKIPPED):
                 state, reason = status.state.value, status.reason.value
-                log.warning("the options of %s do nothing here: %s (%s)", status.id, state, reason)
+                fields = event("options-unused", patch=status.id, state=state, reason=reason)
+                log.warning("the options of %s do nothing here: %s (%s)", status.id, state, reason, extra=fields)
         return report
 
     def revert(self, ids: Iterable[str]) -> Report:
-        known = {patch.id for patch in self._patches()}
+        known = by_name(self._patches())
         unknown = [patch_id for patch_id in ids if patch_id not in known]
         if unknown:
             raise UnknownPatchError(unknown, known, "revert()")
-        chosen = set(ids) or known
+        chosen = {id_of(patch_id, known) for patch_id in ids} or {patch.id for patch in known.values()}
         _start_first()
         with self._one_at_a_time:
             for module_patch in self._registry.all():
                 if module_patch.patch.id in chosen:
                     self._registry.take_off(module_patch)
+            self._follow_trainers()
             if not ids:
                 # What the record of a run has put on is no patch, and goes too.
                 site_registry().clear()
@@ -153,8 +163,10 @@ class Engine:
         }
         for module in sorted(waiting & sys.modules.keys()):
             FINDER.when_imported(module, self._imported)
+        return self._report(self._objects() if objects is None else objects)
+
+    def _report(self, objects: Sequence[object]) -> Report:
         selection = self._configuration.selection or Selection(packs=self._packs())
-        objects = self._objects() if objects is None else objects
         trl, decisions = installed("trl"), self._configuration.decisions
         not_configured = Decision(State.DISABLED, Reason.SWITCHED_OFF)
         statuses = []
@@ -162,6 +174,26 @@ class Engine:
             decision, options = decisions.get(patch.id, not_configured), selection.options_of(patch)
             statuses.append(status_of(patch, trl, self._registry.of(patch.id), decision, options, objects))
         return previews.report(trl, statuses, selection, observe=self._configuration.observe, runs=noted())
+
+    @property
+    def strict(self) -> Strict:
+        """What ends a run, by the last ``apply()``, or else by ``TRL_HOTFIX``."""
+        configuration = self._configuration
+        return configuration.of_runs if configuration.selection is not None else strictness(None)
+
+    @property
+    def configuration(self) -> Configuration:
+        """What the last ``apply()`` has asked for."""
+        return self._configuration
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nobody has called ``apply()``, and nobody has switched it off."""
+        return self._configuration.selection is None and not _is_off()
+
+    def broken(self) -> set[str]:
+        """Return the ids of the patches whose wrappers have failed in a call."""
+        return {module_patch.patch.id for module_patch in self._registry.all() if module_patch.breaker.broken}
 
     def module_patches(self) -> list[ModulePatch]:
         """Return all module patches of this process."""
@@ -204,7 +236,9 @@ class Engine:
             if before.selection is not None:
                 merged = {**before.selection.options, **(options or {})}
             only = [*ids, *on] if ids else None
-            report = self.apply(only, None, merged, strict, unknown_body=unknown_body, pack_names=self._packs())
+            level: Literal["all", False] = "all" if strict else False
+            report = self.apply(only, None, merged, level, unknown_body=unknown_body, pack_names=self._packs())
+            self._configuration = replace(self._configuration, of_runs=before.of_runs)
         try:
             yield report
         finally:
@@ -212,47 +246,62 @@ class Engine:
                 if before.selection is None:
                     self._registry.drop(self._registry.all())
                     self._configuration = before
+                    self._follow_trainers()
                 else:
                     self._select(before.selection, before)
 
     def ensure(self, named: Iterable[Named]) -> None:
-        """Put these patches on with these options, besides those that are on. Unknown patches are left out."""
+        """Put these patches on with these options, besides those that are on. Unknown and refused ones stay off."""
         ensure_handler()
-        if switch(os.environ.get("TRL_HOTFIX", "") or "unset") == "off":
-            log.warning("TRL_HOTFIX=%s: the patches of a pickled function stay off", os.environ["TRL_HOTFIX"])
+        fields = event("pickle")
+        if _is_off():
+            value = plain(os.environ["TRL_HOTFIX"])
+            log.warning("TRL_HOTFIX=%s: the patches of a pickled function stay off", value, extra=fields)
             return
         if self._configuration.observe or _observe_is_set():
-            log.warning("this process only observes: the patches of a pickled function stay off")
+            log.warning("this process only observes: the patches of a pickled function stay off", extra=fields)
             return
         pack_names = self._packs()
-        known = {patch.id: patch.revision for patch in loading.known(pack_names)}
+        known = by_name(loading.known(pack_names))
         requested: dict[str, Options] = {}
-        for patch_id, revision, options in named:
-            known_revision = known.get(patch_id)
-            if known_revision != revision:
-                known_as = f"revision {known_revision}" if known_revision is not None else "not known"
-                log.warning("a pickle asks for %s, revision %d; here it is %s", patch_id, revision, known_as)
-            if known_revision is not None:
-                requested[patch_id] = dict(options)
-            elif packs.pack_of(patch_id) not in ("", *pack_names):
-                pack = packs.pack_of(patch_id)
-                log.warning("name its pack in TRL_HOTFIX_PACKS if you trust it: %s", plain(pack))
+        for name, revision, options in named:
+            patch = known.get(name)
+            if patch is None or patch.revision != revision:
+                known_as = f"revision {patch.revision}" if patch is not None else "not known"
+                log.warning("a pickle asks for %s, revision %d; here it is %s", name, revision, known_as, extra=fields)
+            if patch is not None:
+                requested[id_of(name, known)] = dict(options)
+            elif packs.pack_of(name) not in ("", *pack_names):
+                pack = plain(packs.pack_of(name))
+                log.warning("name its pack in TRL_HOTFIX_PACKS if you trust it: %s", pack, extra=fields)
         _start_first()
         with self._one_at_a_time:
+            refused = self._refused()
+            for patch_id in sorted(requested.keys() & refused):
+                log.warning("a pickle asks for %s, which is left out here: it stays off", patch_id, extra=fields)
             on = {
                 module_patch.patch.id: module_patch.options
                 for module_patch in self._registry.all()
                 if module_patch.decision.state is not State.REVERTED
             }
-            if not on.items() >= requested.items():
-                merged = {**on, **requested}
-                selection = Selection(only=frozenset(merged), options=merged, packs=pack_names)
+            wanted = {patch_id: options for patch_id, options in requested.items() if patch_id not in refused}
+            if not on.items() >= wanted.items():
+                merged = {**on, **wanted}
+                selection = Selection(only=frozenset(merged), skip=refused, options=merged, packs=pack_names)
                 self._select(selection, self._configuration)
+
+    def _refused(self) -> frozenset[str]:
+        """Return the ids that the user has left out: with ``skip``, or by a freeze file that does not name them."""
+        patches = loading.known(self._packs())
+        selection = self._configuration.selection or Selection.of(None, None, _variables(), patches)
+        if selection.frozen is None:
+            return selection.skip
+        return frozenset(patch.id for patch in patches) - (selection.only or frozenset())
 
     def _packs(self) -> tuple[str, ...]:
         """Return the packs that the user has named: in the last call of ``apply()``, or else in the environment."""
         selection = self._configuration.selection
-        return selection.packs if selection is not None else packs.named(None, os.environ)
+        return selection.packs if selection is not None else packs.named(None, _variables())
 
     def _patches(self) -> tuple[Patch, ...]:
         """Return the catalogue, and patches of earlier packs that are still on, since other code is on top of them."""
@@ -283,7 +332,7 @@ class Engine:
         return self._configure(replace(configuration, selection=selection, decisions=decisions))
 
     def _configure(self, configuration: Configuration) -> Report:
-        """Put patches on and off as the configuration asks. If strict mode refuses one, everything is as before."""
+        """Put patches on and off as the configuration asks. If ``strict-all`` refuses one, everything is as before."""
         selection = configuration.selection
         assert selection is not None
         with self._one_at_a_time:
@@ -301,28 +350,56 @@ class Engine:
             entering = self._entering()
             try:
                 self._watch_imports(entering)
-                if configuration.strict:
-                    degraded = [status for status in self.status() if status.degraded and status.id in selected]
-                    if degraded:
-                        raise not_applied(
-                            f"{status.id}: {status.state.value} ({status.reason.value})" for status in degraded
-                        )
+                if configuration.strict is Strict.ALL:
+                    self._check_strictly(selected)
             except NotAppliedError:
                 self._registry.drop(entering)
                 self._configuration = before
                 if changed:
                     self._watch_imports(self._entering())
+                self._follow_trainers()
                 raise
             self._registry.drop(
                 [module_patch for module_patch in self._registry.all() if module_patch.patch.id not in selected]
             )
-            return self.status(() if configuration.strict else None)
+            self._follow_trainers()
+            return self.status(() if configuration.strict is Strict.ALL else None)
 
     def _watch_imports(self, module_patches: Iterable[ModulePatch]) -> None:
         """Have each module patch worked on when its module is imported, or now if it is imported already."""
-        with one_search():
-            for module in dict.fromkeys(module_patch.module for module_patch in module_patches):
-                FINDER.when_imported(module, self._imported)
+        for module in dict.fromkeys(module_patch.module for module_patch in module_patches):
+            FINDER.when_imported(module, self._imported)
+
+    def _check_strictly(self, selected: Collection[str]) -> None:
+        """Raise ``NotAppliedError`` if a selected patch is not on, or does not reach a trainer of this process."""
+        found: list[PatchStatus] = []
+        for _ in range(2):
+            found = [status for status in self.status() if status.degraded and status.id in selected]
+            if not found:
+                return
+            # A trainer that nobody holds any more may wait for the collector.
+            gc.collect()
+        raise not_applied(f"{status.id}: {status.state.value} ({status.reason.value})" for status in found)
+
+    def _follow_trainers(self) -> None:
+        """Have the layers that say what trainers do on, while a patch is on or observed, and no longer."""
+        states = {module_patch.decision.state for module_patch in self._registry.all()}
+        names = phases.modules_of(self._patches())
+        with_patches = {module_patch.module for module_patch in self._registry.all()}
+        for name in names - with_patches:
+            if states - {State.REVERTED} and name not in sys.modules:
+                FINDER.when_imported(name, self._imported)
+            elif not states - {State.REVERTED}:
+                FINDER.forget(name)
+        if states & _STANDS:
+            # A module whose patches wait gets them first: their self-tests are to meet TRL's own class.
+            waiting = {one.module for one in self._registry.all() if one.decision.state is State.PENDING}
+            for name in names - waiting:
+                if is_complete(name):
+                    phases.put_on(sys.modules[name], site_registry())
+        elif site_registry.cache_info().currsize:
+            phases.take_off(site_registry().with_layer(phases.LAYER))
+        self._follows = bool(states & _STANDS)
 
     def _entering(self) -> list[ModulePatch]:
         """Return those that wait for their module: new, reverted, or with a module whose import was missed."""
@@ -342,7 +419,7 @@ class Engine:
 
     @collector.paused()
     def _imported(self, module: ModuleType) -> None:
-        """Work on the module patches that wait for this module. Under strict, all go on, or none does and it raises."""
+        """Work on the module patches that wait for this module. ``strict-all``: all go on, or it raises."""
         worked_on, cancelled = [], False
         configuration = self._configuration
         for module_patch in self._registry.all():
@@ -364,26 +441,73 @@ class Engine:
                 else:
                     cancelled = True
                 undo.pop_all()
+        stands = any(module_patch.decision.state in _STANDS for module_patch in self._registry.all())
+        if stands is not self._follows:
+            self._follow_trainers()
+        if stands:
+            phases.put_on(module, site_registry())
         if cancelled:
             # The thread that cancelled it may have registered another in its place, which had to wait.
             self._imported(module)
         problems = [module_patch for module_patch in worked_on if module_patch.decision.degraded]
-        if problems and configuration.strict:
+        if problems and configuration.strict is Strict.ALL:
             for module_patch in worked_on:
                 if module_patch.decision.state is State.APPLIED:
                     self._registry.take_off(module_patch)
                 module_patch.decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
+            self._follow_trainers()
             raise not_applied(module_patch.journal[-1] for module_patch in problems)
+        self._announcements.add(module)
+        # While `apply()` works on modules that were imported before it, the last one has the lines of all.
+        if not self.overlooked():
+            self._announcements.make(self._registry.all(), lambda: self._report(()))
 
 
-def _check_installation(patches: Iterable[Patch], strict: bool) -> None:
+_STANDS = {State.APPLIED, State.OBSERVED}
+
+
+def _check_installation(patches: Iterable[Patch], strict: Strict) -> None:
     """Warn if the installed TRL is none that patches can be chosen for. Raises ``NotAppliedError`` under strict."""
     problems = installation.problems(patches)
     if problems and strict:
         raise not_applied(problems)
     ensure_handler()
     for problem in problems:
-        log.warning("%s", problem)
+        log.warning("%s", problem, extra=event("installation"))
+
+
+def _is_off() -> bool:
+    """Return whether ``TRL_HOTFIX`` is off, and not only empty."""
+    value = os.environ.get("TRL_HOTFIX", "")
+    return bool(value.strip()) and switch(value) == "off"
+
+
+def _variables() -> Mapping[str, str]:
+    """Return the variables that choose patches: if it is off none, so that a mistake in them does not matter then."""
+    return {} if _is_off() else os.environ
+
+
+def strictness(given: bool | str | None) -> Strict:
+    """Return the level that the argument ``strict=`` asks for, or ``TRL_HOTFIX`` if it is None.
+
+    Raises ``SettingError`` for any other argument than True, False and ``"all"``.
+    """
+    if given is None:
+        setting = switch(os.environ.get("TRL_HOTFIX", ""))
+        return {STRICT: Strict.RUN, STRICT_ALL: Strict.ALL}.get(setting or "", Strict.NOTHING)
+    if given == "all":
+        return Strict.ALL
+    if isinstance(given, bool):
+        return Strict.RUN if given else Strict.NOTHING
+    raise SettingError(f"strict={quoted(given)}: expected True, False or 'all'")
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return the rank of this process, and the number of processes that train together: they end together, too."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def _observe_is_set() -> bool:

@@ -6,6 +6,7 @@ Other threads of the program run meanwhile. What they change stays.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import random
 import signal
@@ -17,17 +18,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ..log import quiet_wrappers
+from ..log import log, quiet_wrappers
+from .generators import of_accelerators_restored
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Run a self-test without a trace in the process, and without the process in the self-test.
 
-    Random states, default dtype and device, grad mode, autocast, warning filters and the variables of the environment
-    that this thread sets are the same afterwards; inside, tensors are float32 on the CPU, gradients are on, warnings
-    and our log are quiet, datasets show no progress bars, and there is no ZeRO-3, under which models are made in pieces
-    and trainers load their references from the hub.
+    Random states, those of all devices too, default dtype and device, grad mode, autocast, warning filters and the
+    variables of the environment that this thread sets are the same afterwards; inside, tensors are float32 on the CPU,
+    gradients are on, warnings and the logs of this thread are quiet, datasets show no progress bars, and there is no
+    ZeRO-3, under which models are made in pieces and trainers load their references from the hub.
     """
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
@@ -35,6 +37,7 @@ def undisturbed() -> Iterator[None]:
     numpy_state = numpy.random.get_state() if numpy is not None else None
     with ExitStack() as stack:
         stack.enter_context(quiet_wrappers())
+        stack.enter_context(_quiet_libraries())
         stack.enter_context(_own_variables_restored())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -55,6 +58,7 @@ def undisturbed() -> Iterator[None]:
             setattr(deepspeed, config_name, None)
         if torch is not None:
             stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(of_accelerators_restored(torch))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.autocast("cpu", enabled=False))
@@ -69,6 +73,27 @@ def undisturbed() -> Iterator[None]:
             random.setstate(python_state)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Have no handler of the program, or of a library, write what this thread logs. Our log has its own way."""
+    thread = threading.get_ident()
+
+    def is_of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.name.partition(".")[0] == log.name
+
+    names = ("", "transformers", "trl", "accelerate", "datasets", "peft", "torch")
+    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
+    if logging.lastResort is not None:
+        handlers.append(logging.lastResort)
+    for handler in handlers:
+        handler.addFilter(is_of_another_thread)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_of_another_thread)
 
 
 class _Change(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class ModulePatch(Struct, eq=False):
     """A patch in one module: its targets, the current decision, and all earlier ones in ``journal``.
 
-    ``made_before`` are the trainers that existed when it went on, where it is too late for them. ``before_reload`` are
-    the sites of classes that a reload has replaced, and that may still have trainers. With ``observe`` its
-    layers only count. ``constructors`` are the sites where a layer notes what the trainers of its classes are given.
+    ``before_reload`` are the sites of classes that a reload has replaced, and that may still have trainers. With
+    ``observe`` its layers only count.
     """
 
     patch: Patch
@@ -32,10 +31,8 @@ class ModulePatch(Struct, eq=False):
     observe: bool = False
     decision: Decision = Decision(State.PENDING, Reason.NOT_IMPORTED)
     sites: list[Site] = []
-    constructors: list[Site] = []
     cancel_requested: bool = False
     compiled: Compiled = ()
-    made_before: list[weakref.ref[Any]] = []
     before_reload: list[weakref.ref[Site]] = []
     journal: list[str] = []
 

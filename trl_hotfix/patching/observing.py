@@ -8,41 +8,41 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from ..log import log
-from ..witness import Counts
-from . import given
+from ..log import event, log
+from ..witness import Here, Witnessed, elsewhere
 from .breaker import Breaker
 
 
 def observing(
-    raw: FunctionType, counts: Counts, breaker: Breaker, *, bound: bool, in_process: bool
+    raw: FunctionType, witnessed: Witnessed, breaker: Breaker, *, bound: bool, in_process: bool
 ) -> Callable[..., Any]:
-    """Return a function that counts its calls, notes what a constructor is given, and calls ``raw``.
+    """Return a function that counts its calls, and calls ``raw``.
 
     Dynamo sees ``raw`` alone, and compiles what it would without us. ``bound`` is for a method,
     ``in_process`` for one whose calls belong to the process.
     """
     compiling = is_compiling()
-    constructs = bound and raw.__name__ == "__init__"
 
-    def count(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def count(instance: Any) -> None:
         try:
-            (counts.process if instance is None else counts.of(instance)).called += 1
-            if constructs and instance is not None:
-                given.note(instance, raw, args, kwargs)
+            doing = Here.thread.doing
+            (doing if instance is None or doing.key == id(instance) else elsewhere(instance)).of(witnessed).called += 1
         # What is only observed goes on whatever happens here, such as an instance that cannot be held weakly.
         except Exception as error:  # noqa: BLE001
             breaker.broken, breaker.error = True, f"{type(error).__name__}: {error}"
-            log.warning("%s is not observed any more: a call cannot be counted (%s)", breaker.patch_id, error)
+            fields = event("not-observed", patch=breaker.patch_id)
+            log.warning(
+                "%s is not observed any more: a call cannot be counted (%s)", breaker.patch_id, error, extra=fields
+            )
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not compiling() and not breaker.broken:
-            count(None if in_process else self, args, kwargs)
+            count(None if in_process else self)
         return raw(self, *args, **kwargs)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if not compiling() and not breaker.broken:
-            count(None, args, kwargs)
+            count(None)
         return raw(*args, **kwargs)
 
     async def async_method(self: Any, /, *args: Any, **kwargs: Any) -> Any:

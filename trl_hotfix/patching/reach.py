@@ -1,25 +1,22 @@
 """Which trainers a patch does not reach, although it stands on TRL's class.
 
-A trainer may have been made before the patch, be of a class that only looks like TRL's, or not call the method that the
-patch is on. The first two are known at once, the last after a step.
+What a trainer has called decides. Two questions are asked of it. When training begins: did its construction go through
+the patch? When a step has been taken: did it call every method that each step of its class calls? Whether a method of a
+user's own calls TRL's is not read from its text.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from ..by_identity import ByIdentity
+from .. import witness
 from ..catalogue.modules import PATCH_MODULES
-from ..model import Called, Patch, Reason
-from ..witness import counts_of
+from ..model import Called, Patch, Reason, Target
 
 if TYPE_CHECKING:
     from .module_patch import ModulePatch
@@ -40,88 +37,144 @@ class Missed(Struct, frozen=True):
     by: str
 
 
-class _Training(Struct):
-    """The calls of the targets by a trainer before its training began, and whether it has taken a step since."""
-
-    called_before: dict[tuple[str, str], int]
-    stepped: bool = False
-
-
-_trainings: ByIdentity[_Training] = ByIdentity()
-
-
-def training_begins(trainer: Any, module_patches: Iterable[ModulePatch]) -> None:
-    """Note that ``trainer`` begins to train, with the calls that it has made so far."""
-    targets = [(mod.patch.id, target.name) for mod in module_patches for target in mod.targets]
-    _trainings[trainer] = _Training({key: _called(*key, trainer) for key in targets})
-
-
-def step_taken(trainer: Any) -> None:
-    """Note that ``trainer`` has taken an optimizer step since its training began."""
-    training = _trainings.get(trainer)
-    if training is not None:
-        training.stepped = True
-
-
 def missed(module_patch: ModulePatch, objects: Sequence[Any]) -> list[Missed]:
     """Return the trainers among ``objects`` that an applied patch does not reach."""
-    trainers = [instance for instance in objects if is_trainer(instance)]
     return [
         Missed(module_patch.patch, reason, description)
-        for trainer in trainers
+        for trainer in objects
+        if is_trainer(trainer)
         for reason, description in _reasons(module_patch, trainer)
     ]
 
 
-_went_on: ContextVar[list[tuple[ModulePatch, set[Any]]] | None] = ContextVar("went_on", default=None)
-"""What went on in the present ``one_search``, with the owners of the sites."""
+def copies(module_patch: ModulePatch, objects: Sequence[Any]) -> list[Missed]:
+    """Return the trainers among ``objects`` whose class is a copy of one that the patch is for.
 
-
-@contextmanager
-def one_search() -> Iterator[None]:
-    """Let all patches that go on in the block share one search for trainers, at its end.
-
-    A trainer that another thread makes within the block is taken for one that was made before.
+    TRL's own module need not be imported.
     """
-    went_on: list[tuple[ModulePatch, set[Any]]] = []
-    token = _went_on.set(went_on)
-    try:
-        yield
-    finally:
-        _went_on.reset(token)
-        _note_trainers_made_before(went_on)
+    return [
+        Missed(module_patch.patch, Reason.NOT_INHERITED, f"{_name(trainer)} does not inherit {target.attribute}")
+        for trainer in objects
+        if is_trainer(trainer)
+        for target in module_patch.targets
+        if _looks_like(trainer, target.attribute.partition(".")[0])
+    ]
 
 
-def note_trainers_made_before(module_patch: ModulePatch, sites: Iterable[Site]) -> None:
-    """Note the trainers that exist when the patch goes on, and that have been made, or prepared their data, before.
+def _reasons(module_patch: ModulePatch, trainer: Any) -> Iterator[tuple[Reason, str]]:
+    patch, ledger = module_patch.patch, witness.known(trainer)
+    made_with = witness.construction(trainer)
+    for site, target in zip(module_patch.sites, module_patch.targets, strict=False):
+        if not _may_call(site, patch, type(trainer)):
+            if isinstance(site.owner, type) and _looks_like(trainer, site.owner.__name__):
+                yield Reason.NOT_INHERITED, f"{_name(trainer)} does not inherit {target.attribute}"
+            continue
+        if target.called in BEFORE_TRAINING:
+            called = ledger is not None and ledger.total(patch.id, target.name).called
+            of_target = [key for key in made_with or () if key[:2] == (patch.id, target.name) and not key[-1]]
+            called = called or any((made_with or {})[key][0] for key in of_target)
+            if not called and (target.called is Called.CONSTRUCTION or not of_target):
+                yield _not_made_with(site, target, trainer, stood=bool(of_target))
+        elif ledger is not None and isinstance(site.owner, type) and _misses_steps(ledger, patch, target):
+            yield _not_called(site, target, trainer)
 
-    It looks only where the targets are called that early: the search visits all objects, which takes some 60 ms.
+
+def _may_call(site: Site, patch: Patch, trainer_class: type) -> bool:
+    """Return whether trainers of this class call this target, whatever methods of their own do.
+
+    TRL's own subclass may replace the method, and need not have the bug: it is asked if the patch names it.
     """
-    module_patch.made_before = []
-    if any(target.called in BEFORE_TRAINING for target in module_patch.targets):
-        new = module_patch, {site.owner for site in sites}
-        together = _went_on.get()
-        if together is None:
-            _note_trainers_made_before([new])
-        else:
-            together.append(new)
+    if not _is_of_trainers(site.owner):
+        return not isinstance(site.owner, type) and _concerns(patch, trainer_class)
+    classes = trainer_class.__mro__
+    if site.owner not in classes:
+        return False
+    concerned = {f"{name}Trainer" for hit in patch.hits for name in hit.trainers}
+    return not any(
+        site.name in vars(cls) and is_trls_own(cls) and cls.__name__ not in concerned
+        for cls in classes[: classes.index(site.owner)]
+    )
 
 
-def _note_trainers_made_before(went_on: Collection[tuple[ModulePatch, set[Any]]]) -> None:
-    references = [weakref.ref(trainer) for trainer in (all_trainers() if went_on else ())]
-    if references:
-        # One that nobody holds any more may wait for the collector, and strict mode would raise for it.
-        gc.collect()
-    for module_patch, owners in went_on:
-        module_patch.made_before = [
-            reference
-            for reference in references
-            if (trainer := reference()) is not None and _is_concerned(trainer, module_patch.patch, owners)
-        ]
+def _not_made_with(site: Site, target: Target, trainer: Any, *, stood: bool) -> tuple[Reason, str]:
+    by = _overriding(site, trainer)
+    if by is not None and (stood or not witness.construction(trainer)):
+        return Reason.OVERRIDDEN, by
+    if stood:
+        return Reason.NOT_CALLED, f"{_name(trainer)} was made without a call of {target.attribute}"
+    return Reason.MADE_BEFORE, f"a {_name(trainer)} was made before the patch went on"
 
 
-def _is_concerned(trainer: Any, patch: Patch, owners: Collection[Any]) -> bool:
-    return not {*type(trainer).__mro__}.isdisjoint(owners) or _concerns(patch, trainer)
+def _not_called(site: Site, target: Target, trainer: Any) -> tuple[Reason, str]:
+    by = _overriding(site, trainer)
+    if by is not None:
+        return Reason.OVERRIDDEN, by
+    return Reason.NOT_CALLED, f"{_name(trainer)} took a step without a call of {target.attribute}"
+
+
+def every_step_calls(module_patches: Iterable[ModulePatch], patch: Patch, trainer: Any) -> bool:
+    """Return whether each step of this trainer should call a target of the patch."""
+    return any(
+        target.called is Called.STEP and not target.traced and _may_call(site, patch, type(trainer))
+        for module_patch in module_patches
+        if module_patch.patch.id == patch.id
+        for site, target in zip(module_patch.sites, module_patch.targets, strict=False)
+    )
+
+
+def stands_in(module_patches: Iterable[ModulePatch], patch: Patch, trainer: Any) -> str:
+    """Return the method that the trainer has, or a class of its own, in place of a target of steps, or no text."""
+    found = [
+        _overriding(site, trainer)
+        for module_patch in module_patches
+        if module_patch.patch.id == patch.id
+        for site, target in zip(module_patch.sites, module_patch.targets, strict=False)
+        if target.called in (Called.STEP, Called.SOME_STEPS) and _may_call(site, patch, type(trainer))
+    ]
+    return next((by for by in found if by is not None), "")
+
+
+def _overriding(site: Site, trainer: Any) -> str | None:
+    """Describe the method of the trainer itself, or of a class of its own, that is called instead of this one."""
+    from .wrappers import describe
+
+    if not isinstance(site.owner, type):
+        return None
+    own = vars(trainer).get(site.name)
+    if own is not None:
+        return f"{site.name} of an instance of {_name(trainer)}: {describe(own)}"
+    classes = type(trainer).__mro__
+    for cls in classes[: classes.index(site.owner)]:
+        if site.name in vars(cls):
+            return f"{cls.__module__}.{cls.__qualname__}.{site.name}"
+    return None
+
+
+def _misses_steps(ledger: witness.Ledger, patch: Patch, target: Target) -> bool:
+    """Return whether this run has taken a step, and none has called a target of every step."""
+    if target.called is not Called.STEP or target.traced:
+        return False
+    return _has_been_on_for_a_step(ledger, patch, target) and not _called_in_steps(ledger, patch, target)
+
+
+def _has_been_on_for_a_step(ledger: witness.Ledger, patch: Patch, target: Target) -> bool:
+    """Return whether a step of the run has begun and ended while the patch was on this target."""
+    steps = ledger.run.steps
+    return any(
+        (first or 1) <= (steps if last is None else last)
+        for each, spans in ledger.run.stood.items()
+        if (each.patch, each.target, each.observe) == (patch.id, target.name, False)
+        for first, last in spans
+    )
+
+
+def _called_in_steps(ledger: witness.Ledger, patch: Patch, target: Target) -> bool:
+    return any(
+        ledger.in_run(phase, each).called
+        for phase in ledger.step_phases
+        for each in list(ledger.by_phase[phase].counts)
+        if (each.patch, each.target, each.observe) == (patch.id, target.name, False)
+    )
 
 
 def concerning(module_patches: Iterable[ModulePatch], trainer: Any) -> set[str]:
@@ -131,11 +184,17 @@ def concerning(module_patches: Iterable[ModulePatch], trainer: Any) -> set[str]:
     """
     if trainer is None:
         return {module_patch.patch.id for module_patch in module_patches if module_patch.sites}
+    return concerning_class(module_patches, type(trainer))
+
+
+def concerning_class(module_patches: Iterable[ModulePatch], trainer_class: type) -> set[str]:
+    """Return the ids of the patches that are on methods of trainers of this class, or on what they may call."""
     return {
         module_patch.patch.id
         for module_patch in module_patches
         for site in module_patch.every_site()
-        if _comes_first(site, trainer) or (not _is_of_trainers(site.owner) and _concerns(module_patch.patch, trainer))
+        if _may_call(site, module_patch.patch, trainer_class)
+        or (not _is_of_trainers(site.owner) and _concerns(module_patch.patch, trainer_class))
     }
 
 
@@ -182,54 +241,37 @@ def subclasses(owner: type) -> list[type]:
     return direct + [subclass for child in direct for subclass in subclasses(child)]
 
 
-def _reasons(module_patch: ModulePatch, trainer: Any) -> Iterable[tuple[Reason, str]]:
-    name = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-    patch, training = module_patch.patch, _trainings.get(trainer)
-    made_before = any(reference() is trainer for reference in module_patch.made_before)
-    for site, target in zip(module_patch.sites, module_patch.targets, strict=False):
-        called = _called(patch.id, target.name, trainer)
-        if isinstance(site.owner, type) and site.owner not in type(trainer).__mro__:
-            if _looks_like(trainer, site.owner):
-                yield Reason.NOT_INHERITED, f"{name} does not inherit {target.attribute}"
-        elif made_before and target.called in BEFORE_TRAINING and not called:
-            yield Reason.MADE_BEFORE, f"a {name} was made before the patch went on"
-        elif target.called is Called.STEP and training is not None and training.stepped:
-            # A target of a patch that went on during the training is not among those of its beginning.
-            before = training.called_before.get((patch.id, target.name))
-            if before is not None and called == before and not target.traced and _comes_first(site, trainer):
-                yield Reason.NOT_CALLED, f"{name} took a step without a call of {target.attribute}"
+def is_trls_own(cls: type) -> bool:
+    """Return whether a class is one of TRL's trainers, and not the private base of them all."""
+    own = f"{cls.__module__}.".startswith("trl.") and cls.__name__.endswith("Trainer")
+    return own and cls.__name__ not in ("BaseTrainer", "_BaseTrainer")
 
 
-def _called(patch_id: str, target: str, trainer: Any) -> int:
-    counts = counts_of(patch_id, target)
-    count = counts.known(trainer)
-    return counts.process.called + (count.called if count is not None else 0)
+def looks_like_trls(trainer: Any, names: Collection[str]) -> bool:
+    """Return whether the trainer's class is a copy, outside TRL, of one of TRL's trainers of these names."""
+    return any(_looks_like(trainer, name) for name in names)
 
 
-def _comes_first(site: Site, trainer: Any) -> bool:
-    """Return whether a call of the method by this trainer comes to the patched one first.
-
-    Whether a method that overrides it calls it is a question of ``conflicts``.
-    """
-    classes = type(trainer).__mro__
-    if site.owner not in classes or site.name in vars(trainer):
-        return False
-    return not any(site.name in vars(cls) for cls in classes[: classes.index(site.owner)])
-
-
-def _looks_like(trainer: Any, owner: type) -> bool:
+def _looks_like(trainer: Any, name: str) -> bool:
     """Return whether a class outside TRL has the name of TRL's trainer, or is used with its config."""
     classes = type(trainer).__mro__
-    if classes[0].__module__.startswith("trl.") or not owner.__name__.endswith("Trainer"):
+    if not name.endswith("Trainer"):
         return False
-    names = {cls.__name__ for cls in classes}
+    of_trl = {cls.__name__ for cls in classes if is_trls_own(cls)}
+    others = {cls.__name__ for cls in classes if not f"{cls.__module__}.".startswith(("transformers.", "trl."))}
     configs = {cls.__name__ for cls in type(getattr(trainer, "args", None)).__mro__}
-    # A subclass of another of TRL's trainers may share a config with this one.
-    own = any(cls.__module__.startswith("trl.") and cls.__name__.endswith("Trainer") for cls in classes)
-    return not own and (owner.__name__ in names or f"{owner.__name__.removesuffix('Trainer')}Config" in configs)
+    has_name, has_config = name in others, f"{name.removesuffix('Trainer')}Config" in configs
+    if of_trl:
+        # A subclass of another of TRL's trainers may share a config with this one, or a name.
+        return has_name and has_config and name not in of_trl
+    return has_name or has_config
 
 
-def _concerns(patch: Patch, trainer: Any) -> bool:
-    """Return whether the bug is said to be one of trainers with the name of this one's class, or of a base of it."""
-    names = {cls.__name__.removesuffix("Trainer") for cls in type(trainer).__mro__ if cls.__module__.startswith("trl.")}
+def _concerns(patch: Patch, trainer_class: type) -> bool:
+    """Return whether the patch names this class, or a base of it, among the trainers that have its bug."""
+    names = {cls.__name__.removesuffix("Trainer") for cls in trainer_class.__mro__ if cls.__module__.startswith("trl.")}
     return any(names & {*hit.trainers} or (names and "*" in hit.trainers) for hit in patch.hits)
+
+
+def _name(trainer: Any) -> str:
+    return f"{type(trainer).__module__}.{type(trainer).__qualname__}"

@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 from ..import_hooks import FINDER
-from ..log import event, level_of_repairs, log
+from ..log import event, log
 from ..matching import gates
 from ..matching.versions import installed
 from ..model import Decision, Options, Patch, Reason, State, Target
@@ -154,12 +155,8 @@ class Registry:
                 self._module_patches.pop(module_patch.key, None)
 
     def _off_its_sites(self, module_patch: ModulePatch) -> None:
-        from .constructors import forget_constructor
         from .sites import OccupiedError
 
-        others = [other for other in self.all() if other is not module_patch]
-        for site in list(module_patch.constructors):
-            forget_constructor(module_patch, site, others)
         occupied = []
         for site in module_patch.every_site():
             try:
@@ -176,7 +173,8 @@ class Registry:
         _note(module_patch)
         if occupied:
             patch_id, by = module_patch.patch.id, occupied[0][1].by
-            log.warning("%s cannot be taken off: %s stands in its place", patch_id, by)
+            fields = event("not-off", patch=patch_id)
+            log.warning("%s cannot be taken off: %s stands in its place", patch_id, by, extra=fields)
 
 
 def _note(module_patch: ModulePatch) -> None:
@@ -186,28 +184,30 @@ def _note(module_patch: ModulePatch) -> None:
 
 
 def _log_decision(module_patch: ModulePatch) -> None:
-    """Log one line if the patch went on, or is observed, and a WARNING if it should be on and is not.
+    """Log a WARNING if the patch should be on and is not. Under ``TRL_HOTFIX_LOG=full`` log each patch that went on.
 
-    Under ``TRL_HOTFIX_LOG=full`` a second line has its targets and the numbers of the self-test.
+    There a second line has its targets and the numbers of the self-test.
     """
     patch, decision = module_patch.patch, module_patch.decision
-    evidence = in_one_line(decision)
-    name = f"{patch.id} (r{patch.revision})"
     known = {"patch": patch.id, "revision": patch.revision, "module": module_patch.module}
-    if decision.state in (State.APPLIED, State.OBSERVED):
-        state = decision.state.value
-        choices = "".join(f" {option}={choice}" for option, choice in module_patch.options.items())
-        line, level = f"applied {patch.id}{choices} (bug: {patch.title})", level_of_repairs()
-        if decision.state is State.OBSERVED:
-            # Whether a run hits it is said when that begins.
-            line, level = f"TRL {installed('trl')} has {patch.id}, not repaired (bug: {patch.title})", logging.DEBUG
-        log.log(level, "%s", line, extra=event(state, **known, title=patch.title))
-        if log.isEnabledFor(logging.DEBUG):  # TRL's version is read from a file.
-            where = f"TRL {installed('trl')}, {', '.join(target.attribute for target in module_patch.targets)}"
-            log.debug("%s: %s in %s%s", name, state, where, evidence, extra=event("evidence", **known))
-    elif decision.degraded:
-        what = "observed" if module_patch.observe else "on"
+    if decision.degraded:
+        name, what = f"{patch.id} (r{patch.revision})", "observed" if module_patch.observe else "on"
         reason = f"{decision.state.value} ({decision.reason.value})"
         fields = event("not-on", **known, state=decision.state.value, reason=decision.reason.value)
         more = "`python -m trl_hotfix --list` says more"
-        log.warning("%s is NOT %s: %s%s. %s", name, what, reason, evidence, more, extra=fields)
+        log.warning("%s is NOT %s: %s%s. %s", name, what, reason, in_one_line(decision), more, extra=fields)
+    elif decision.state in (State.APPLIED, State.OBSERVED) and log.isEnabledFor(logging.DEBUG):
+        _log_in_full(module_patch, known)
+
+
+def _log_in_full(module_patch: ModulePatch, known: dict[str, Any]) -> None:
+    patch, state, trl = module_patch.patch, module_patch.decision.state, installed("trl")
+    choices = "".join(f" {option}={choice}" for option, choice in module_patch.options.items())
+    line = f"repair of {patch.id}{choices} is on (bug: {patch.title})"
+    if state is State.OBSERVED:
+        line = f"TRL {trl} has {patch.id}, not repaired (bug: {patch.title})"
+    log.debug("%s", line, extra=event(state.value, **known, title=patch.title))
+    name = f"{patch.id} (r{patch.revision}): {state.value}"
+    where = f"TRL {trl}, {', '.join(target.attribute for target in module_patch.targets)}"
+    evidence = in_one_line(module_patch.decision)
+    log.debug("%s in %s%s", name, where, evidence, extra=event("evidence", **known))

@@ -17,6 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ..model import Reason, Target
+from ..witness import stands
 from .inheritance import SITE, site_of
 from .wrappers import Layer, describe, wrapped_descriptor
 
@@ -83,9 +84,13 @@ class Site:
         return raw if site is None else site.original
 
     def put_on(self, layer: Layer) -> None:
-        """Add ``layer`` as the outermost. On ``OccupiedError`` or ``UnsupportedTargetError`` nothing has changed."""
+        """Add ``layer``. Layers lie in the order of ids, whatever went on first, and one of phases is the outermost.
+
+        On ``OccupiedError`` or ``UnsupportedTargetError`` nothing has changed.
+        """
         with _CHANGING:
-            self._set((*self._without(layer.patch_id), layer))
+            layers = (*self._without(layer.patch_id), layer)
+            self._set(tuple(sorted(layers, key=lambda each: (each.phase is not None, each.patch_id))))
 
     def take_off(self, patch_id: str) -> None:
         """Remove a patch's layer. Without layers ``vars(owner)`` is as it was before. Raises ``OccupiedError``."""
@@ -146,6 +151,8 @@ class Site:
 
     def start_over(self) -> None:
         """Take the reloaded function as the original, also in modules that hold the old one by value."""
+        for layer in self.layers:
+            stands(layer.witnessed, self, on=False)
         old, self.installed, self.layers = self.installed, NOT_INSTALLED, ()
         self._rebind(old, vars(self.owner)[self.name])
 
@@ -175,7 +182,12 @@ class Site:
             delattr(self.owner, self.name)
         elif self.layers:
             setattr(self.owner, self.name, self.raw)
+        gone = self.layers
         self.layers, self.installed = layers, after if layers else NOT_INSTALLED
+        for layer in gone:
+            stands(layer.witnessed, self, on=False)
+        for layer in layers:
+            stands(layer.witnessed, self, on=True)
         if isinstance(self.owner, ModuleType) and self.original.__module__ == self.owner.__name__:
             self._rebind(before, after)
 
@@ -199,6 +211,7 @@ class Sites:
 
     def __init__(self) -> None:
         self._sites: weakref.WeakValueDictionary[tuple[Any, str], Site] = weakref.WeakValueDictionary()
+        self._forgotten: weakref.WeakSet[Site] = weakref.WeakSet()
 
     def at(self, module: ModuleType, target: Target) -> Site:
         """Return the site of ``target``. Raises ``MissingTargetError``."""
@@ -230,18 +243,11 @@ class Sites:
     def forget(self, site: Site) -> None:
         """Forget a site of a class that a reload has replaced, so that the class can be collected."""
         self._sites.pop((site.owner, site.name), None)
+        self._forgotten.add(site)
 
-    def constructor_of(self, site: Site) -> Site | None:
-        """Return the site of the constructor that the trainer class of ``site`` has in its module, or None."""
-        owner = site.owner
-        if not isinstance(owner, type) or not owner.__name__.endswith("Trainer"):
-            return None
-        cls = next(cls for cls in owner.__mro__ if "__init__" in vars(cls))
-        module = sys.modules.get(owner.__module__)
-        if module is None or getattr(module, cls.__name__, None) is not cls or cls.__module__ != owner.__module__:
-            return None
-        found = self.at(module, Target(module.__name__, f"{cls.__name__}.__init__", ""))
-        return found if isinstance(found.original, FunctionType) else None
+    def with_layer(self, name: str) -> list[Site]:
+        """Return the sites that have the layer of this name, those of classes that a reload has replaced too."""
+        return [site for site in (*self._sites.values(), *self._forgotten) if site.has(name)]
 
 
 def describe_owner(owner: Any) -> str:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..matching import gates
-from ..model import Decision, Options, Patch, Reason, State, Target
+from ..model import Decision, Evidence, Options, Patch, Reason, State, Target
 from ..reporting.report import PatchStatus, TargetStatus
 from ..witness import total
 from .module_patch import ModulePatch
+
+if TYPE_CHECKING:
+    from .reach import Missed
 
 _WORST_FIRST = (
     State.FAILED,
@@ -54,8 +58,8 @@ def status_of(
         return decision.state
 
     targets = tuple(TargetStatus(target, patch.range_of(target), state_of(target)) for target in patch.targets)
-    called, acted = total(patch.id)
-    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options, called, acted)
+    count = total(patch.id)
+    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options, count.called, count.acted)
 
 
 def overtaken(module_patch: ModulePatch) -> bool:
@@ -76,10 +80,14 @@ def _current_decision(module_patch: ModulePatch, objects: Sequence[object]) -> D
     if module_patch.decision.state is State.OBSERVED and module_patch.breaker.broken:
         evidence = {**module_patch.decision.evidence, "error": module_patch.breaker.error}
         return Decision(State.FAILED, Reason.WRAPPER_ERROR, evidence)
+    if module_patch.decision.state is State.PENDING and objects:
+        from .reach import copies
+
+        return _unreached(copies(module_patch, objects), {}) or module_patch.decision
     if module_patch.decision.state is not State.APPLIED:
         return module_patch.decision
     from .compiled_code import still_compiled
-    from .conflicts import overridden, still_on
+    from .conflicts import still_on
     from .reach import missed
     from .sites import OccupiedError
 
@@ -94,14 +102,18 @@ def _current_decision(module_patch: ModulePatch, objects: Sequence[object]) -> D
             return Decision(State.DISPLACED, error.reason, {**evidence, "by": error.by})
         if on_top is not None:
             evidence["beneath"] = on_top
-    overriding = [name for site in module_patch.sites for name in overridden(site, objects, module_patch.patch)]
-    if overriding:
-        return Decision(State.UNREACHED, Reason.OVERRIDDEN, {**evidence, "by": "; ".join(overriding)})
-    unreached = missed(module_patch, objects)
-    if unreached:
-        by = "; ".join(dict.fromkeys(one.by for one in unreached if one.reason is unreached[0].reason))
-        return Decision(State.UNREACHED, unreached[0].reason, {**evidence, "by": by})
+    unreached = _unreached(missed(module_patch, objects), evidence)
+    if unreached is not None:
+        return unreached
     compiled = still_compiled(module_patch.compiled)
     if compiled:
         return Decision(State.UNREACHED, Reason.COMPILED, {**evidence, "by": compiled})
     return Decision(State.APPLIED, Reason.PROVEN, evidence)
+
+
+def _unreached(found: Sequence[Missed], evidence: Evidence) -> Decision | None:
+    """Return ``unreached``, with the first reason, if there is a trainer that the patch does not reach."""
+    if not found:
+        return None
+    by = "; ".join(dict.fromkeys(one.by for one in found if one.reason is found[0].reason))
+    return Decision(State.UNREACHED, found[0].reason, {**evidence, "by": by})

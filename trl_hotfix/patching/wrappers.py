@@ -12,9 +12,10 @@ from typing import Any
 
 from ..call import NOT_TRACED, Call, Parameters, Wrapped, parameters_of_method, takes_call
 from ..model import Wrapper
-from ..witness import Counts
+from ..witness import Doing, Here, Phase, Witnessed, elsewhere
 from . import references
 from .breaker import Breaker
+from .in_phase import in_phase
 from .inheritance import Aside, forwarding, leaves_to_a_base
 from .observing import is_compiling, observing
 from .references import Reference
@@ -29,7 +30,8 @@ class Layer:
     """One patch's wrapper on a site, in either form.
 
     It is ``armed`` once it is proven; before that an error in it is raised.
-    With ``observe`` the wrapper is not called: the layer counts the calls of TRL's method and changes nothing.
+    With ``observe`` the wrapper is not called: the layer counts the calls of TRL's method and changes nothing. One with
+    a ``phase`` is of no patch: it says what the trainer does. It is always the outermost.
     """
 
     patch_id: str
@@ -38,9 +40,10 @@ class Layer:
     traced: bool
     options: tuple[tuple[str, str], ...] = ()
     breaker: Breaker = field(default_factory=lambda: Breaker("a wrapper", lambda: True))
-    counts: Counts = field(default_factory=Counts)
+    witnessed: Witnessed = field(default_factory=lambda: Witnessed("", "", 0))
     armed: bool = False
     observe: bool = False
+    phase: Phase | None = None
 
 
 def wrapped_descriptor(
@@ -67,14 +70,16 @@ def wrapped_descriptor(
     for layer in layers:
         aside = leaves_to_a_base(owner, name, layer.patch_id) if inherited and bound else None
         function = _layered(function, layer, bound=bound, traced=traced, in_process=in_process, aside=aside)
-    repairing = tuple((layer.patch_id, layer.revision, layer.options) for layer in layers if not layer.observe)
+    repairing = tuple(
+        (layer.patch_id, layer.revision, layer.options) for layer in layers if not layer.observe and layer.phase is None
+    )
     _CODES.add(function.__code__)
     # Under TRL's own name its pickles, and so the hashes of `datasets`, would be those of the unpatched function.
     if repairing:
         function.__module__, function.__qualname__ = references.MODULE, references.name_of((*path, repairing))
-    elif isinstance(owner, ModuleType):
-        # A function that this module imports by name is not found under its own one: it would be pickled with its code
-        # and its counts, which are others each time.
+    elif inherited or isinstance(owner, ModuleType):
+        # What is inherited, or imported by name, is not found under its own name: it would be pickled with its code and
+        # its counts, which are others each time.
         function.__module__, function.__qualname__ = path
     return function if isinstance(raw, FunctionType) else type(raw)(function)
 
@@ -100,9 +105,14 @@ def _layered(
     raw: FunctionType, layer: Layer, *, bound: bool, traced: bool, in_process: bool, aside: Aside | None
 ) -> FunctionType:
     """Return a plain function that calls the wrapper of ``layer`` around ``raw``, and counts the calls."""
+    if layer.phase is not None:
+        plain = _plain(in_phase(raw, layer.phase))
+        _keep_from_dynamo(plain)
+        functools.update_wrapper(plain, raw, updated=())
+        return plain
     if layer.observe:
         # TRL's own name stays, so that pickles, and the hashes of `datasets`, are those of the unpatched function.
-        plain = _plain(observing(raw, layer.counts, layer.breaker, bound=bound, in_process=in_process))
+        plain = _plain(observing(raw, layer.witnessed, layer.breaker, bound=bound, in_process=in_process))
         functools.update_wrapper(plain, raw, updated=())
         return plain
     if inspect.iscoroutinefunction(raw):
@@ -112,7 +122,7 @@ def _layered(
     if traced and not inspect.iscoroutinefunction(raw):
         plain = _traced(raw, layer, plain, bound=bound)
     else:
-        for function in (plain, Counts.of, *NOT_TRACED):
+        for function in (plain, elsewhere, Doing.of, *NOT_TRACED):
             _keep_from_dynamo(function)
     # __dict__ is not updated, since it would copy `_torchdynamo_orig_callable` (pytorch issue 172732).
     functools.update_wrapper(plain, raw, updated=())
@@ -141,7 +151,7 @@ _NOT_GIVEN = object()
 
 
 def _method(raw: FunctionType, layer: Layer, *, in_process: bool, aside: Aside | None) -> FunctionType:
-    wrapper, breaker, counts = layer.wrapper, layer.breaker, layer.counts
+    wrapper, breaker, witnessed = layer.wrapper, layer.breaker, layer.witnessed
     by_call, parameters = takes_call(wrapper), parameters_of_method(raw)
     form = Call if by_call else Wrapped
 
@@ -150,8 +160,10 @@ def _method(raw: FunctionType, layer: Layer, *, in_process: bool, aside: Aside |
             self = _given_by_name(raw, kwargs)
         if breaker.broken:
             return raw(self, *args, **kwargs)
-        last = counts.last
-        count = last[1] if last[0] == id(self) else counts.process if in_process else counts.of(self)
+        doing = Here.thread.doing
+        if not in_process and doing.key != id(self):
+            doing = elsewhere(self)
+        count = doing.counts.get(witnessed) or doing.of(witnessed)
         count.called += 1
         if aside is not None and aside(self):
             return raw(self, *args, **kwargs)
@@ -185,13 +197,15 @@ def _given_by_name(raw: FunctionType, kwargs: dict[str, Any]) -> Any:
 
 
 def _function(raw: FunctionType, layer: Layer) -> FunctionType:
-    wrapper, breaker, count = layer.wrapper, layer.breaker, layer.counts.process
+    wrapper, breaker, witnessed = layer.wrapper, layer.breaker, layer.witnessed
     by_call, parameters = takes_call(wrapper), Parameters(raw)
     form = Call if by_call else Wrapped
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if breaker.broken:
             return raw(*args, **kwargs)
+        doing = Here.thread.doing
+        count = doing.counts.get(witnessed) or doing.of(witnessed)
         count.called += 1
         call = form(raw, None, args, kwargs, parameters)
         before = form.current.set(call)
@@ -214,7 +228,7 @@ def _function(raw: FunctionType, layer: Layer) -> FunctionType:
 
 def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool, aside: Aside | None) -> FunctionType:
     """As the others, for an ``async`` function, but its errors are raised, and that it acts is not seen."""
-    breaker, counts = layer.breaker, layer.counts
+    breaker, witnessed = layer.breaker, layer.witnessed
     wrapper = _uncounted(raw, layer.wrapper, bound=bound)
 
     async def method(self: Any = _NOT_GIVEN, /, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +236,8 @@ def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool
             self = _given_by_name(raw, kwargs)
         if breaker.broken:
             return await raw(self, *args, **kwargs)
-        (counts.process if in_process else counts.of(self)).called += 1
+        doing = Here.thread.doing
+        (doing if in_process or doing.key == id(self) else elsewhere(self)).of(witnessed).called += 1
         if aside is not None and aside(self):
             return await raw(self, *args, **kwargs)
         return await wrapper(functools.partial(raw, self), self, args, kwargs)
@@ -230,7 +245,7 @@ def _coroutine(raw: FunctionType, layer: Layer, *, bound: bool, in_process: bool
     async def function(*args: Any, **kwargs: Any) -> Any:
         if breaker.broken:
             return await raw(*args, **kwargs)
-        counts.process.called += 1
+        Here.thread.doing.of(witnessed).called += 1
         return await wrapper(raw, None, args, kwargs)
 
     return _plain(method if bound else function)

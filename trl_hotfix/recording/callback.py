@@ -8,42 +8,42 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..errors import NotAppliedError
 from ..log import ensure_handler, event, log
-from ..model import Reason
+from ..model import Reason, Strict
 from ..patching import engine, reach
 from ..reporting.report import Report
 from ..reporting.runs import RunHit
-from ..settings import STRICT, switch
-from . import beginnings, observation, ranks, run, run_hits
+from ..witness import event_begins, event_ends, ledger_of
+from . import beginnings, every_rank, observation, ranks, run, run_hits, run_log
+from .agreement import STEPS_LATER, Agreed, Problem, Says, agree, ask_to_stop, stop_asked
 from .failures import training_goes_on
 from .files import write_atomically
 from .model_cards import write_into_model_cards
-from .problems import compare_with_checkpoint, unrepaired
+from .problems import compare_with_checkpoint, not_applied, unrepaired, without_repair
 from .trackers import FILE, FILE_OF_RANK, KEY, tracker_writer
 from .trainers import calling_trainer
 
-_UNCHECKED = "which patches reach this trainer could not be checked; the warning before has the error"
+_UNCHECKED = Problem("which patches reach this trainer could not be checked; the warning before has the error")
 
 
 class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     """Write the report into the run's records, and check that all ranks have the same repairs.
 
     When training begins, the patches of this trainer and the bugs that the run hits go into the log and, once, into the
-    next entry of ``state.log_history``. A patch that should be on and is not, or does not reach this trainer, is a
-    WARNING, as are ranks that differ from rank 0 and a checkpoint that was trained with other patches. Under
-    ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise ``NotAppliedError``, on every rank, before the first
-    step. After it follows the look whether each method that a step calls was called; it raises before the second.
+    next entry of ``state.log_history``. A WARNING each: a patch that should be on and is not, or does not reach this
+    trainer; ranks that differ from rank 0; a known bug that nobody can repair; a checkpoint of other repairs. Under
+    ``TRL_HOTFIX=strict`` or ``strict=True`` the first two raise ``NotAppliedError`` before the first step, if the run
+    hits the bug or may hit it, and under ``strict-all`` or ``strict="all"`` in any case. So does, after the first step,
+    a method that each step should call, and this one did not. All ranks raise, or none.
 
     The record has what each patch was to this run, with counts. It is brought up to date at every save and at the end:
     in the history, in ``trl_hotfix.json`` beside every checkpoint, in the config of wandb, trackio, mlflow and
@@ -52,15 +52,18 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     trackers.
     """
 
-    def __init__(self, strict: bool | None = None) -> None:
-        self._strict = switch(os.environ.get("TRL_HOTFIX", "")) == STRICT if strict is None else strict
-        self._problems: list[str] = []
+    def __init__(self, strict: bool | Literal["all"] | None = None) -> None:
+        self._strict = engine.strictness(strict) if strict is not None else None
+        self._agreed = Agreed(Strict.NOTHING)
+        self._broken: set[str] = set()
         self._waiting_trackers: list[tuple[str, Callable[[Mapping[str, Any]], bool]]] = []
         self._trackers: list[tuple[str, Callable[[Mapping[str, Any]], bool]]] = []
         self._is_due = False
         self._begun: dict[str, Any] = {}
         self._written: dict[str, Any] | None = None
         self._first_step: int | None = None
+        self._last_step: int | None = None
+        self._number = 0
         self._trainer_of_state: tuple[weakref.ref[Any], weakref.ref[Any] | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,24 +77,26 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
                 return
             active = self._active_callback(state)
             if active is self:
-                self._problems = [_UNCHECKED]
+                self._agreed = Agreed(self._level(state), (_UNCHECKED,))
                 self._begin_training(args, state)
-        # Of two callbacks, the inactive one may be the strict one.
-        if active._problems and self._strict:
-            lines = "".join(f"\n  {problem}" for problem in active._problems)
-            raise NotAppliedError(f"strict mode: training does not begin:{lines}")
+        if active is self:
+            self._end_if_strict(self._agreed, "training does not begin")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The trackers' callbacks start their runs at train begin, after this callback if TRL_HOTFIX=1 added it.
         with training_goes_on("on_step_begin failed"):
             if self._is_active(args, state):
                 self._into_trackers(state)
+                trainer = self._trainer(state)
+                if trainer is not None:
+                    event_begins(trainer)
+                    ledger_of(trainer).run.step_begins()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # PPO's own loop has no step begin, and the run of mlflow in a second `train()` starts with its first log.
         with training_goes_on("on_log failed"):
             if self._is_active(args, state):
-                self._look_after_first_step(state)
+                self._look_after_step(state)
                 self._into_trackers(state)
                 self._into_history(state)
 
@@ -100,7 +105,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             trainer = self._trainer(state)
             if not self._is_active(args, state) or trainer is None:
                 return
-            self._look_after_first_step(state)
+            event_ends(trainer)
+            self._look_after_step(state)
             next_actions = trainer.control
             if not next_actions.should_save:
                 return
@@ -127,9 +133,11 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with training_goes_on("on_save failed"):
-            if self._is_active(args, state) and state.is_world_process_zero:
+            if self._is_active(args, state):
+                record = self._record_of_all_ranks(state, "save")
+                if not state.is_world_process_zero:
+                    return
                 checkpoint = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-                record = self._current_record(state)
                 _write(checkpoint if checkpoint.is_dir() else Path(args.output_dir), record)
                 self._refresh_trackers(record)
 
@@ -137,9 +145,10 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         with training_goes_on("on_train_end failed"):
             if not self._is_active(args, state):
                 return
+            record = self._record_of_all_ranks(state, "end")
             if state.is_world_process_zero:
-                self._log_the_end(state)
-                record = self._current_record(state)
+                trainer = self._trainer(state)
+                run_log.ends(trainer, _report(trainer))
                 self._refresh_history(state, record)
                 self._refresh_trackers(record)
                 if Path(args.output_dir).is_dir():
@@ -147,7 +156,6 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             elif self._has_failed(state) and Path(args.output_dir).is_dir():
                 # The record of rank 0 does not have what happened here.
                 _write(Path(args.output_dir), self._current_record(state), FILE_OF_RANK.format(args.process_index))
-            run.run_ends()
 
     # The trainer of an event, and the active callback.
 
@@ -156,10 +164,21 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
 
     def _is_of_trl(self, args: Any, state: Any) -> bool:
         """Return whether the trainer is one of TRL's. The callback does nothing in a trainer of transformers itself."""
-        # Both classes are looked at: the reward trainer of old releases takes plain TrainingArguments, and a trainer
+        # Both classes count: the reward trainer of old releases takes plain TrainingArguments, and a trainer
         # that was generated from TRL's source is not a class of TRL.
-        classes = (*type(self._trainer(state)).__mro__, *type(args).__mro__)
-        return any(cls.__module__.startswith("trl.") for cls in classes)
+        trainer = self._trainer(state)
+        classes = (*type(trainer).__mro__, *type(args).__mro__)
+        if any(cls.__module__.startswith("trl.") for cls in classes):
+            return True
+        targets = [target for module_patch in engine.ENGINE.module_patches() for target in module_patch.targets]
+        return trainer is not None and reach.looks_like_trls(
+            trainer, {target.attribute.partition(".")[0] for target in targets}
+        )
+
+    def _level(self, state: Any) -> Strict:
+        """Return what ends this run on this rank. Of two callbacks, the stricter one decides."""
+        levels = [callback._strict for callback in [self, *_callbacks(self._trainer(state))]]
+        return max(engine.ENGINE.strict if level is None else level for level in levels)
 
     def _active_callback(self, state: Any) -> HotfixCallback:
         """Return the first callback of the run. There are two if a script and ``TRL_HOTFIX=1`` both add one."""
@@ -179,44 +198,112 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer(state)
         ensure_handler()
         for module in engine.ENGINE.overlooked():
-            log.warning("the import of %s was not noticed; its patches go on now, after the trainer was made", module)
+            log.warning(
+                "the import of %s was not noticed; its patches go on now, after the trainer was made",
+                module,
+                extra=event("overlooked", module=module),
+            )
         write_into_model_cards(trainer)
-        self._first_step = None
+        self._number = ranks.number_of_training()
+        self._first_step = self._last_step = None
         if trainer is not None:
             beginnings.note(trainer, state)
-            reach.training_begins(trainer, engine.ENGINE.module_patches())
-            self._first_step = state.global_step
+            ledger_of(trainer).begin_run()
+            self._first_step = self._last_step = state.global_step
         if state.is_world_process_zero:
             with training_goes_on("that of a rank of an earlier run is still there"):
                 _remove_records_of_ranks(Path(args.output_dir))
+        self._broken = engine.ENGINE.broken()
         report, hits = self._log_beginning("training", state)
+        level, found = self._level(state), unrepaired(report, hits if trainer is not None else None)
+        found += without_repair(run_hits.without_repair(trainer, report))
+        if level and engine.ENGINE.is_unused:
+            found.append(Problem("nothing is applied: call trl_hotfix.apply() before the trainer is made"))
+        may_hit = tuple(hit.id for hit in hits)
+        says = Says(level, tuple(found), may_hit, run.frozen(trainer, report))
         try:
-            self._problems = [*unrepaired(report, hits), *ranks.compare(report.freeze())]
+            self._agreed = agree(says, f"begin/{self._number}")
         finally:
             # The record has the problems, and a run whose ranks cannot be compared has a record, too.
             self._record_beginning("training", report, state)
-        for problem in self._problems:
-            log.warning("%s", problem)
+        self._warn(self._agreed)
         self._into_trackers(state)
 
-    def _look_after_first_step(self, state: Any) -> None:
-        """After the first step, warn about each patch whose method this trainer should have called, and has not."""
-        if self._first_step is None or state.global_step <= self._first_step:
-            return
-        self._first_step = None
+    def _warn(self, agreed: Agreed) -> None:
+        rank, _ = ranks.rank_and_world()
+        for problem in agreed.of_rank(rank):
+            fields = event("hit" if problem.is_hit else "problem", patch=problem.patch, ranks=list(problem.ranks))
+            log.warning("%s", problem.line(), extra=fields)
+
+    def _end_if_strict(self, agreed: Agreed, what: str) -> None:
+        """Raise ``NotAppliedError`` if a problem ends the run. All ranks have heard the same."""
+        if agreed.ending:
+            ranks.part(f"end/{self._number}")
+            rank, world = ranks.rank_and_world()
+            raise not_applied(agreed, what, rank, world, self._way_on(agreed.ending))
+
+    def _way_on(self, reasons: Iterable[Problem]) -> str:
+        """Return what lets the run go on all the same, to copy into the shell or into the call of ``apply()``."""
+        configuration = engine.ENGINE.configuration
+        ids, before = dict.fromkeys(problem.patch for problem in reasons), configuration.skipped
+        if "" not in ids and before is not None:
+            skipped = list(dict.fromkeys([*sorted(before), *ids]))
+            return f"skip={skipped}" if "skip" in configuration.given else f"TRL_HOTFIX_SKIP={','.join(skipped)}"
+        by_hand = "strict" in configuration.given or self._strict is not None
+        by_variable = engine.strictness(None) is not Strict.NOTHING
+        ways = [*(["TRL_HOTFIX=1"] if by_variable else []), *(["strict=False"] if by_hand or not by_variable else [])]
+        return " and ".join(ways)
+
+    def _count_step(self, state: Any) -> None:
+        """Note for each patch whether the step that has ended called it, once for each step."""
         trainer = self._trainer(state)
-        problems = [_UNCHECKED]
-        with training_goes_on("the look after the first step failed"):
-            reach.step_taken(trainer)
-            report = _report(trainer)
-            all_problems = unrepaired(report, run_hits.of(trainer, report))
-            problems = [problem for problem in all_problems if problem not in self._problems]
-        self._problems += problems
-        for problem in problems:
-            log.warning("%s", problem)
-        if problems and any(callback._strict for callback in _callbacks(trainer)):
-            lines = "".join(f"\n  {problem}" for problem in problems)
-            raise NotAppliedError(f"strict mode: training ends after its first step:{lines}")
+        if trainer is None or self._last_step is None or state.global_step <= self._last_step:
+            return
+        self._last_step = state.global_step
+        ledger = ledger_of(trainer)
+        ledger.run.step_ends(ledger)
+
+    def _look_after_step(self, state: Any) -> None:
+        """Count the step. After the first, warn about each patch whose method it should have called, and has not."""
+        is_first = self._first_step is not None and state.global_step > self._first_step
+        level = self._agreed.level
+        agreed = Agreed(level, (_UNCHECKED,) if is_first else ())
+        with training_goes_on("the look after a step failed"):
+            self._count_step(state)
+            if is_first:
+                says = Says(level, tuple(self._new_problems(state)))
+                # Where nothing ends a run, no rank waits for another.
+                agreed = agree(says, f"step/{self._number}") if level else Agreed(level, says.problems)
+            elif level:
+                agreed = Agreed(level, self._failed_since(state))
+        if is_first:
+            self._first_step = None
+        if agreed.problems:
+            self._agreed = Agreed(level, (*self._agreed.problems, *agreed.problems))
+            self._warn(agreed)
+            self._end_if_strict(agreed, f"training ends after step {state.global_step}")
+
+    def _new_problems(self, state: Any) -> list[Problem]:
+        trainer = self._trainer(state)
+        report = _report(trainer)
+        hits = run_hits.of(trainer, report) if trainer is not None else None
+        found = unrepaired(report, hits, run.repairs(trainer, report))
+        said = {problem.text for problem in self._agreed.problems}
+        return [problem for problem in found if problem.text not in said]
+
+    def _failed_since(self, state: Any) -> tuple[Problem, ...]:
+        """Return the problems of wrappers that have failed since the beginning, as soon as all ranks can hear of them.
+
+        With other ranks that is two steps later: none comes that far without the others.
+        """
+        moment, new = f"stop/{self._number}", engine.ENGINE.broken() - self._broken
+        found = tuple(problem for problem in (self._new_problems(state) if new else ()) if problem.patch in new)
+        self._broken |= new
+        if ranks.world_size() == 1:
+            return found
+        if Agreed(self._agreed.level, found).ending:
+            ask_to_stop(found, moment, after=state.global_step + STEPS_LATER)
+        return stop_asked(moment, state.global_step)
 
     def _log_beginning(self, activity: str, state: Any) -> tuple[Report, tuple[RunHit, ...]]:
         """Log the report, and the bugs that the run hits, which are evaluated anew."""
@@ -225,13 +312,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         report = _report(trainer)
         hits = run_hits.begins(trainer, report)
         if state.is_world_process_zero:
-            repairs, observed = run.repairs(trainer, report), observation.findings(trainer, report)
-            words = "nothing is repaired" if report.observe else run.summary(repairs)
-            words += observation.in_doubt(observed)
-            fields = event(activity, digest=report.digest, trl=report.trl)
-            log.info("%s with TRL %s, digest %s: %s", activity, report.trl, report.digest, words, extra=fields)
-            run_hits.log_begin(hits, report, repairs)
-            observation.log_begin(observed)
+            with training_goes_on("what it hits is not in the log"):
+                run_log.begins(trainer, report, activity)
         return report, hits
 
     def _record_beginning(self, activity: str, report: Report, state: Any) -> None:
@@ -242,7 +324,8 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         if earlier:
             compare_with_checkpoint(earlier[-1], record)
         elif activity == "training" and state.global_step and record["patches"]:
-            log.warning("this run goes on from a checkpoint without a record: its steps may not have been repaired")
+            unknown = "this run goes on from a checkpoint without a record: its steps may not have been repaired"
+            log.warning(unknown, extra=event("checkpoint"))
         self._is_due, self._begun = True, record
         callbacks = trainer.callback_handler.callbacks if trainer is not None else []
         writers = [(callback, tracker_writer(callback)) for callback in callbacks]
@@ -250,12 +333,6 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             (type(callback).__name__, functools.partial(write, callback)) for callback, write in writers if write
         ]
         self._trackers = []
-
-    def _log_the_end(self, state: Any) -> None:
-        trainer = self._trainer(state)
-        report = _report(trainer)
-        run_hits.log_end(run_hits.of(trainer, report), run.repairs(trainer, report))
-        observation.log_end(observation.findings(trainer, report))
 
     def _has_failed(self, state: Any) -> bool:
         """Return whether a wrapper has failed in a call on this rank."""
@@ -279,12 +356,22 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer(state)
         return self._record(trainer, _report(trainer))
 
+    def _record_of_all_ranks(self, state: Any, event: str) -> dict[str, Any]:
+        """Return the record, with what the patches were on every rank. Each calls it at each save and at the end."""
+        # A rank without us, which the beginning has named, is not waited for.
+        patiently = not any(ranks.NOTHING_THERE in problem.text for problem in self._agreed.problems)
+        record = self._current_record(state)
+        return every_rank.merged(record, f"{event}/{self._number}/{state.global_step}", patiently=patiently)
+
     def _record(self, trainer: Trainer | None, report: Report) -> dict[str, Any]:
-        hits = run_hits.of(trainer, report)
+        repairs = run.repairs(trainer, report)
+        hits = run_hits.settled(run_hits.of(trainer, report), repairs)
         observed = observation.findings(trainer, report)
         # A wrapper that has failed in a call since the beginning is one more problem.
-        noted = [problem for problem in self._problems if problem != _UNCHECKED]
-        problems = dict.fromkeys([*noted, *unrepaired(report, hits)])
+        noted = [problem.line() for problem in self._agreed.problems if problem != _UNCHECKED]
+        now = [problem.line() for problem in unrepaired(report, hits, repairs)]
+        in_run = [problem for repair in repairs for problem in repair.problems()]
+        problems = dict.fromkeys([*noted, *now, *in_run])
         asked = run_hits.to_dicts(hits, report) if run_hits.was_asked(trainer, report) else None
         return run.record(trainer, report, observed, asked, problems)
 
@@ -314,6 +401,13 @@ def _remove_records_of_ranks(folder: Path) -> None:
     """Remove what ranks of an earlier run in this folder have left."""
     for file in folder.glob(FILE_OF_RANK.format("*")):
         file.unlink(missing_ok=True)
+
+
+def add_to_those_made_already() -> None:
+    """Add a ``HotfixCallback`` to every trainer of this process that lacks one."""
+    for trainer in reach.all_trainers():
+        if not _callbacks(trainer):
+            trainer.add_callback(HotfixCallback)
 
 
 def add_to_every_trainer(module: ModuleType) -> None:

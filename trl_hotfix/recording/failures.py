@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..errors import NotAppliedError
-from ..log import log
+from ..log import event, log
 
 
 @contextlib.contextmanager
@@ -21,4 +21,5 @@ def training_goes_on(without: str) -> Iterator[None]:
         raise
     # A run trains correctly without its record, so an error in writing it must not end the run.
     except Exception as error:  # noqa: BLE001
-        log.warning("the record of the run is not complete, %s (%s: %s)", without, type(error).__name__, error)
+        kind, fields = type(error).__name__, event("no-record")
+        log.warning("the record of the run is not complete, %s (%s: %s)", without, kind, error, extra=fields)

@@ -12,9 +12,8 @@ from msgspec import Struct
 
 from ..log import event, log
 from ..matching.hits import Answer
-from ..model import Patch, Severity, State
+from ..model import Severity, State
 from ..reporting.report import Report
-from ..witness import every_target
 from . import run, run_hits
 
 _RANK = list(Severity)
@@ -24,8 +23,7 @@ class Observed(Struct, frozen=True):
     """A bug that is here, and whether this run hits it.
 
     ``because`` has the arguments that decide, ``unknown`` what cannot be told. ``called`` has the number of calls of
-    each target by this trainer so far. What belongs to no trainer, such as a function, counts for the run
-    in which it is called.
+    each target by this trainer so far.
     """
 
     id: str
@@ -73,7 +71,7 @@ def findings(trainer: Any, report: Report) -> list[Observed]:
     for status in report:
         if status.state is State.OBSERVED:
             found = run_hits.judged(trainer, status.patch, report.trl or "")
-            called = _called(status.patch, trainer)
+            called = run.called(trainer, status.patch)
             observed.append(
                 Observed(
                     status.id,
@@ -107,12 +105,6 @@ def log_end(observed: Iterable[Observed]) -> None:
     for one in observed:
         if any(one.called.values()) and one.answer is Answer.HIT:
             log.info("%s", one.line_at_end(), extra=event("called", patch=one.id, called=dict(one.called)))
-
-
-def _called(patch: Patch, trainer: Any) -> dict[str, int]:
-    counts = dict(every_target())
-    keys = [(patch.id, target.name) for target in patch.targets if (patch.id, target.name) in counts]
-    return {key[1]: run.calls(trainer, key, counts[key])[0] for key in keys}
 
 
 def _listed(reasons: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
-"""Check that all ranks have the same repairs.
+"""What ranks say to one another, and what differs between their repairs.
 
-The records are exchanged through the key-value store of ``torch.distributed`` and not by a collective: a rank on which
+The messages are exchanged through the key-value store of ``torch.distributed`` and not by a collective: a rank on which
 ``TRL_HOTFIX`` is not set would never take part in a collective, and the other ranks would hang.
 """
 
@@ -13,11 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..errors import plain
-from ..log import log
-from ..selection import freeze_files
+from ..log import event, log
+from ..patching.engine import rank_and_world as rank_and_world
 
 RANK_TIMEOUT = 60.0
 """Seconds to wait for a rank, unless ``TRL_HOTFIX_PATIENCE`` says otherwise.
@@ -25,36 +26,95 @@ RANK_TIMEOUT = 60.0
 All ranks have built their wrapped model together just before, so they arrive at nearly the same time.
 """
 
+NOTHING_THERE = "no trl_hotfix is on there, or it is slow"
+
+_trainings = itertools.count()
+
 Record = Mapping[str, Any]
 """The result of ``Report.freeze()``."""
 
-_rounds = itertools.count()
+_SHARE = 5 / 6
+"""Rank 0 waits for so much of the patience, so that its verdict comes while the others still wait for it."""
 
 
-def compare(own_record: Record) -> list[str]:
-    """Return the differences between the ranks in words, the same list on each rank. With one process it is empty.
+def gather(own: Mapping[str, Any], moment: str, *, patiently: bool = True) -> dict[int, Any]:
+    """Return on rank 0 what each rank says at this moment, by its number, and nothing elsewhere.
 
-    Every rank must call it the same number of times. A rank that does not is reported as one of the differences.
+    A rank that does not answer is left out. No rank waits but rank 0, and without ``patiently`` not even that one.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return []
-    rank, world = distributed.get_rank(), distributed.get_world_size()
+    rank, world = rank_and_world()
     if world == 1:
-        return []
-    timeout = _patience()
-    default_store = distributed.distributed_c10d._get_default_store()
-    store = distributed.PrefixStore(f"trl_hotfix/{next(_rounds)}", default_store)
-    if rank == 0:
-        messages = _collected(store, own_record, world, timeout)
-        store.set("verdict", json.dumps(messages))
-        return messages
-    store.set(str(rank), json.dumps(own_record))
-    if not _wait_for_key(store, "verdict", timeout + 10):
-        return ["rank 0 does not answer: no trl_hotfix is on there"]
-    verdict = _read(store.get("verdict"))
-    messages = verdict if isinstance(verdict, list) else ["rank 0 answers what cannot be read"]
-    return [plain(str(message)) for message in messages]
+        return {}
+    store = _store(moment)
+    if rank != 0:
+        store.set(str(rank), json.dumps(own))
+        return {}
+    found: dict[int, Any] = {0: own}
+    deadline = time.monotonic() + (_SHARE * _patience() if patiently else 0)
+    for other in range(1, world):
+        if _wait_for_key(store, str(other), deadline - time.monotonic()):
+            found[other] = _read(store.get(str(other)))
+    return found
+
+
+def decide(moment: str, proposal: str, *, waits: bool) -> str:
+    """Return what is decided at this moment: the first proposal of a rank. One that ``waits`` makes it at the end."""
+    store = _store(moment)
+    if waits and _wait_for_key(store, _DECIDED, _patience()):
+        return bytes(store.get(_DECIDED)).decode(errors="replace")
+    try:
+        return bytes(store.compare_set(_DECIDED, "", proposal)).decode(errors="replace")
+    except RuntimeError:
+        # The rank that holds the store is gone.
+        return proposal
+
+
+_DECIDED = "decided"
+
+
+def post(moment: str, what: Mapping[str, Any]) -> None:
+    """Leave something for all ranks to find, unless a rank has left something before."""
+    with suppress(RuntimeError):
+        _store(moment).compare_set("posted", "", json.dumps(what))
+
+
+def posted(moment: str) -> Any:
+    """Return what a rank has left, or None. It asks the store once, and does not wait."""
+    store = _store(moment)
+    return _read(store.get("posted")) if _is_set(store, "posted") else None
+
+
+def part(moment: str) -> None:
+    """Call this before this rank ends with the others. Rank 0 waits a little for them: its store goes with it."""
+    rank, world = rank_and_world()
+    if world == 1:
+        return
+    store = _store(moment)
+    with suppress(RuntimeError):
+        if store.add("parting", 1) == world:
+            store.set("all", "")
+        if rank == 0:
+            _wait_for_key(store, "all", (1 - _SHARE) * _patience())
+
+
+def world_size() -> int:
+    """Return the number of processes that train together."""
+    return rank_and_world()[1]
+
+
+def number_of_training() -> int:
+    """Return the number of a training that begins, the same on every rank. Each may have trained alone before."""
+    return next(_trainings) if world_size() > 1 else 0
+
+
+def patience() -> str:
+    """Return how long this rank waits for others, in words."""
+    return f"{_patience():g} s (TRL_HOTFIX_PATIENCE)"
+
+
+def _store(prefix: str) -> Any:
+    distributed: Any = sys.modules["torch.distributed"]
+    return distributed.PrefixStore(f"trl_hotfix/{prefix}", distributed.distributed_c10d._get_default_store())
 
 
 def _patience() -> float:
@@ -66,7 +126,8 @@ def _patience() -> float:
         seconds = math.nan
     if 0 <= seconds < math.inf:
         return seconds
-    log.warning("TRL_HOTFIX_PATIENCE is %r, not a number of seconds; taken as %g", value, RANK_TIMEOUT)
+    fields = event("patience-setting")
+    log.warning("TRL_HOTFIX_PATIENCE is %r, not a number of seconds; taken as %g", value, RANK_TIMEOUT, extra=fields)
     return RANK_TIMEOUT
 
 
@@ -77,22 +138,6 @@ def _read(text: Any) -> Any:
         return None
 
 
-def _collected(store: Any, own_record: Record, world: int, timeout: float) -> list[str]:
-    """Return the differences of the other ranks from rank 0, with the ranks of equal differences in one message."""
-    ranks_by_difference: dict[str, list[int]] = {}
-    deadline = time.monotonic() + timeout
-    for rank in range(1, world):
-        difference = "no trl_hotfix is on there"
-        if _wait_for_key(store, str(rank), deadline - time.monotonic()):
-            rank_record = freeze_files.record(_read(store.get(str(rank))))
-            difference = "its record cannot be read"
-            if rank_record is not None:
-                difference = "; ".join(differences(own_record, rank_record, "on rank 0", "there"))
-        if difference:
-            ranks_by_difference.setdefault(difference, []).append(rank)
-    return [f"rank {', '.join(map(str, ranks))}: {difference}" for difference, ranks in ranks_by_difference.items()]
-
-
 def _wait_for_key(store: Any, key: str, timeout: float) -> bool:
     """Wait for ``key`` up to ``timeout`` seconds, and return whether it is set.
 
@@ -100,26 +145,40 @@ def _wait_for_key(store: Any, key: str, timeout: float) -> bool:
     """
     deadline = time.monotonic() + timeout
     pause = 0.01
-    while not store.check([key]):
-        if time.monotonic() > deadline:
+    while not _is_set(store, key):
+        left = deadline - time.monotonic()
+        if left < 0:
             return False
-        time.sleep(pause)
+        time.sleep(min(pause, left))
         pause = min(2 * pause, 0.5)
     return True
 
 
+def _is_set(store: Any, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except RuntimeError:
+        # The rank that holds the store is gone.
+        return False
+
+
 def differences(first: Record, second: Record, in_first: str, in_second: str) -> list[str]:
     """Return the differences between two records in words: the TRL, and patches with their revisions and options."""
-    messages = []
+    return list(differing(first, second, in_first, in_second).values())
+
+
+def differing(first: Record, second: Record, in_first: str, in_second: str) -> dict[str, str]:
+    """Return the same by the id of the patch. That of the TRL has no id."""
+    messages = {}
     if first["trl"] != second["trl"]:
-        messages.append(f"TRL {first['trl']} {in_first}, {second['trl']} {in_second}")
+        messages[""] = f"TRL {first['trl']} {in_first}, {second['trl']} {in_second}"
     first_patches = {patch["id"]: patch for patch in first["patches"]}
     second_patches = {patch["id"]: patch for patch in second["patches"]}
     for patch_id in sorted(first_patches.keys() | second_patches.keys()):
         before, after = _describe(first_patches.get(patch_id)), _describe(second_patches.get(patch_id))
         if before != after:
-            messages.append(f"{patch_id} is {before} {in_first}, {after} {in_second}")
-    return [plain(message) for message in messages]
+            messages[patch_id] = f"{patch_id} is {before} {in_first}, {after} {in_second}"
+    return {patch_id: plain(message) for patch_id, message in messages.items()}
 
 
 def _describe(patch: Record | None) -> str:

@@ -1,27 +1,32 @@
 """What the witness saw of a run: a word and the counts for each patch, as a record and as lines of the log.
 
-==============  ========================================================================================
-``repaired``    the wrapper acted in calls of this trainer
-``called``      this trainer called it, and it had nothing to do
-``standing by`` it is on this trainer's class, and has not been called yet
-``selected``    it is on, or goes on at its import, for other trainers than this one
-==============  ========================================================================================
+=====================  =================================================================================
+``repaired``           the wrapper acted in calls of this trainer, in the phase that the target is for
+``called``             this trainer called it, and it had nothing to do
+``on some ranks``      it repaired on some ranks, and others did not call it
+``in evaluation only`` evaluations of this trainer called it, and no step of its training
+``not seen``           its data may have been prepared elsewhere, or come from a cache
+``standing by``        it is on this trainer's class, and has not been called yet
+``selected``           it is on, or goes on at its import, for other trainers than this one
+=====================  =================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from .. import witness
 from ..errors import printable
-from ..model import Called, State
+from ..model import Called, Patch, State
 from ..patching import engine, reach
 from ..reporting.report import PatchStatus, Report
 from ..selection.freeze_files import SCHEMA
-from ..witness import Counts, every_target
+from ..selection.set_digest import digest_of
+from ..witness import Count, Phase, Witnessed
 
 LONGEST_PROBLEM, MOST_PROBLEMS = 500, 30
 """A record is read back by its size, so the text of errors, and the ranks that differ, must not fill it."""
@@ -38,34 +43,110 @@ class Word(str, Enum):
 
     REPAIRED = "repaired"
     CALLED = "called"
+    ON_SOME_RANKS = "on some ranks"
+    IN_EVALUATION_ONLY = "in evaluation only"
+    NOT_SEEN = "not seen"
     STANDING_BY = "standing by"
     SELECTED = "selected"
 
 
+class Steps(Struct, frozen=True):
+    """In how many of the ``of`` steps of a run a patch was called, and acted, and in which it was on all the time.
+
+    ``on`` has the first and the last step of each span. ``every``: each step should call it.
+    """
+
+    of: int
+    called: int
+    acted: int
+    on: tuple[tuple[int, int], ...]
+    every: bool = False
+
+    @property
+    def gaps(self) -> bool:
+        """Whether the patch was off in a step."""
+        return self.on != ((1, self.of),)
+
+    def line(self) -> str:
+        spans = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in self.on)
+        return f"on in {self.number_on} of {self.of} steps ({spans or 'none'})"
+
+    @property
+    def number_on(self) -> int:
+        return sum(last - first + 1 for first, last in self.on)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"of": self.of, "called": self.called, "acted": self.acted, "on": [list(span) for span in self.on]}
+
+
 class Repair(Struct, frozen=True):
-    """A patch in a run, with the calls of its targets by the trainer, and those in which its wrappers acted."""
+    """A patch in a run, with the calls of its targets by the trainer, and those in which its wrappers acted.
+
+    ``revision`` and ``options`` are those that acted, or were called. ``evaluation`` has the calls by evaluations where
+    these are no part of it. ``steps`` is None if none of its targets is called in steps, or no step has ended.
+    ``by_process`` are the calls, and the acts, by what is no trainer: other threads, or code before and after runs.
+    """
 
     status: PatchStatus
     word: Word
     called: int
     acted: int
+    revision: int
+    options: Mapping[str, str] = {}
+    evaluation: tuple[int, int] = (0, 0)
+    by_process: tuple[int, int] = (0, 0)
+    steps: Steps | None = None
+    mixed: bool = False
+    """Whether it acted with several options in this run."""
+    is_over: bool = False
+    """Whether its calls so far settle that it had nothing to do, if it never acted."""
+    overridden: str = ""
+    """The method of the trainer's own class, or of itself, that stands in for a target of steps."""
 
     @property
     def name(self) -> str:
-        return f"{self.status.id} (r{self.status.patch.revision})"
+        return f"{self.status.id} (r{self.revision})"
+
+    def frozen(self) -> dict[str, Any]:
+        """Return what a freeze file says of the patch: as it acted."""
+        return {"id": self.status.id, "revision": self.revision, "options": dict(self.options)}
 
     def to_dict(self) -> dict[str, Any]:
         counts = {"called": self.called, "acted": self.acted}
-        return {**self.status.frozen(), "word": self.word.value, **counts}
+        more: dict[str, Any] = {}
+        for name, pair in (("evaluation", self.evaluation), ("process", self.by_process)):
+            if pair[0]:
+                more[name] = {"called": pair[0], "acted": pair[1]}
+        if self.steps is not None:
+            more["steps"] = self.steps.to_dict()
+        return {**self.frozen(), "word": self.word.value, **counts, **more}
+
+    def counts(self) -> str:
+        """Return how often it acted, and in how many of the steps."""
+        text = f"acted in {self.acted} of {self.called} calls"
+        if self.steps is None or not self.steps.called:
+            return text
+        return f"{text}, in {self.steps.acted} of {self.steps.of} steps"
 
     def line(self) -> str:
         """Return what became of the patch in this run, in one line."""
         if self.word is Word.REPAIRED:
-            return f"{self.name} acted in {self.acted} of {self.called} calls"
+            return f"{self.name} {self.counts()}"
         if self.word is Word.CALLED:
             return f"{self.name} was called {times(self.called)}, with nothing to do"
+        if self.word is Word.IN_EVALUATION_ONLY:
+            return f"{self.name} was called in evaluations only, {times(self.evaluation[0])}"
         moments = dict.fromkeys(_NEVER[target.called] for target in self.status.patch.targets)
         return f"{self.name} was not called: {', '.join(moments)}"
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with it in this run, although it is on and was called."""
+        if self.steps is not None and self.steps.gaps and (self.steps.on or self.acted):
+            yield f"{self.status.id}: {self.steps.line()}"
+        elif self.steps is not None and self.steps.every and 0 < self.steps.called < self.steps.of:
+            yield f"{self.status.id}: {self.steps.called} of {self.steps.of} steps called it"
+        if self.mixed:
+            yield f"{self.status.id}: it acted with several options in this run"
 
 
 _NEVER = {
@@ -83,61 +164,179 @@ _NEVER = {
     Called.IMPORT: "the run did not need it",
 }
 
+_NOT_IN_EVALUATION = (
+    *(Called.CONSTRUCTION, Called.SOME_CONSTRUCTIONS, Called.DATA, Called.STEP, Called.SOME_STEPS),
+    *(Called.SAVE, Called.RESUME),
+)
+"""The targets that repair a training. What an evaluation calls of them has repaired none."""
+
+_IN_TRAINING = (Called.STEP, Called.SOME_STEPS, Called.DATA, Called.GENERATION)
+"""Targets that the steps of a training call, or its loop between them."""
+
+_MAY_RUN_ELSEWHERE = (Called.PREPARATION, Called.DATA)
+"""Targets that other processes may call, or none if a cache has what they make."""
+
+_IN_STEPS = (Called.STEP, Called.SOME_STEPS)
+
 
 def times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-_before: dict[tuple[str, str], tuple[int, int]] = {}
-"""The calls of functions, and of objects that are not trainers, by the end of the last run in this process."""
+class _Tally:
+    """The calls of one patch by one trainer: those that count for its run, and those in evaluations that do not."""
+
+    def __init__(self) -> None:
+        self.run, self.evaluation = Count(), Count()
+        self.by_options: dict[tuple[int, witness.Options], Count] = {}
+        self.moments: set[Called | None] = set()
+
+    def add(
+        self, key: tuple[int, witness.Options], moment: Called | None, count: Count, *, evaluation: bool = False
+    ) -> None:
+        if evaluation:
+            self.evaluation += count
+        else:
+            self.run += count
+            self.moments.add(moment)
+            self.by_options[key] = self.by_options.get(key, Count()) + count
 
 
-def run_ends() -> None:
-    """Count the calls of functions from now on for the next trainer of this process."""
-    _before.update({key: (counts.process.called, counts.process.acted) for key, counts in every_target()})
+def _tallies(trainer: Any, patches: Mapping[str, Patch]) -> dict[str, _Tally]:
+    """Return what this trainer has called of each patch: when it was made, and since its run began."""
+    found: dict[str, _Tally] = {}
+    moments = {(patch.id, target.name): target.called for patch in patches.values() for target in patch.targets}
+    ledger, construction = witness.known(trainer), witness.construction(trainer)
+    live = ledger.by_phase[Phase.CONSTRUCT].counts if ledger is not None else {}
+    since = {each.key: count for each, count in list(live.items())}
+    for key, (called, acted) in (construction or {}).items():
+        patch_id, target, revision, options, observe = key
+        if not observe and called:
+            # What was made there may act later. A copy has what its original had.
+            count = Count(called, acted) if key not in since else since[key] + Count()
+            moment = moments.get((patch_id, target))
+            found.setdefault(patch_id, _Tally()).add((revision, options), moment, count)
+    for phase, each, _ in ledger.every() if ledger is not None else ():
+        assert ledger is not None
+        if each.observe or (phase is Phase.CONSTRUCT and construction is not None):
+            continue
+        moment = moments.get((each.patch, each.target))
+        count = _counted(ledger, phase, each, moment)
+        if count.called:
+            evaluation = phase is Phase.EVALUATE and moment in _NOT_IN_EVALUATION
+            tally = found.setdefault(each.patch, _Tally())
+            tally.add((each.revision, each.options), moment, count, evaluation=evaluation)
+    return found
+
+
+def _counted(ledger: witness.Ledger, phase: Phase, each: Witnessed, moment: Called | None) -> Count:
+    """Return the calls in a phase that count: those since the run began, if the target is of a step."""
+    if moment in _IN_STEPS:
+        phases = ledger.step_phases if _is_within_steps(each, moment) else ledger.loop_phases
+        return ledger.in_run(phase, each) if phase in (*phases, Phase.EVALUATE) else Count()
+    if moment is Called.EVALUATION and ledger.has_evaluated and phase is not Phase.EVALUATE:
+        return Count()
+    return ledger.by_phase[phase].counts[each] + Count()
+
+
+def _is_within_steps(each: Witnessed, moment: Called | None) -> bool:
+    """Return whether a step itself calls a target, and not the loop around it: what is logged, data, and callbacks."""
+    attribute = each.target.partition(":")[2]
+    of_trainer = attribute.partition(".")[0].endswith("Trainer") and not attribute.endswith(".log")
+    return moment is Called.STEP or (moment is Called.SOME_STEPS and of_trainer)
 
 
 def repairs(trainer: Any, report: Report) -> tuple[Repair, ...]:
     """Return each patch that is on or goes on at its import, and each reverted one that this trainer has called."""
-    counts = _counts(trainer)
-    concerned = reach.concerning(engine.ENGINE.module_patches(), trainer)
-    # A constructor that overrides TRL's, and calls it, is concerned too.
-    concerned |= {key[0] for key, counts_of_target in every_target() if counts_of_target.known(trainer) is not None}
-    found, on = [], {status.id for status in report.on()}
+    tallies = _tallies(trainer, {status.id: status.patch for status in report})
+    concerned = reach.concerning(engine.ENGINE.module_patches(), trainer) | tallies.keys()
+    on = {status.id for status in report.on()}
+    found = []
     for status in report:
-        called, acted = counts.get(status.id, (0, 0))
+        tally = tallies.get(status.id) or _Tally()
         # What a trainer was made with stays in its run, also after `revert()`.
-        made_with_it = status.state is State.REVERTED and acted > 0 and _is_early(status)
-        if status.id not in on and not made_with_it:
-            continue
-        word = Word.STANDING_BY if status.id in concerned else Word.SELECTED
-        if status.id in concerned:
-            word = Word.REPAIRED if acted else Word.CALLED if called else word
-        else:
-            called = acted = 0
-        found.append(Repair(status, word, called, acted))
+        if status.id in on or (status.state is State.REVERTED and tally.run.acted):
+            found.append(_repair(trainer, status, tally, is_concerned=status.id in concerned))
     return tuple(found)
 
 
-def calls(trainer: Any, key: tuple[str, str], counts: Counts) -> tuple[int, int]:
-    """Return the calls and the acts of a target: those of this trainer, and those without one since the last run."""
-    own, (called, acted) = counts.known(trainer), _before.get(key, (0, 0))
-    called, acted = counts.process.called - called, counts.process.acted - acted
-    return (called, acted) if own is None else (called + own.called, acted + own.acted)
+def _repair(trainer: Any, status: PatchStatus, tally: _Tally, *, is_concerned: bool) -> Repair:
+    steps = _steps(trainer, status.patch) if is_concerned else None
+    word = _word(trainer, status.patch, tally) if is_concerned else Word.SELECTED
+    acted = {key: count for key, count in tally.by_options.items() if count.acted} or tally.by_options
+    # The newest comes last.
+    revision, options = list(acted)[-1] if acted else (status.patch.revision, tuple(sorted(status.options.items())))
+    by_process = [
+        count
+        for _, each, count in witness.PROCESS.every()
+        if each.patch == status.id and not each.observe and is_concerned
+    ]
+    return Repair(
+        status,
+        word,
+        tally.run.called,
+        tally.run.acted,
+        revision,
+        dict(options),
+        (tally.evaluation.called, tally.evaluation.acted),
+        (sum(count.called for count in by_process), sum(count.acted for count in by_process)),
+        steps,
+        len(acted) > 1 and any(count.acted for count in acted.values()),
+        _is_over(trainer, tally),
+        reach.stands_in(engine.ENGINE.module_patches(), status.patch, trainer) if steps is not None else "",
+    )
 
 
-def _is_early(status: PatchStatus) -> bool:
-    return all(target.called in reach.BEFORE_TRAINING for target in status.patch.targets)
+def _is_over(trainer: Any, tally: _Tally) -> bool:
+    """Return whether what was called so far has seen all that it was for."""
+    ledger = witness.known(trainer)
+    has_trained = ledger is not None and ledger.run.steps > 0
+    early = reach.BEFORE_TRAINING if has_trained or not tally.run.unseen else ()
+    return tally.moments <= {*early, *(_IN_STEPS if has_trained else ())}
 
 
-def _counts(trainer: Any) -> Mapping[str, tuple[int, int]]:
-    """Return the calls and the acts by patch: those of this trainer, and those without a trainer since the last run."""
-    sums: dict[str, tuple[int, int]] = {}
-    for key, counts in every_target():
-        called, acted = calls(trainer, key, counts)
-        before = sums.get(key[0], (0, 0))
-        sums[key[0]] = before[0] + called, before[1] + acted
-    return sums
+def _word(trainer: Any, patch: Patch, tally: _Tally) -> Word:
+    if tally.run.acted:
+        return Word.REPAIRED
+    if tally.run.called:
+        elsewhere = any(target.called in _MAY_RUN_ELSEWHERE for target in patch.targets)
+        return Word.NOT_SEEN if elsewhere and tally.run.unseen == tally.run.called else Word.CALLED
+    if tally.evaluation.called:
+        return Word.IN_EVALUATION_ONLY
+    ledger = witness.known(trainer)
+    has_trained = ledger is not None and ledger.run.steps > 0
+    if has_trained and any(target.called in _MAY_RUN_ELSEWHERE for target in patch.targets):
+        return Word.NOT_SEEN
+    return Word.STANDING_BY
+
+
+def _steps(trainer: Any, patch: Patch) -> Steps | None:
+    """Return the steps of the run in which a patch of them was called, acted and was on, or None."""
+    ledger = witness.known(trainer)
+    if ledger is None or not ledger.run.steps or not any(target.called in _IN_TRAINING for target in patch.targets):
+        return None
+    run = ledger.run
+    moments = {target.name: target.called for target in patch.targets}
+    mine = [
+        (each, loop)
+        for each, loop in run.called_in
+        if each.patch == patch.id and not each.observe and loop is not _is_within_steps(each, moments.get(each.target))
+    ]
+    called = max((run.called_in[key] for key in mine), default=0)
+    acted = max((run.acted_in[key] for key in mine), default=0)
+    every = reach.every_step_calls(engine.ENGINE.module_patches(), patch, trainer)
+    return Steps(run.steps, called, acted, tuple(run.spans(patch.id)), every)
+
+
+def called(trainer: Any, patch: Patch) -> dict[str, int]:
+    """Return how often ``trainer`` has called each target that is observed."""
+    ledger = witness.known(trainer)
+    seen = {each.target for each in witness.every_target() if each.patch == patch.id and each.observe}
+    return {
+        target.name: ledger.total(patch.id, target.name, observe=True).called if ledger is not None else 0
+        for target in patch.targets
+        if target.name in seen
+    }
 
 
 def record(
@@ -169,7 +368,14 @@ def record(
     }
     asked = {"hits"} if hits is not None else set()
     kept = {name: entries for name, entries in lists.items() if entries or name in asked}
-    return {"schema": SCHEMA, **report.freeze(), "patches": entries, **kept}
+    frozen = {**report.freeze(), "digest": digest_of(report.trl, entries)}
+    return {"schema": SCHEMA, **frozen, "patches": entries, **kept}
+
+
+def frozen(trainer: Any, report: Report) -> dict[str, Any]:
+    """Return what a freeze file says of the run: the patches with the options that its trainer was made with."""
+    entries = [repair.frozen() for repair in repairs(trainer, report) if repair.status.state is not State.REVERTED]
+    return {**report.freeze(), "digest": digest_of(report.trl, entries), "patches": entries}
 
 
 def summary(all_repairs: Iterable[Repair]) -> str:

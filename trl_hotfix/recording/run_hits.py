@@ -7,21 +7,21 @@ or a row of a dataset.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..by_identity import ByIdentity
+from ..catalogue import loading
 from ..catalogue.conditions import Argument
-from ..log import event, log
 from ..matching.hits import Answer, Finding, finding
-from ..model import Patch, Reason, Severity, State
+from ..model import Bug, Reason, Severity, State
+from ..patching import reach
 from ..reporting import runs
 from ..reporting.report import PatchStatus, Report
 from ..reporting.runs import RunHit
-from ..reporting.sentences import because
 from .failures import training_goes_on
 from .run import Repair, Word
 from .trainer_arguments import TrainerArguments
@@ -44,7 +44,7 @@ class _Asked(Struct):
 _asked: ByIdentity[_Asked] = ByIdentity()
 
 
-def judged(trainer: Any, patch: Patch, trl: str) -> Finding:
+def judged(trainer: Any, patch: Bug, trl: str) -> Finding:
     """Return whether the run of this trainer hits the bug of ``patch``. It is evaluated once, until ``begins()``."""
     asked = _asked.get(trainer)
     if asked is None:
@@ -55,7 +55,7 @@ def judged(trainer: Any, patch: Patch, trl: str) -> Finding:
     return found
 
 
-def _evaluated(trainer: Any, patch: Patch, trl: str, facts: dict[str, Argument]) -> Finding:
+def _evaluated(trainer: Any, patch: Bug, trl: str, facts: dict[str, Argument]) -> Finding:
     fact = TrainerFacts(trainer, facts).find
     try:
         return finding(name_of(trainer), TrainerArguments(trainer).find, patch, trl, fact=fact)
@@ -88,6 +88,39 @@ def of(trainer: Any, report: Report) -> tuple[RunHit, ...]:
     return tuple(sorted(hits, key=lambda hit: (answers.index(hit.answer), severities.index(hit.severity), hit.id)))
 
 
+def without_repair(trainer: Any, report: Report) -> tuple[RunHit, ...]:
+    """Return the known bugs without a repair that this run hits, or of which that cannot be told."""
+    if trainer is None or report.trl is None:
+        return ()
+    found = [(bug, judged(trainer, bug, report.trl)) for bug in loading.without_repair()]
+    return tuple(
+        RunHit(bug.id, bug.title, bug.severity.value, finding.answer, finding.symptom, finding.because, finding.unknown)
+        for bug, finding in found
+        if finding.answer is not Answer.NOT_HIT
+    )
+
+
+def settled(hits: Iterable[RunHit], repairs: Iterable[Repair]) -> tuple[RunHit, ...]:
+    """Return the hits as the run itself has answered them, where its arguments could not.
+
+    A wrapper that acted had something to repair. One that was called in a step, and never acted, had nothing.
+    """
+    by_id = {repair.status.id: repair for repair in repairs}
+    found = []
+    for hit in hits:
+        repair = by_id.get(hit.id)
+        if repair is None or hit.answer is not Answer.CANNOT_TELL:
+            found.append(hit)
+        elif repair.word is Word.REPAIRED:
+            found.append(replace(hit, answer=Answer.HIT, because=(*hit.because, _FOUND), unknown=()))
+        elif repair.word is not Word.CALLED or not repair.is_over:
+            found.append(hit)
+    return tuple(found)
+
+
+_FOUND = "found by the repair itself"
+
+
 def was_asked(trainer: Any, report: Report) -> bool:
     """Return whether the trainer is known, and there is a bug to ask it about."""
     return trainer is not None and any(map(_is_here, report))
@@ -107,10 +140,16 @@ def _hit(trainer: Any, status: PatchStatus, trl: str) -> RunHit | None:
     if found.answer is Answer.NOT_HIT:
         return None
     answer, unknown = found.answer, found.unknown
-    if status.reason not in _BUG_IS_HERE:
+    if status.reason not in _BUG_IS_HERE or _is_copy(trainer):
         # Another method runs than the one that the conditions are for.
         answer = Answer.CANNOT_TELL
-        unknown = (*unknown, f"the patch is {status.state.value} ({status.reason.value})")
+        is_known = status.reason in _BUG_IS_HERE
+        reason = (
+            "its trainer is a copy of TRL's"
+            if is_known
+            else f"the patch is {status.state.value} ({status.reason.value})"
+        )
+        unknown = (*unknown, reason)
     patch = status.patch
     return RunHit(patch.id, patch.title, patch.severity.value, answer, found.symptom, found.because, unknown)
 
@@ -130,52 +169,16 @@ def cause(hit: RunHit) -> str:
     return ", ".join(hit.because) or "as every run of this trainer"
 
 
-def log_begin(hits: Iterable[RunHit], report: Report, repairs: Iterable[Repair]) -> None:
-    """Log one line for each bug that the run hits, and what becomes of it. What is degraded is a warning already."""
-    words = {repair.status.id: repair.word for repair in repairs}
-    for hit in hits:
-        status = report[hit.id]
-        if hit.answer is not Answer.HIT or status.degraded or status.state is State.OBSERVED:
-            continue
-        level, verb = _verb(status, words)
-        told = {name: value for name, value in hit.to_dict().items() if name != "id"}
-        fields = event("hit", patch=hit.id, state=status.state.value, **told)
-        log.log(level, "%s: %s (bug: %s); your run: %s", verb, hit.id, hit.title, cause(hit), extra=fields)
-
-
-def _verb(status: PatchStatus, words: Mapping[str, Word]) -> tuple[int, str]:
-    """Return the level and the first words of a line. ``repaired`` is said of what has acted for this trainer."""
-    repair = "report" if status.patch.severity is Severity.DIAGNOSIS else "repair"
-    word = words.get(status.id)
-    if word is Word.REPAIRED:
-        return logging.INFO, f"{repair}ed"
-    if word in (Word.CALLED, Word.STANDING_BY):
-        return logging.INFO, f"{repair}s"
-    if word is Word.SELECTED:
-        return logging.WARNING, f"NOT {repair}ed in this run, the patch is on other trainers"
-    return logging.INFO, f"not {repair}ed, {because(status.reason, status.evidence)}"
-
-
-def log_end(hits: Iterable[RunHit], repairs: Iterable[Repair]) -> None:
-    """Log one line for each repair that acted in the run, and for each bug that it hits. The rest is DEBUG."""
-    by_id = {hit.id: hit for hit in hits if hit.answer is Answer.HIT}
-    for repair in repairs:
-        patch, hit = repair.status.patch, by_id.get(repair.status.id)
-        fields = event(repair.word.value, patch=patch.id, title=patch.title, called=repair.called, acted=repair.acted)
-        if repair.word is Word.SELECTED:
-            continue
-        if repair.word is Word.REPAIRED:
-            verb = "reported" if patch.severity is Severity.DIAGNOSIS else "repaired"
-            run = f"; your run: {cause(hit)}" if hit is not None else ""
-            counts = f"acted in {repair.acted} of {repair.called} calls"
-            log.info("%s: %s (bug: %s)%s; %s", verb, patch.id, patch.title, run, counts, extra=fields)
-        else:
-            log.log(logging.DEBUG if hit is None else logging.INFO, "%s", repair.line(), extra=fields)
-
-
 def name_of(trainer: Any) -> str:
-    """Return the name of the trainer's class in TRL, without ``Trainer``."""
+    """Return the name of the trainer's class in TRL, without ``Trainer``; of a copy, that of what it is a copy of."""
     for cls in type(trainer).__mro__:
-        if f"{cls.__module__}.".startswith("trl.") and cls.__name__.endswith("Trainer"):
+        if reach.is_trls_own(cls):
             return cls.__name__.removesuffix("Trainer")
-    return ""
+    for cls in type(getattr(trainer, "args", None)).__mro__:
+        if f"{cls.__module__}.".startswith("trl.") and cls.__name__.endswith("Config"):
+            return cls.__name__.removesuffix("Config")
+    return type(trainer).__name__.removesuffix("Trainer")
+
+
+def _is_copy(trainer: Any) -> bool:
+    return not any(map(reach.is_trls_own, type(trainer).__mro__))

@@ -1,4 +1,5 @@
 """The ``report`` of a process, its ``table``, the ``explanation`` of a patch, and the ``trail`` of its gates.
 
-``sentences`` puts decisions and evidence into words.
+``sentences`` puts decisions and evidence into words, ``lines`` folds them for a terminal, and ``runs`` are the runs of
+this process in the report.
 """

@@ -9,17 +9,17 @@ import textwrap
 
 import click
 
-from ..errors import printable
+from ..errors import SHOWN, printable
 
 WITHOUT_TERMINAL = 200
 """At this width little is folded."""
 
 
 def folded(text: str, width: int, indent: int = 0, hanging: int = 0) -> list[str]:
-    """Fold a text into lines. Lines after the first are indented by ``hanging`` more."""
+    """Fold a text into lines. Lines after the first are indented by ``hanging`` more. A very long text is cut."""
     space = " " * indent
     return textwrap.wrap(
-        printable(text),
+        printable(text, SHOWN),
         max(width, 20),
         initial_indent=space,
         subsequent_indent=space + " " * hanging,
@@ -40,5 +40,7 @@ def say(text: str, *, err: bool = False) -> None:
     columns = width(err=err)
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip(" "))
-        shown = [printable(line)] if columns == WITHOUT_TERMINAL else folded(line.lstrip(" "), columns, indent, 2)
+        shown = (
+            [printable(line, SHOWN)] if columns == WITHOUT_TERMINAL else folded(line.lstrip(" "), columns, indent, 2)
+        )
         click.echo("\n".join(shown), err=err)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,6 +11,7 @@ from msgspec import Struct
 from ..errors import printable
 from ..matching.hits import Answer
 from ..model import DEGRADED, Evidence, Options, Patch, Reason, State, Target
+from ..selection.set_digest import digest_of
 from .runs import Run
 from .sentences import because
 
@@ -198,12 +197,7 @@ class Report(Struct, frozen=True):
         It is made of the TRL version and the id, the revision and the options of every patch that is on or goes on when
         its module is imported, so a rank that has not imported a trainer yet does not differ from one that has.
         """
-        on = sorted(
-            (status.id, status.patch.revision, *([dict(status.options)] if status.options else []))
-            for status in self.on()
-        )
-        text = json.dumps({"trl": self.trl, "on": on}, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of(self.trl, (status.frozen() for status in self.on()))
 
     def freeze(self) -> dict[str, Any]:
         """Return the record of a run: the patches that are on or go on at import, with revisions and options.

@@ -8,6 +8,12 @@ from typing import Any
 from ..errors import printable
 from ..model import Bug, Decision, Evidence, KnownBug, Patch, Reason, Upstream
 
+_OF_A_TARGET = {
+    Reason.MISSING_TARGET: "this TRL has no {target}",
+    Reason.ALREADY_FIXED: "this code of {target} is without the bug",
+    Reason.UNKNOWN_BODY: "not proven on this code of {target}",
+}
+
 
 def because(reason: Reason, evidence: Evidence) -> str:
     """Return a reason in words, with its evidence."""
@@ -21,12 +27,17 @@ def because(reason: Reason, evidence: Evidence) -> str:
         Reason.TRL_VERSION: "TRL {installed} does not have this bug ({range})",
         Reason.REQUIREMENT: "needs {requires}, found {found}",
         Reason.APPLIES: "TRL {installed} has this bug",
-        Reason.BODY_DECIDES: "TRL {installed} is no release: the body of the method decides, when it is imported",
+        Reason.BODY_DECIDES: "TRL {installed} is not proved: the body of the method decides, when it is imported",
         Reason.NOT_IMPORTED: "goes on when its module is imported",
         Reason.REPRODUCED: "the bug is here; nothing is changed",
         Reason.PROVEN: "reproduced before, fixed after, in this process",
         Reason.BY_REQUEST: "taken off on request",
     }
+    if reason is Reason.REQUIREMENT and evidence.get("found") is None:
+        return f"needs {evidence['requires']}, which is not installed here"
+    # What a process has found stands by module instead.
+    if "target" in evidence:
+        sentences |= _OF_A_TARGET
     if reason in sentences:
         return sentences[reason].format_map(evidence)
     return _in_words(evidence)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..catalogue import evidence
 from ..errors import printable
-from ..model import State
+from ..model import Reason, State
 from .lines import folded, width
 from .report import PatchStatus, Report
 from .sentences import because
@@ -91,7 +91,8 @@ def _what(status: PatchStatus, not_repaired: bool) -> Iterator[tuple[str, str]]:
 def _answer(status: PatchStatus) -> tuple[str, str]:
     """Return whether the patch applies here, and why, and the style of this answer."""
     words = {State.PENDING: "applies", State.APPLIED: "applied", State.OBSERVED: "observed"}
-    text = f"{words.get(status.state, 'does not apply')}: {because(status.reason, status.evidence)}"
+    word = "may apply" if status.reason is Reason.BODY_DECIDES else words.get(status.state, "does not apply")
+    text = f"{word}: {because(status.reason, status.evidence)}"
     return text, _COLOURS.get(status.state, "dim")
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import bisect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .command_lines import CommandLine
-from .scopes import COMPREHENSIONS, FUNCTIONS, SCOPE_NODES, Binding, Place, Scope, source_text
+from .budget import Budget, TooLargeError
+from .scopes import COMPREHENSIONS, FUNCTIONS, MOST_LEVELS, SCOPE_NODES, Binding, Place, Scope, called_name, source_text
+
+if TYPE_CHECKING:
+    from .beside import Beside
 
 _BRANCHES: tuple[type[ast.AST], ...] = (
     *(ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match),
@@ -21,34 +26,59 @@ _KNOWN_PACKAGES = frozenset(["datasets", "peft", "torch", "transformers", "trl",
 DYNAMIC_FUNCTIONS = frozenset(["eval", "exec", "globals", "locals", "vars"])
 
 
+def parsed(source: bytes) -> ast.Module:
+    """Return the syntax tree. Raises what ``ast.parse`` raises, and warns of nothing, such as an invalid escape."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
 class ScriptBindings:
     """The bindings of a script.
 
     ``calls`` has every call with its place, in the order of the file. ``scopes`` has the inner scope of each class,
     function, lambda and comprehension. ``set_on_modules`` has the attributes that are set on what is imported or on
     classes, such as ``DPOConfig.beta = 1``, and their lines. ``dynamic`` is the first call of ``exec`` and the like,
-    which may set anything.
+    which may set anything. ``budget`` has the steps that the answers to questions about the script may take, and
+    ``beside`` the files that it may import. ``names`` has every name, and ``texts`` every string;
+    ``followed`` has the nodes that lead to trainers that are found. ``set_by_imports`` is what ``imported_files`` finds
+    when it is asked. Raises ``TooLargeError`` if scopes are too deeply
+    within each other.
     """
 
-    def __init__(self, tree: ast.Module, command_line: CommandLine | None = None) -> None:
+    def __init__(self, tree: ast.Module, words: Sequence[str] | None = None, beside: Beside | None = None) -> None:
         self.calls: list[Place] = []
         self.scopes: dict[ast.AST, Scope] = {}
         self.set_on_modules: dict[str, int] = {}
         self.dynamic: ast.Call | None = None
-        names: list[Place] = []
-        module = Scope(None, command_line=command_line, inner=self.scopes)
+        self.budget = Budget()
+        self.followed: set[ast.AST] = set()
+        self._fixed_names: dict[Scope, set[str]] = {}
+        self.names: list[Place] = []
+        self.texts: list[Place] = []
+        self.beside = beside
+        self.set_by_imports: Mapping[str, tuple[str, int]] | None = None
+        file = beside.script if beside is not None else None
+        module = self.module = Scope(None, words=words, inner=self.scopes, budget=self.budget, file=file)
         # A stack, as deeply nested source would exceed Python's limit of recursion.
         stack = [Place(tree, None, module, True)]
         while stack:
             place = stack.pop()
             if isinstance(place.node, ast.Name):
-                names.append(place)
+                self.names.append(place)
             elif isinstance(place.node, ast.Call):
                 self.calls.append(place)
+            elif isinstance(place.node, ast.Constant) and isinstance(place.node.value, str):
+                self.texts.append(place)
             stack.extend(reversed(list(self._enter(place))))
         self.calls.sort(key=_position)
-        _rebind_by_star_imports([module, *self.scopes.values()])
-        for place in names:
+        for scope in (module, *self.scopes.values()):
+            _rebind_by_star_imports(scope)
+            # Modules, classes and functions.
+            self._fixed_names[scope] = {
+                name for name, found in scope.bindings.items() if any(one.dotted or one.definition for one in found)
+            }
+        for place in self.names:
             self._note_use(place)
         for place in self.calls:
             self._bind_arguments(place)
@@ -64,7 +94,7 @@ class ScriptBindings:
                     self.dynamic = parent
             return
         owner.uses.setdefault(name.id, []).append(place)
-        if any(binding.dotted or binding.definition is not None for binding in owner.bindings[name.id]):
+        if name.id in self._fixed_names[owner]:
             self._note_attributes_set(place)
 
     def _bind_arguments(self, place: Place) -> None:
@@ -99,7 +129,7 @@ class ScriptBindings:
         call = parent.node if parent is not None else None
         if not isinstance(call, ast.Call) or call.args[:1] != [owner]:
             return
-        if source_text(call.func).endswith(("setattr", "__setattr__")):
+        if called_name(call.func).endswith(("setattr", "__setattr__")):
             key = call.args[1] if len(call.args) > 1 else None
             name = key.value if isinstance(key, ast.Constant) else "__dict__"
             self.set_on_modules.setdefault(str(name), call.lineno)
@@ -136,7 +166,7 @@ class ScriptBindings:
             for name in (getattr(node, "name", None), getattr(node, "rest", None)):
                 if isinstance(name, str):
                     scope.bind(name, Binding(node.lineno, unconditional, reason=f"{name} is what was found"))
-        in_main = node.body if isinstance(node, ast.If) and _is_main(node) else []
+        in_main = set(node.body) if isinstance(node, ast.If) and _is_main(node) else ()
         for child in ast.iter_child_nodes(node):
             certain = unconditional and (not isinstance(node, _BRANCHES) or child in in_main)
             yield Place(child, place, scope, certain)
@@ -145,6 +175,8 @@ class ScriptBindings:
         """Bind the name and the parameters. Defaults, decorators and base classes belong to the outer scope."""
         scope, unconditional = place.scope, place.unconditional
         inner = Scope(scope, isinstance(node, ast.ClassDef), isinstance(node, COMPREHENSIONS))
+        if inner.level > MOST_LEVELS:
+            raise TooLargeError
         self.scopes[node] = inner
         children = list(ast.iter_child_nodes(node))
         name = getattr(node, "name", None)
@@ -152,7 +184,7 @@ class ScriptBindings:
             scope.bind(name, Binding(node.lineno, unconditional, definition=node))
         signature = getattr(node, "args", None)
         if signature is not None:
-            _bind_parameters(signature, name or "a lambda", inner)
+            _bind_parameters(signature, node, inner)
             defaults = [*signature.defaults, *filter(None, signature.kw_defaults)]
             yield from (Place(default, place, scope, unconditional) for default in defaults)
             children = [child for child in children if child is not signature]
@@ -160,7 +192,8 @@ class ScriptBindings:
         yield from (Place(child, place, scope, unconditional) for child in outer)
         # What stands in a comprehension runs as often as it has elements.
         runs_once = not isinstance(node, COMPREHENSIONS)
-        yield from (Place(child, place, inner, runs_once) for child in children if child not in outer)
+        own = set(children).difference(outer)
+        yield from (Place(child, place, inner, runs_once) for child in children if child in own)
 
 
 def _position(place: Place) -> tuple[int, int]:
@@ -180,22 +213,26 @@ def _is_assigned(place: Place) -> bool:
     return parent is not None and isinstance(parent.node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr))
 
 
-def _rebind_by_star_imports(scopes: list[Scope]) -> None:
-    """``from x import *`` may set any name that has a value before."""
-    for scope in scopes:
-        for module, line in scope.star_imports.items():
-            for name, bindings in scope.bindings.items():
-                if module.split(".")[0] not in _KNOWN_PACKAGES and any(binding.line < line for binding in bindings):
-                    bindings.append(Binding(line, False, reason=f"from {module} import * may set {name}"))
-            for bindings in scope.bindings.values():
-                bindings.sort(key=lambda binding: binding.line)
+def _rebind_by_star_imports(scope: Scope) -> None:
+    """``from x import *`` may set any name that has a value before. The first one that comes later is enough."""
+    stars = sorted(
+        (line, module) for module, line in scope.star_imports.items() if module.split(".")[0] not in _KNOWN_PACKAGES
+    )
+    for name, bindings in scope.bindings.items():
+        first = min(binding.line for binding in bindings)
+        star = bisect.bisect_right(stars, first, key=lambda star: star[0])
+        if star < len(stars):
+            line, module = stars[star]
+            bindings.append(Binding(line, False, reason=f"from {module} import * may set {name}"))
+        bindings.sort(key=lambda binding: binding.line)
 
 
-def _bind_parameters(signature: ast.arguments, function: str, scope: Scope) -> None:
+def _bind_parameters(signature: ast.arguments, node: ast.AST, scope: Scope) -> None:
+    function = getattr(node, "name", "a lambda")
     positional = [*signature.posonlyargs, *signature.args, signature.vararg]
     for parameter in filter(None, [*positional, *signature.kwonlyargs, signature.kwarg]):
         reason = f"{parameter.arg} is a parameter of {function}"
-        scope.bind(parameter.arg, Binding(parameter.lineno, True, reason=reason))
+        scope.bind(parameter.arg, Binding(parameter.lineno, True, reason=reason, parameter_of=node))
 
 
 def _bind_imports(node: ast.Import | ast.ImportFrom, scope: Scope, unconditional: bool) -> None:
@@ -238,4 +275,7 @@ def _assign_elements(targets: ast.Tuple | ast.List, value: ast.expr | None, scop
 
 def _is_main(node: ast.If) -> bool:
     """Is the statement ``if __name__ == "__main__":``?"""
-    return source_text(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
+    test = node.test
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+        return False
+    return {source_text(test.left), source_text(test.comparators[0])} == {"__name__", "'__main__'"}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ..catalogue.conditions import Argument, Kind
 from .names import classes, constructor, follow, parsed_classes
+from .own_classes import fields_of
 from .scopes import FUNCTIONS, Scope, ScopedExpression, source_text
 from .uses import Changes, changes_of, known_value
 from .values import keyword_arguments, value_of
@@ -39,8 +43,10 @@ class ConfigArguments:
         self._class_scopes = class_scopes
         self._arguments: dict[str, ScopedExpression] = {}
         self._changes = changes_of(config) if config is not None else Changes()
+        self._changes_by_part = self._changes.by_part()
         self.unknown: Argument | None = None
         self._may_set_any: Argument | None = None
+        self._abbreviated: Callable[[str], Argument | None] = lambda name: None
         if config is not None:
             self._read(config)
         change = self._changes.of_any()
@@ -82,9 +88,10 @@ class ConfigArguments:
             self.unknown = Argument(Kind.UNKNOWN, line=config.line, reason=reason)
             return True
         self._read_classes(configs[0])
-        for name, value in command_line.values.items():
-            constant = ast.copy_location(ast.Constant(value), config.node)
-            self._arguments[name] = config.with_node(constant)
+        own = [name for function in parsed for name in fields_of(function)]
+        self._abbreviated = partial(command_line.may_set, others=own)
+        for name in config.budget.counted(command_line.values):
+            self._arguments[name] = config.with_node(command_line.expression(name, config.node))
         return True
 
     def _read_classes(self, function: ScopedExpression) -> None:
@@ -100,6 +107,7 @@ class ConfigArguments:
     def _read_defaults(self, definition: ast.ClassDef) -> None:
         """Read ``@dataclass class MyConfig(DPOConfig): padding_free: bool = True``."""
         scope = self._class_scopes[definition]
+        self._scope.module.budget.spend(len(definition.body))
         reason = f"{definition.name} may set it"
         unknown = Argument(Kind.UNKNOWN, line=definition.lineno, reason=reason)
         plain = [node for node in definition.body if not _is_field(node) and not _is_text(node)]
@@ -129,13 +137,17 @@ class ConfigArguments:
         """Return the argument if the text sets it, to a known value or not; None otherwise."""
         if self._may_set_any is not None:
             return None
-        set_by = [change for change in self._changes.of(name) if change.inner_part is None]
+        self._scope.module.budget.spend(len(self._changes.changes))
+        set_by = [change for change in self._changes_by_part.get(name, ()) if change.inner_part is None]
         expression = self._arguments.get(name)
         if set_by:
             expression = known_value(set_by, self._scope, self._line)
             if expression is None:
                 change = set_by[-1]
                 return LocatedArgument(Argument(Kind.UNKNOWN, line=change.line, reason=change.reason), None)
+        short = self._abbreviated(name) if not set_by else None
+        if short is not None:
+            return LocatedArgument(replace(short, line=self._line), None)
         if expression is None:
             return None
         within = self._changes.within(name)

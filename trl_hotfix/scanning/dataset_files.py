@@ -1,11 +1,10 @@
-"""The facts that a training dataset tells: a file of JSON Lines with the rows that a trainer is given.
+"""The facts that a training dataset tells: a file with the rows that a trainer is given.
 
 The names of the facts are those of ``catalogue``. Nothing of ``datasets`` is imported, and nothing is downloaded.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ..catalogue.conditions import Argument
 from ..catalogue.facts import OF_DATASETS
 from ..errors import ScriptError, plain
 from ..matching.dataset_facts import TEXT, GivenDataset, Reader, dataset_fact
+from .dataset_rows import rows as rows_of
 
 _LARGEST = 1 << 28
 _TEXT_FIELD = "text"
@@ -38,17 +38,14 @@ def _read(path: Path) -> GivenDataset:
             raise ScriptError(f"--dataset: {file} {'is no file' if path.exists() else 'is not there'}")
         if path.stat().st_size > _LARGEST:
             raise ScriptError(f"--dataset: {file} has more than {_LARGEST >> 20} MiB: expected a smaller dataset")
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                for name, value in _row(line, f"{file}, line {number}").items():
-                    columns.setdefault(name, _Column(since=rows)).add(value)
-                rows += 1
+        for row in rows_of(path, file):
+            for name, value in row.items():
+                columns.setdefault(name, _Column(since=rows)).add(value)
+            rows += 1
     except OSError as error:
         raise ScriptError(f"--dataset: {file} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ScriptError(f"--dataset: {file} is not JSON Lines: {plain(str(error))}") from None
+        raise ScriptError(f"--dataset: {file} is not UTF-8: {plain(str(error))}") from None
     if not rows:
         raise ScriptError(f"--dataset: {file} has no rows")
     types = {name: kind for name, column in columns.items() if (kind := column.kind()) is not None}
@@ -59,16 +56,6 @@ def _read(path: Path) -> GivenDataset:
         {name: column.roles for name, column in of_messages.items() if column.since == 0},
         {name: frozenset(column.last_roles) for name, column in of_messages.items()},
     )
-
-
-def _row(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ScriptError(f"--dataset: {where} is not JSON: {plain(str(error))}") from None
-    if not isinstance(row, dict):
-        raise ScriptError(f"--dataset: {where}: expected an object with a value for each column")
-    return row
 
 
 class _Column:

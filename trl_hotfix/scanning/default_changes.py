@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..catalogue.conditions import Kind
 from ..matching.config_defaults import REQUIRED, Defaults
-from .trainer_calls import TrainerCall
+from .found import TrainerCall
 
 OF_TRANSFORMERS = frozenset(
     {"average_tokens_across_devices", "bf16", "gradient_accumulation_steps", "gradient_checkpointing"}

@@ -5,11 +5,16 @@ from __future__ import annotations
 import ast
 
 from ..catalogue.conditions import Argument, Kind
+from .beside import Foreign
 from .bindings import ScriptBindings
+from .budget import Budget
 from .harmless import is_pure_method_of_trainer
+from .imported_files import set_by_imports
 from .names import classes, constructor
 from .scopes import FUNCTIONS, Place, ScopedExpression, source_text
 from .uses import Changes, changes_of, changes_of_result
+
+_CONFIGS = ("Config", "TrainingArguments")
 
 
 class SetElsewhere:
@@ -18,19 +23,23 @@ class SetElsewhere:
     The key None stands for all arguments.
     """
 
-    def __init__(self, script: ScriptBindings, place: Place, call: ast.Call) -> None:
+    def __init__(
+        self, script: ScriptBindings, place: Place, function: ScopedExpression, foreign: Foreign | None
+    ) -> None:
         self._config: dict[str | None, Argument] = {}
         self._trainer: dict[str | None, Argument] = {}
-        self._modules = script.set_on_modules
+        self._script, self._budget = script, place.scope.module.budget
         self._classes: list[str] = []
         self.calls: list[Place] = []
         """The calls of the trainer's methods in the script, such as ``trainer.train()``."""
         if script.dynamic is not None:
             self._add(None, script.dynamic.lineno, f"{source_text(script.dynamic.func)}() may set it")
-        for name, definition in classes(ScopedExpression(call.func, place.scope, call.lineno)):
+        for name, definition in classes(function):
             self._classes.append(name.rpartition(".")[2])
             if definition is not None:
                 self._read_class(script, definition)
+        if foreign is not None and foreign.may_set:
+            self._add(None, place.line, f"{self._classes[0]} of {foreign.file.name} may set it")
         changes = changes_of_result(place, is_pure_method_of_trainer)
         self._read_changes(changes)
         self.calls += changes.calls
@@ -41,10 +50,19 @@ class SetElsewhere:
             unknown = names.get(name) or names.get(None)
             if unknown is not None:
                 return unknown
-        for key in (name, "__dict__", "__init__", "__new__", *self._classes):
-            if key in self._modules:
+        return self._set_on_class(name, of_config=of_config)
+
+    def _set_on_class(self, name: str, *, of_config: bool) -> Argument | None:
+        """Return the unknown argument if the script or a file that it imports sets it on a class, or the class."""
+        here, elsewhere = self._script.set_on_modules, set_by_imports(self._script)
+        configs = [key for key in (*here, *elsewhere) if key.endswith(_CONFIGS)] if of_config else []
+        for key in (name, "__dict__", "__init__", "__new__", *self._classes, *configs):
+            if key in here:
                 reason = f"{key} is set on a class or a module"
-                return Argument(Kind.UNKNOWN, line=self._modules[key], reason=reason)
+                return Argument(Kind.UNKNOWN, line=here[key], reason=reason)
+            if key in elsewhere:
+                file, line = elsewhere[key]
+                return Argument(Kind.UNKNOWN, line=line, reason=f"{file} sets {key} on a class or a module")
         return None
 
     def _add(self, name: str | None, line: int, reason: str) -> None:
@@ -67,9 +85,9 @@ class SetElsewhere:
     def _read_class(self, script: ScriptBindings, definition: ast.ClassDef) -> None:
         own = constructor(definition)
         reason = f"{definition.name}.__init__ may set it"
-        if own is not None and not hands_on_all(own):
+        if own is not None and not hands_on_all(own, self._budget):
             self._add(None, definition.lineno, reason)
-        for method in definition.body:
+        for method in self._budget.counted(definition.body):
             if isinstance(method, FUNCTIONS) and method.name == "train":
                 self._add("train", method.lineno, f"{definition.name}.train may set it")
             if isinstance(method, FUNCTIONS) and method.args.args:
@@ -84,19 +102,24 @@ def _is_read_too(method: str) -> bool:
     return True
 
 
-def hands_on_all(own: ast.FunctionDef) -> bool:
+def hands_on_all(own: ast.FunctionDef, budget: Budget) -> bool:
     """Does a constructor hand all of its arguments on, as in ``super().__init__(*args, **kwargs)``, and no other?"""
     parameters = own.args
     if own.name != "__init__" or parameters.vararg is None or parameters.kwarg is None or len(parameters.args) != 1:
         return False
     names = [parameters.vararg.arg, parameters.kwarg.arg]
-    uses = [node for node in ast.walk(own) if isinstance(node, ast.Name) and node.id in names]
-    calls = [
-        node for node in ast.walk(own) if isinstance(node, ast.Call) and source_text(node.func) == "super().__init__"
-    ]
+    nodes = list(budget.counted(ast.walk(own)))
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id in names]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _is_super_init(node.func)]
     if len(calls) != 1 or len(uses) != 2:
         return False
     (call,) = calls
+    if len(call.args) != 1 or len(call.keywords) != 1:
+        return False
     return [source_text(argument) for argument in call.args] == [f"*{names[0]}"] and [
         (keyword.arg, source_text(keyword.value)) for keyword in call.keywords
     ] == [(None, names[1])]
+
+
+def _is_super_init(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and source_text(function) == "super().__init__"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ def facts_for(text: str, told: Mapping[str, Argument]) -> Lookup:
     """Return what is known of a script with this text, by the names of the facts."""
 
     def fact(name: str) -> Argument:
-        word = next((word for word in SET_BY.get(name, ()) if word in text), None)
+        # A script with the word deepspeed sets nothing else than a file that says deepspeed.
+        said = told[name].value if name in told else None
+        word = next((word for word in SET_BY.get(name, ()) if word in text and word != said), None)
         if word is not None and name in told:
             return Argument(Kind.UNKNOWN, reason=f"the script has {word}")
         return told.get(name, Argument(Kind.UNKNOWN, reason=f"not told: {FACTS[name]}"))
@@ -86,15 +89,18 @@ def _launch_facts(path: Path) -> dict[str, Argument]:
     if type(processes) is int and processes > 1:
         facts["processes"] = Argument(Kind.LITERAL, processes, reason=file)
     of_deepspeed = config.get("deepspeed_config") if name == "deepspeed" else None
-    # If it only names a config of DeepSpeed, --deepspeed has to name it too.
+    named = of_deepspeed.get("deepspeed_config_file") if isinstance(of_deepspeed, dict) else None
+    if isinstance(named, str):
+        # If it only names a config of DeepSpeed that is not here, --deepspeed has to name one.
+        return facts | (_deepspeed_facts(Path(named), "--accelerate") if os.path.isfile(named) else {})
     if isinstance(of_deepspeed, dict) and "deepspeed_config_file" not in of_deepspeed:
         stage, device = of_deepspeed.get("zero_stage"), of_deepspeed.get("offload_optimizer_device", "none")
         facts |= _zero_facts(stage, device, file)
     return facts
 
 
-def _deepspeed_facts(path: Path) -> dict[str, Argument]:
-    zero = _read(path, "--deepspeed", _DEEPSPEED).get("zero_optimization", {})
+def _deepspeed_facts(path: Path, option: str = "--deepspeed") -> dict[str, Argument]:
+    zero = _read(path, option, _DEEPSPEED).get("zero_optimization", {})
     zero = zero if isinstance(zero, dict) else {}
     offload = zero.get("offload_optimizer") or {}
     device = offload.get("device", "none") if isinstance(offload, dict) else None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import LONG, ScriptError, printable, reason
+from ..errors import LONG, REASON, ScriptError, printable, reason
 
 _LONGEST = 1_000
 """At most so many characters are a pattern. The time that it takes grows with their square."""
@@ -17,7 +17,8 @@ _SKIPPED = frozenset(["__pycache__", "build", "dist", "node_modules", "site-pack
 
 
 def files_to_scan(paths: Iterable[str]) -> list[tuple[Path, bool]]:
-    """Return each file once, in order, and whether it was named. Raises ``ScriptError`` for a pattern without files.
+    """Return each file once, in order, and if it was named. Raises ``ScriptError`` for a pattern or a folder with
+    none.
 
     A folder stands for the scripts and notebooks below it. Hidden folders, and folders of installed packages, are left
     out, and so are YAML files, since few of them are configs of TRL.
@@ -27,7 +28,13 @@ def files_to_scan(paths: Iterable[str]) -> list[tuple[Path, bool]]:
         path = Path(text)
         # It may be too long to be that of a file. `pathlib` raises then, and the file is refused when it is read.
         if os.path.isdir(text):  # noqa: PTH112
-            for file in _within(path):
+            within = _within(path)
+            if not within:
+                raise ScriptError(
+                    f"{printable(text, REASON)} has nothing to scan: looked for .py and .ipynb in it and its folders; "
+                    "expected scripts or notebooks (a YAML config has to be named itself)"
+                )
+            for file in within:
                 files.setdefault(file, False)
         elif not os.path.exists(text) and len(text) < _LONGEST and any(sign in text for sign in "*?["):  # noqa: PTH110
             # A shell expands a pattern, unless it is quoted or has no match.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from .names import dotted_name
-from .scopes import Place, ScopedExpression, source_text
+from .scopes import Place, ScopedExpression, called_name
 
 PURE_FUNCTIONS = frozenset(
     [
@@ -125,7 +125,18 @@ def leaves_arguments_alone(function: ScopedExpression) -> bool:
 
 
 def changes_nothing(function: ast.expr) -> bool:
-    owner, _, name = source_text(function).rpartition(".")
+    owner, _, name = called_name(function).rpartition(".")
     if name in _LOGGING_METHODS:
         return owner.rpartition(".")[2].strip("_").lower() in ("log", "logger", "logging")
     return name in PURE_FUNCTIONS and owner in ("", "dataclasses", "pprint")
+
+
+def looks_at_vars(call: Place) -> bool:
+    """Does what stands around ``vars(args)`` look at it, read one key, or unpack it?"""
+    assert call.parent is not None
+    node = call.parent.node
+    if isinstance(node, ast.keyword):
+        return node.arg is None
+    if isinstance(node, ast.Subscript):
+        return node.value is call.node and isinstance(node.ctx, ast.Load)
+    return changes_nothing(node.func) if isinstance(node, ast.Call) else only_looks(call, node)

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
+from packaging.utils import canonicalize_name
 
 from ..catalogue.conditions import Lookup
 from ..matching import versions
-from ..matching.hits import Answer, Finding, finding
+from ..matching.hits import Answer, Finding, doubted, finding
 from ..model import Bug, Severity
-from .trainer_calls import TrainerCall
+from .found import TrainerCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +39,37 @@ def judge(
 ) -> ScannedTrainer:
     """Judge a trainer call by the bugs of ``patches`` on the release ``trl``.
 
-    ``other_release``: ``trl`` is not the installed release. A requirement that is not met here may be met beside it.
-    ``told`` has the versions of other distributions beside it, as far as they are told, ``fact`` what is told of the
-    model and the launch.
+    ``other_release``: ``trl`` is not the installed release. Then only the versions of ``told`` are known, and a
+    requirement that is not met here may be met beside it. ``fact`` is what is told of the model and the launch.
     """
     versions_told = told or {}
     version_of = versions.installed_but(told=versions_told)
     findings = [
-        finding(
-            call.name,
-            call.argument,
-            patch,
+        doubted(
+            finding(
+                call.name,
+                call.argument,
+                patch,
+                trl,
+                version_of=version_of,
+                is_known=lambda distribution: not other_release or canonicalize_name(distribution) in versions_told,
+                fact=fact,
+                position=call.position,
+            ),
             trl,
-            other_release=other_release and not patch.requires.keys() <= versions_told.keys(),
-            version_of=version_of,
-            fact=fact,
         )
         for patch in patches
     ]
     # A finding without arguments is shown at the line of the trainer.
-    findings = [found if found.lines else replace(found, lines=(call.line,)) for found in findings]
+    findings = [_at_trainer(found, call) for found in findings]
     rank = list(Severity).index
     findings.sort(key=lambda found: (rank(found.patch.severity), found.patch.id))
     hits = tuple(found for found in findings if found.answer is Answer.HIT)
     unsure = tuple(found for found in findings if found.answer is Answer.CANNOT_TELL)
     return ScannedTrainer(call, hits, unsure, len(findings) - len(hits) - len(unsure))
+
+
+def _at_trainer(found: Finding, call: TrainerCall) -> Finding:
+    if found.lines:
+        return found
+    return replace(found, lines=(call.line,), places=found.places or (call.position(call.line),))

@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import ScriptError, plain, reason
 from . import told_files
 
-LARGEST = 1 << 20
+LARGEST = 1 << 18
 """The largest size in bytes of the file and of its pickle; the arguments of a training have some kilobytes."""
 
 _MOST_CLASSES = 1_000
@@ -127,5 +127,5 @@ def _pickle_in(content: bytes) -> bytes:
         if name is None:
             raise ValueError("the archive has no data.pkl")
         if archive.getinfo(name).file_size > LARGEST:
-            raise ValueError(f"it has more than {LARGEST >> 20} MiB")
+            raise ValueError(f"it has more than {LARGEST >> 10} KiB")
         return archive.read(name)

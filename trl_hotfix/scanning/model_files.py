@@ -27,6 +27,13 @@ _LARGEST_OTHER = 1 << 23
 _EXPECTED = "a file of a model's folder, an object in JSON"
 
 _NOT_LORA = frozenset({"IA3", "VERA", "LOHA", "LOKR", "BOFT", "HRA", "MISS"})
+_WITHOUT_BOS_BY_DEFAULT = frozenset(["PreTrainedTokenizer", "Qwen2Tokenizer", "GPT2Tokenizer"])
+_WITH_BOS = _WITHOUT_BOS_BY_DEFAULT | {"LlamaTokenizer", "GemmaTokenizer"}
+"""Classes of tokenizers that keep a post-processor without a beginning, and one with it, if no setting says otherwise.
+
+Tried with transformers 4.40 to 5.23. GPTNeoXTokenizer replaces it.
+"""
+
 _EMBEDDINGS = re.compile(r"embed|wte|wpe|shared")
 
 
@@ -122,11 +129,41 @@ def _pad_is_eos(folder: Path, tokenizer: Mapping[str, Any] | None) -> Argument:
 
 
 def _adds_bos(folder: Path, tokenizer: Mapping[str, Any] | None) -> Argument:
-    """Return that a tokenizer adds no beginning if it has none. Whether it adds one that it has, its class decides."""
+    """Return whether a text gets a beginning, by the post-processor of ``tokenizer.json``.
+
+    The classes of some tokenizers replace the post-processor by ``add_bos_token`` or its default, and a release of
+    transformers does it otherwise than another. What differs is unknown.
+    """
     special = _read(folder, "special_tokens_map.json") or {}
-    if tokenizer is not None and "bos_token" in tokenizer and not (tokenizer["bos_token"] or special.get("bos_token")):
+    settings = tokenizer or {}
+    if "bos_token" in settings and not (settings["bos_token"] or special.get("bos_token")):
         return known(False, _TOKENIZER)
-    return unknown(f"{_TOKENIZER} does not say that there is no bos_token")
+    bos = _token(settings.get("bos_token") or special.get("bos_token"))
+    content = _read(folder, "tokenizer.json")
+    if bos is None or content is None:
+        return unknown(f"{_TOKENIZER} does not say that there is no bos_token")
+    begins, told = _begins_with(content.get("post_processor"), bos), settings.get("add_bos_token")
+    name = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    if begins and told is not False and name in _WITH_BOS:
+        return known(True, "tokenizer.json")
+    if begins is False and not told and name in _WITHOUT_BOS_BY_DEFAULT:
+        return known(False, "tokenizer.json")
+    return unknown(f"tokenizer.json and {_TOKENIZER} do not agree on whether a bos_token is added")
+
+
+def _begins_with(processor: Any, bos: str) -> bool | None:
+    """Return whether a post-processor puts this token first, or None if it is of another kind."""
+    if processor is None:
+        return False
+    kind = processor.get("type") if isinstance(processor, dict) else None
+    if kind == "Sequence" and isinstance(processor.get("processors"), list):
+        answers = {_begins_with(one, bos) for one in processor["processors"]}
+        return True if True in answers else None if None in answers else False
+    if kind == "TemplateProcessing" and isinstance(processor.get("single"), list):
+        first = (processor["single"] or [None])[0]
+        token = first.get("SpecialToken") if isinstance(first, dict) else None
+        return isinstance(token, dict) and token.get("id") == bos
+    return False if kind == "ByteLevel" else None
 
 
 def _token(value: Any) -> str | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Iterator
 
-from .scopes import ScopedExpression
+from .scopes import ScopedExpression, called_name
 
 METHODS_RETURNING_MODEL = frozenset(
     ["bfloat16", "cpu", "cuda", "eval", "float", "half", "requires_grad_", "to", "train"]
@@ -55,9 +56,19 @@ def _root_name(root: ast.Name, expression: ScopedExpression) -> str | None:
     if bound.binding.definition is not None:
         return root.id
     value = bound.value()
-    if value is None or not isinstance(value.node, (ast.Name, ast.Attribute)) or value.node is root:
+    if value is None or value.node is root:
         return None
-    return _imported_name(value)
+    if isinstance(value.node, ast.Call):
+        return imported_module(value.node)
+    return _imported_name(value) if isinstance(value.node, (ast.Name, ast.Attribute)) else None
+
+
+def imported_module(call: ast.Call) -> str | None:
+    """Return the module in ``importlib.import_module("trl")``."""
+    if called_name(call.func).rpartition(".")[2] not in ("import_module", "__import__") or not call.args:
+        return None
+    module = call.args[0]
+    return module.value if isinstance(module, ast.Constant) and isinstance(module.value, str) else None
 
 
 def _imported_name(expression: ScopedExpression) -> str | None:
@@ -82,9 +93,10 @@ def classes(expression: ScopedExpression) -> Iterator[tuple[str, ast.ClassDef | 
     Each comes with its dotted name, and with its definition if the script has it.
     """
     visited: set[ast.AST] = set()
-    queue = [expression]
+    queue = deque([expression])
     while queue:
-        expression = queue.pop(0)
+        expression = queue.popleft()
+        expression.budget.spend()
         node = expression.node
         while isinstance(node, ast.Subscript):
             node = node.value
@@ -102,9 +114,9 @@ def classes(expression: ScopedExpression) -> Iterator[tuple[str, ast.ClassDef | 
 
 
 _PARSERS = ("transformers.HfArgumentParser", "trl.HfArgumentParser", "trl.TrlParser")
-_PARSING = ("parse_args_and_config", "parse_args_into_dataclasses")
+PARSING_INTO_CLASSES = ("parse_args_and_config", "parse_args_into_dataclasses")
 _OPTIONS_OF_PARSING = {"return_remaining_strings", "fail_with_unknown_args"}
-_METHODS_OF_PARSERS = {*_PARSING, "add_argument", "print_help"}
+_METHODS_OF_PARSERS = {*PARSING_INTO_CLASSES, "add_argument", "print_help"}
 
 
 def parsed_classes(expression: ScopedExpression) -> list[ScopedExpression] | None:
@@ -124,14 +136,22 @@ def parsed_classes(expression: ScopedExpression) -> list[ScopedExpression] | Non
 
 def _parsing_call(expression: ScopedExpression) -> ScopedExpression | None:
     """Return ``parser`` in ``parser.parse_args_and_config()`` if the expression is a part of what that returns."""
-    node = expression.node
-    if isinstance(node, ast.Name):
-        bound = expression.find(node)
+    for _ in range(_MAX_STEPS):
+        if not isinstance(expression.node, ast.Name):
+            break
+        bound = expression.find(expression.node)
         whole = bound.whole() if bound is not None else None
-        return _parsing_call(whole) if whole is not None else None
+        if whole is None:
+            return None
+        expression = whole
+    node = expression.node
     if isinstance(node, ast.Subscript):
         node = node.value
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in _PARSING:
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Attribute)
+        or node.func.attr not in PARSING_INTO_CLASSES
+    ):
         return None
     of_command_line = not node.args and {keyword.arg for keyword in node.keywords} <= _OPTIONS_OF_PARSING
     return expression.with_node(node.func.value) if of_command_line else None
@@ -140,16 +160,16 @@ def _parsing_call(expression: ScopedExpression) -> ScopedExpression | None:
 def _makers(parser: ScopedExpression) -> list[ScopedExpression]:
     """Return the calls of which one makes a parser, directly or in a function of the script; none if it may change."""
     maker = _unchanged(parser)
-    returned = _returned(maker) if maker is not None else None
-    if returned is None:
+    result = returned(maker) if maker is not None else None
+    if result is None:
         return [maker] if maker is not None else []
-    if not isinstance(returned.node, ast.Name):
-        return [returned]
-    bound = returned.find(returned.node)
+    if not isinstance(result.node, ast.Name):
+        return [result]
+    bound = result.find(result.node)
     values = bound.values() if bound is not None else None
-    if values is not None and _is_only_parsed(returned, returned.node):
+    if values is not None and _is_only_parsed(result, result.node):
         return values
-    return [maker] if (maker := _unchanged(returned)) is not None else []
+    return [maker] if (maker := _unchanged(result)) is not None else []
 
 
 def _unchanged(parser: ScopedExpression) -> ScopedExpression | None:
@@ -172,19 +192,20 @@ def _is_only_parsed(expression: ScopedExpression, name: ast.Name) -> bool:
         (isinstance(use.node, ast.Name) and isinstance(use.node.ctx, ast.Store))
         or isinstance(parent, ast.Return)
         or (isinstance(parent, ast.Attribute) and parent.attr in _METHODS_OF_PARSERS)
-        for use in owner.uses.get(name.id, ())
+        for use in expression.budget.counted(owner.uses.get(name.id, ()))
         for parent in [use.parent.node if use.parent is not None else None]
     )
 
 
-def _returned(call: ScopedExpression) -> ScopedExpression | None:
+def returned(call: ScopedExpression) -> ScopedExpression | None:
     """Return what a call of a function of the script returns, if that ends with the only ``return``."""
     node = call.node
     bound = call.find(node.func) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
     definition = bound.binding.definition if bound is not None else None
     if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
         return None
-    ends = [inner for inner in ast.walk(definition) if isinstance(inner, (ast.Return, ast.Yield, ast.YieldFrom))]
+    inside = call.budget.counted(ast.walk(definition))
+    ends = [inner for inner in inside if isinstance(inner, (ast.Return, ast.Yield, ast.YieldFrom))]
     last = definition.body[-1]
     if ends != [last] or not isinstance(last, ast.Return) or last.value is None:
         return None
@@ -209,17 +230,18 @@ def _listed(maker: ScopedExpression) -> ScopedExpression | None:
 
 def trainer_names(expression: ScopedExpression) -> list[str]:
     """Return the dotted names of TRL's trainers among a class and its base classes."""
-    return [name for name, _ in classes(expression) if _is_trainer(name)]
+    return [name for name, _ in classes(expression) if is_trainer(name)]
 
 
 def makes_trainer(function: ScopedExpression) -> bool:
     """Is the function a trainer's class of TRL, or one that the script derives from it without a constructor?"""
     bases = list(classes(function))
     own = [definition for _, definition in bases if definition is not None]
-    return any(_is_trainer(name) for name, _ in bases) and not any(map(constructor, own))
+    return any(is_trainer(name) for name, _ in bases) and not any(map(constructor, own))
 
 
-def _is_trainer(dotted: str) -> bool:
+def is_trainer(dotted: str) -> bool:
+    """Is it the dotted name of one of TRL's trainers?"""
     package, _, name = dotted.rpartition(".")
     return package.split(".")[0] == "trl" and name.endswith("Trainer") and name != "Trainer"
 

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from ..errors import ScriptError, reason
+from . import json_files
+from .found import Cells
 
-_MAGIC = re.compile(r"\s*[%!?]|\s*\w+[\w.]*\?\??\s*$")
-_SHELL_ASSIGNMENT = re.compile(r"(\s*[\w, ]+=\s*)[%!].*", re.DOTALL)
-_RUN = re.compile(r"\s*%(run|load|loadpy|rerun|macro)\b")
+# The expressions match a line without its indentation, in one way only: a line may have a million letters.
+_MAGIC = re.compile(r"[%!?]|\w[\w.]*\?\??\s*$")
+_SHELL_ASSIGNMENT = re.compile(r"(\w[\w, ]*=\s*)[%!].*", re.DOTALL)
+_RUN = re.compile(r"%(run|load|loadpy|rerun|macro)\b")
 # Cells of these magics are Python, or run it.
 _PYTHON_CELLS = frozenset(["capture", "time", "timeit", "prun", "memit", "mprun"])
 
 
-def as_script(source: bytes, file: str) -> tuple[str, tuple[int, ...]]:
+def as_script(source: bytes, file: str, largest: int) -> tuple[str, Cells]:
     """Return the text of all code cells, and the line at which each cell begins; other cells have no lines.
 
     Magics and shell commands become comments. ``%run`` becomes an import that may set any name. Raises ``ScriptError``.
     """
     try:
-        notebook = json.loads(source)
+        notebook = json_files.parse(source)
         cells = notebook["cells"] if "cells" in notebook else notebook["worksheets"][0]["cells"]
         texts = [_code_of(cell) for cell in cells]
     except (ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
         raise ScriptError(f"{file} is not a notebook: {reason(error)}; expected JSON with 'cells'") from None
+    if sum(map(len, texts)) > largest:
+        raise ScriptError(f"{file} is too large: its cells have more than {largest >> 20} MiB of code")
     lines: list[str] = []
     starts = []
     for text in texts:
         starts.append(len(lines) + 1)
         lines += _without_magics(text)
-    return "\n".join(lines) + "\n", tuple(starts)
+    return "\n".join(lines) + "\n", Cells(starts)
 
 
 def _code_of(cell: object) -> str:
@@ -50,11 +54,14 @@ def _without_magics(text: str) -> list[str]:
 
 
 def _plain_python(line: str) -> str:
-    indentation = line[: len(line) - len(line.lstrip())]
-    if _RUN.match(line):
+    if not any(sign in line for sign in "%!?"):
+        return line
+    text = line.lstrip()
+    indentation = line[: len(line) - len(text)]
+    if _RUN.match(text):
         return f"{indentation}from ipython_run import *"
-    shell = _SHELL_ASSIGNMENT.match(line)
+    shell = _SHELL_ASSIGNMENT.match(text)
     if shell is not None:
-        return f"{shell[1]}ipython_output()"
+        return f"{indentation}{shell[1]}ipython_output()"
     # `pass` keeps a block that has no other statement.
-    return f"{indentation}pass  # {line.strip()}" if _MAGIC.match(line) else line
+    return f"{indentation}pass  # {text.strip()}" if _MAGIC.match(text) else line

@@ -5,7 +5,6 @@ Nothing is run or imported: ``training_args.bin`` is a pickle, and is read witho
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +14,18 @@ from typing import Any
 from ..catalogue.conditions import UNSET, Argument, Kind
 from ..errors import ScriptError, plain, reason
 from ..matching.versions import is_version
-from . import told_files
+from . import json_files, told_files
 from .inert_pickles import Inert, read_arguments
 from .recorded_hits import RecordedHit, recorded_hits
 
 _VERSION = re.compile(
-    r"^[-*]\s*(TRL|Transformers|Pytorch|Datasets|Tokenizers|PEFT)\s*:?\s+`?v?([\w.+!]+)`?\s*$", re.MULTILINE
+    r"^[-*][ \t]*(TRL|Transformers|Pytorch|Datasets|Tokenizers|PEFT)(?:[ \t]*:)?[ \t]+`?v?([\w.+!]+)`?\s*$",
+    re.MULTILINE,
 )
 _DISTRIBUTIONS = {"pytorch": "torch"}
 _CONFIG = re.compile(r"(\w+?)Config$")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-_LARGEST = 1 << 22
+_LARGEST = 1 << 21
 _CARD = "the model card that transformers has written"
 _RECORD = "the trl_hotfix.json of a run"
 _LONGEST = 10_000
@@ -141,7 +141,7 @@ def _versions_of_card(card: Path) -> dict[str, str]:
 def _read_record(path: Path) -> dict[str, Any]:
     content = told_files.read(path, _LARGEST, _RECORD)
     try:
-        record = json.loads(content)
+        record = json_files.parse(content)
     except (ValueError, RecursionError) as error:
         raise ScriptError(f"{plain(str(path))} is no record of a run: {reason(error)}; expected {_RECORD}") from None
     if not isinstance(record, dict):

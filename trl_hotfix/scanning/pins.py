@@ -5,7 +5,7 @@ Files are read, and nothing is resolved: a version counts only if the file names
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,23 +13,29 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from ..errors import ScriptError, plain, reason
 from ..matching.versions import is_version
-from . import told_files, yaml_files
+from . import json_files, told_files, yaml_files
 
 LARGEST = 1 << 22
-"""The largest size of a file in bytes; a large lock file has a megabyte."""
+_MOST_LINES = 100_000
+_MOST_PINS = 10_000
+"""The largest size of a file in bytes, in lines and in pins; a large lock file has a megabyte, and a thousand pins."""
 
 _EXPECTED = "pinned versions: requirements.txt, `pip freeze`, uv.lock, pylock.toml, poetry.lock or environment.yml"
 
 _YAML = (".yml", ".yaml")
 _LOCK_ENTRY = re.compile(r'^(name|version)\s*=\s*"([^"]*)"')
+_TRL = re.compile(r"(?<![\w./-])trl(?![\w./-])", re.IGNORECASE)
 _CONDA = re.compile(r"([\w.\-]+)\s*={1,2}\s*([\w.+!\-]+)")
 
 
 def read_pins(path: Path) -> dict[str, str]:
     """Return the pinned versions by canonical name. Raises ``ScriptError`` if the file cannot be read as any of these.
+
+    What is pinned to several versions, as for several platforms, is left out.
 
     ``requirements.txt`` and ``pip freeze``; ``uv.lock``, ``pylock.toml``, ``poetry.lock`` and ``pdm.lock``;
     ``environment.yml``; ``Pipfile.lock``, ``pip list --format json`` and ``pip inspect``.
@@ -37,13 +43,31 @@ def read_pins(path: Path) -> dict[str, str]:
     file = plain(str(path))
     text = told_files.read_text(path, yaml_files.LARGEST if path.suffix in _YAML else LARGEST, _EXPECTED)
     try:
-        pairs = list(_pairs(path, text, file))
+        if text.count("\n") > _MOST_LINES:
+            raise ValueError(f"it is too large: it has more than {_MOST_LINES} lines")
+        pairs = list(itertools.islice(_pairs(path, text, file), _MOST_PINS + 1))
+        if len(pairs) > _MOST_PINS:
+            raise ValueError(f"it is too large: it has more than {_MOST_PINS} pins")
     except ScriptError:
         raise
     # A file of another shape has a number in the place of a list, or no name in the place of a package.
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise ScriptError(f"{file} is no file of pinned versions: {reason(error)}; expected {_EXPECTED}") from None
-    return {canonicalize_name(name): version for name, version in pairs if is_version(version)}
+    pins: dict[str, dict[Version, str]] = {}
+    for name, version in pairs:
+        if is_version(version):
+            pins.setdefault(canonicalize_name(name), {})[Version(version)] = version
+    return {name: next(iter(one.values())) for name, one in pins.items() if len(one) == 1}
+
+
+def line_of_trl(path: Path) -> int:
+    """Return the line at which the file names TRL, or the first one. ``read_pins`` has read the file before."""
+    try:
+        lines = told_files.read_text(path, LARGEST, _EXPECTED).splitlines()
+    except ScriptError:
+        # What a pipe has given once it does not give again.
+        return 1
+    return next((number for number, line in enumerate(lines, 1) if _TRL.search(line)), 1)
 
 
 def _pairs(path: Path, text: str, file: str) -> Iterator[tuple[str, str]]:
@@ -52,7 +76,7 @@ def _pairs(path: Path, text: str, file: str) -> Iterator[tuple[str, str]]:
     if path.suffix in _YAML:
         return _of_environment(yaml_files.load(text, file, _EXPECTED)[1])
     if text.lstrip().startswith(("{", "[")):
-        return _of_json(json.loads(text))
+        return _of_json(json_files.parse(text.encode()))
     return _of_requirements(text)
 
 
@@ -93,11 +117,16 @@ def _of_json(data: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_requirements(text: str) -> Iterator[tuple[str, str]]:
+    tried = 0
     for line in _joined(text.splitlines()):
-        words = line.partition(" #")[0].partition(" --hash")[0].strip()
+        # Its marker decides nothing here, and may take longer to parse than a thousand pins.
+        words = line.partition(" #")[0].partition(" --hash")[0].partition(";")[0].strip()
         # What has no such sign is not parsed either: a file may have a million lines.
         if words.startswith(("#", "-")) or "==" not in words:
             continue
+        tried += 1
+        if tried > _MOST_PINS:
+            raise ValueError(f"it is too large: it has more than {_MOST_PINS} pins")
         try:
             requirement = Requirement(words)
         # A number of thousands of digits is no InvalidRequirement, and neither is one of thousands of brackets.

@@ -15,7 +15,7 @@ from .. import __version__
 from ..errors import ScriptError, plain, reason
 from ..model import Severity
 
-_JUDGED = ("repaired", "called", "standing by")
+_JUDGED = ("repaired", "on some ranks", "called", "in evaluation only", "not seen", "standing by")
 """The words of patches whose bugs were looked at for the trainer of the run, and not for other ones."""
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..catalogue.conditions import Argument
 from ..errors import plain
+from .budget import Budget
 from .command_lines import CommandLine
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 SCOPE_NODES = (*FUNCTIONS, ast.ClassDef, ast.Lambda, *COMPREHENSIONS)
+
+MOST_LEVELS = 50
+"""At most so many functions, classes, lambdas and comprehensions are within each other."""
+
+_MOST_PARTS_OF_TEXT = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +30,7 @@ class Binding:
     ``reason`` is why the value is unknown, if the binding has none of these, and ``part_of`` the expression whose value
     it is a part of. If it is not ``unconditional``, its line may not be reached, or more than once. ``argument_at`` is
     the place of the call if the value is the argument that a function is given. ``one_of``: the value is that of one of
-    these bindings, and the text does not tell of which.
+    these bindings, and the text does not tell of which. ``parameter_of``: the function whose parameter it is.
     """
 
     line: int
@@ -35,6 +42,7 @@ class Binding:
     part_of: ast.expr | None = None
     argument_at: Place | None = None
     one_of: tuple[Binding, ...] = ()
+    parameter_of: ast.AST | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +51,10 @@ class Scope:
 
     ``uses`` has every place where a name of this scope stands, also in inner scopes. ``global_names`` and
     ``nonlocal_names`` are those that the scope declares so. ``star_imports`` has the lines of ``from x import *``, by
-    the module. ``loops`` has the lines of each loop. ``command_line`` is what a module is started with, if it is told.
-    ``inner`` has the scopes of all functions and classes of a module, ``values`` what its expressions evaluate to.
+    the module. ``loops`` has the lines of each loop. ``words`` are those that a module is started with, if they are
+    told, ``command_line`` what transformers' parser makes of them, and ``namespaces`` what other parsers do.
+    ``inner`` has the scopes of all functions and classes of a module, ``values`` what its expressions evaluate to,
+    ``unpacked`` what ``**options`` gives, and ``budget`` the steps that all this may take. ``file``: that of a module.
     """
 
     parent: Scope | None
@@ -56,9 +66,20 @@ class Scope:
     nonlocal_names: set[str] = field(default_factory=set)
     star_imports: dict[str, int] = field(default_factory=dict)
     loops: list[range] = field(default_factory=list)
+    words: Sequence[str] | None = None
     command_line: CommandLine | None = None
+    namespaces: dict[object, Any] = field(default_factory=dict)
     inner: Mapping[ast.AST, Scope] = field(default_factory=dict)
     values: dict[ScopedExpression, Argument] = field(default_factory=dict)
+    unpacked: dict[ScopedExpression, Unpacked] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+    file: Path | None = None
+    module: Scope = field(init=False)
+    level: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.module = self if self.parent is None else self.parent.module
+        self.level = 0 if self.parent is None else self.parent.level + 1
 
     def bind(self, name: str, binding: Binding) -> None:
         """Add a binding. That of an outer name depends on whether the function of this scope is called."""
@@ -82,10 +103,6 @@ class Scope:
             scope = scope.parent
         scope.bind(name, binding)
 
-    @property
-    def module(self) -> Scope:
-        return [self, *self._outer()][-1]
-
     def _outer(self) -> Iterator[Scope]:
         scope = self.parent
         while scope is not None:
@@ -108,25 +125,26 @@ class Scope:
         scope = self.owner(name)
         if scope is None:
             return None
+        self.module.budget.spend(1 + len(scope.bindings[name]))
         return BoundName(_choose(name, scope, line if scope is self else None), scope)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A node of the script, with what is around it. ``unconditional``: it runs once whenever its scope does."""
+    """A node of the script, with what is around it. ``unconditional``: it runs once whenever its scope does.
+
+    ``statement`` is the one that the node is a part of.
+    """
 
     node: ast.AST
     parent: Place | None
     scope: Scope
     unconditional: bool
+    statement: Place = field(init=False)
 
-    @property
-    def statement(self) -> Place:
-        """The statement that the node is a part of."""
-        place = self
-        while not isinstance(place.node, ast.stmt) and place.parent is not None:
-            place = place.parent
-        return place
+    def __post_init__(self) -> None:
+        is_part = self.parent is not None and not isinstance(self.node, ast.stmt)
+        object.__setattr__(self, "statement", self.parent.statement if is_part and self.parent is not None else self)
 
     @property
     def line(self) -> int:
@@ -177,6 +195,15 @@ class ScopedExpression:
         """Return what a name in this expression is bound to, or None if the file does not bind it."""
         return self.scope.find(name.id, self.line)
 
+    @property
+    def budget(self) -> Budget:
+        """The steps that are left to the script."""
+        return self.scope.module.budget
+
+
+Unpacked = tuple[dict[str, ScopedExpression], "Argument | None"]
+"""The arguments by their names, and the unknown one that stands for all others, if there may be more."""
+
 
 def _choose(name: str, scope: Scope, line: int | None) -> Binding:
     """Return the binding that holds at ``line``, if the text tells which one does.
@@ -191,8 +218,9 @@ def _choose(name: str, scope: Scope, line: int | None) -> Binding:
     if len(imports) == len(bindings):  # try: from trl import ... except ImportError: from trl.experimental import ...
         return next((binding for binding in imports if binding.dotted.split(".")[0] == "trl"), imports[-1])
     before = [binding for binding in bindings if line is not None and binding.line < line]
+    after = [binding for binding in bindings if line is None or binding.line >= line]
     loops = [loop for loop in scope.loops if line in loop]
-    comes_again = any(binding.line in loop for binding in bindings if binding not in before for loop in loops)
+    comes_again = any(binding.line in loop for binding in after for loop in loops)
     if before and all(binding.unconditional for binding in before) and not comes_again:
         return before[-1]
     lines = ", ".join(str(binding.line) for binding in bindings[:5])
@@ -200,10 +228,38 @@ def _choose(name: str, scope: Scope, line: int | None) -> Binding:
     return Binding(bindings[-1].line, False, reason=reason, one_of=tuple(bindings))
 
 
+def called_name(function: ast.expr) -> str:
+    """Return ``a.b.c``, or ``(...).b.c`` if that is an attribute of something without a name."""
+    names: list[str] = []
+    while isinstance(function, ast.Attribute):
+        names.append(function.attr)
+        function = function.value
+    return ".".join([function.id if isinstance(function, ast.Name) else "(...)", *reversed(names)])
+
+
 def source_text(node: ast.AST | None) -> str:
     """Return a piece of the script on one line, shortened to 60 characters."""
-    try:
-        text = " ".join(ast.unparse(node).split()) if node is not None else ""
-    except RecursionError:
-        text = "a long expression"
+    if node is None:
+        return ""
+    if _is_long(node):
+        return f"{source_text(node.func)}(...)" if isinstance(node, ast.Call) else "a long expression"
+    text = " ".join(ast.unparse(node).split())
     return plain(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def _is_long(node: ast.AST) -> bool:
+    """Return whether an expression has so many parts that to write them takes time."""
+    parts, count = [node], 0
+    while parts:
+        part = parts.pop()
+        count += 1
+        if count > _MOST_PARTS_OF_TEXT or (isinstance(part, ast.Constant) and not _is_short(part.value)):
+            return True
+        parts += ast.iter_child_nodes(part)
+    return False
+
+
+def _is_short(value: object) -> bool:
+    if isinstance(value, (str, bytes)):
+        return len(value) <= 1_000
+    return not isinstance(value, int) or value.bit_length() <= 1_000

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import ast
-import bisect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ..catalogue.conditions import UNSET, Argument, Kind, Lookup
+from ..catalogue.conditions import UNSET, Argument, Kind
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
+from .beside import Foreign
 from .bindings import ScriptBindings
-from .command_lines import CommandLine
+from .budget import REASON, too_large
 from .config_arguments import ConfigArguments, LocatedArgument, makes_config
 from .elsewhere import SetElsewhere
+from .found import TrainerCall, Trainers, Unseen
 from .harmless import is_pure_method_of_model
+from .indirect import Target, target
+from .model_config import part_of_made
 from .names import classes, follow, trainer_names
-from .scopes import Place, Scope, ScopedExpression, source_text
+from .rewards import rewards_of
+from .scopes import Place, ScopedExpression, source_text
+from .script_datasets import script_dataset_facts
 from .uses import changes_of
 from .values import keyword_arguments, value_of
 
@@ -30,43 +35,64 @@ POSITIONAL_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """The positional arguments of each trainer that have the same order in every release."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerCall:
-    """A call of a trainer. ``name`` is TRL's, without ``Trainer``; ``called`` is the name in the script.
-
-    ``cells`` has the lines at which the cells of a notebook begin.
-    """
-
-    name: str
-    called: str
-    line: int
-    argument: Lookup
-    cells: tuple[int, ...] = ()
-
-    def position(self, line: int) -> str:
-        """Return "line 10", or "cell 3, line 2" in a notebook."""
-        if not self.cells:
-            return f"line {line}"
-        cell = bisect.bisect_right(self.cells, line)
-        return f"cell {cell}, line {line - self.cells[cell - 1] + 1}"
-
-
-def trainer_calls(tree: ast.Module, command_line: CommandLine | None = None) -> Iterator[TrainerCall]:
-    """Yield the calls of TRL's trainers, and of classes derived from them, in the order of the file.
-
-    ``command_line`` is what the script is started with, if that is told.
-    """
-    script = ScriptBindings(tree, command_line)
+def trainer_calls(script: ScriptBindings) -> Trainers:
+    """Return the calls of TRL's trainers, and of classes derived from them, in the order of the file."""
+    found: list[TrainerCall] = []
+    untold: list[int] = []
     for place in script.calls:
-        call, scope = place.node, place.scope
-        assert isinstance(call, ast.Call)
-        function = ScopedExpression(call.func, scope, call.lineno)
-        trainers = trainer_names(function)
-        if trainers and not _is_super_init(call.func):
-            name = trainers[0].rpartition(".")[2].removesuffix("Trainer")
-            arguments = _TrainerArguments(script, place, call, name)
-            called = next(classes(function))[0].rpartition(".")[2]
-            yield TrainerCall(name, called, call.lineno, arguments.find)
+        call = script.budget.ask(partial(_trainer_call, script, place), place.line)
+        if isinstance(call, TrainerCall):
+            found.append(call)
+        elif call is not None:
+            untold.append(call)
+    if not untold:
+        return Trainers(found, [])
+    return Trainers(found, [Unseen(untold[0], f"{REASON}: {len(untold)} calls may make a trainer of TRL")])
+
+
+def _trainer_call(script: ScriptBindings, place: Place) -> TrainerCall | None:
+    call = place.node
+    assert isinstance(call, ast.Call)
+    if _is_super_init(call.func):
+        return None
+    aim = target(ScopedExpression(call.func, place.scope, call.lineno))
+    trainers = trainer_names(aim.function)
+    foreign = script.beside.trainer(aim.function) if script.beside is not None and not trainers else None
+    trainers = foreign.trainers if foreign is not None else trainers
+    if not trainers:
+        return None
+    script.followed |= aim.passed
+    name = trainers[0].rpartition(".")[2].removesuffix("Trainer")
+    called = next(classes(aim.function))[0].rpartition(".")[2]
+    questions = _Questions(script, place, aim, name, foreign)
+    return TrainerCall(name, called, call.lineno, questions.argument, facts=questions.facts)
+
+
+class _Questions:
+    """The questions about the arguments of one call: each is asked once, and takes no more steps than it may."""
+
+    def __init__(
+        self, script: ScriptBindings, place: Place, aim: Target, trainer: str, foreign: Foreign | None
+    ) -> None:
+        self._ask, self._line = script.budget.ask, place.line
+        self._read = partial(_TrainerArguments, script, place, aim, trainer, foreign)
+        self._answers: dict[str, Argument] = {}
+
+    @cached_property
+    def _arguments(self) -> _TrainerArguments | None:
+        return self._ask(self._read, None)
+
+    def argument(self, name: str) -> Argument:
+        """Return an argument, by the names that ``_TrainerArguments.find`` knows."""
+        arguments, unknown = self._arguments, too_large(self._line)
+        if name not in self._answers:
+            self._answers[name] = unknown if arguments is None else self._ask(partial(arguments.find, name), unknown)
+        return self._answers[name]
+
+    def facts(self) -> Mapping[str, Argument]:
+        """Return what the script shows of the dataset."""
+        arguments = self._arguments
+        return self._ask(arguments.facts, {}) if arguments is not None else {}
 
 
 def _is_super_init(function: ast.expr) -> bool:
@@ -104,19 +130,33 @@ class _TrainerArguments:
     ``_unknown`` stands for all arguments that the call does not name, if the text does not tell which ones are set.
     """
 
-    def __init__(self, script: ScriptBindings, place: Place, call: ast.Call, trainer: str) -> None:
-        self._arguments, self._unknown = keyword_arguments(call, place.scope, call.lineno)
-        config = self._read_positional(call, place.scope, trainer)
+    def __init__(
+        self, script: ScriptBindings, place: Place, aim: Target, trainer: str, foreign: Foreign | None
+    ) -> None:
+        call = place.node
+        assert isinstance(call, ast.Call)
+        self._arguments: dict[str, ScopedExpression] = {}
+        self._unknown: Argument | None = None
+        given: list[ScopedExpression] = []
+        for layer in (*aim.partials, ScopedExpression(call, place.scope, call.lineno)):
+            made = layer.node
+            assert isinstance(made, ast.Call)
+            arguments, unknown = keyword_arguments(made, layer.scope, layer.line)
+            self._arguments |= arguments
+            self._unknown = self._unknown or unknown
+            # The first one of ``partial`` is the trainer.
+            given += [layer.with_node(value) for value in (made.args if made is call else made.args[1:])]
+        config = self._read_positional(given, trainer)
         self._config = ConfigArguments(config, call, place.scope, script.scopes)
-        self._set_elsewhere = SetElsewhere(script, place, call)
+        self._set_elsewhere = SetElsewhere(script, place, aim.function, foreign)
         self._callbacks = [*_added_callbacks(self._set_elsewhere.calls, call)]
 
-    def _read_positional(self, call: ast.Call, scope: Scope, trainer: str) -> ScopedExpression | None:
+    def _read_positional(self, given: list[ScopedExpression], trainer: str) -> ScopedExpression | None:
         """Name the positional arguments, and return the config."""
         config = self._arguments.get("args")
         names = POSITIONAL_ARGUMENTS.get(trainer, ("model",))
-        for position, value in enumerate(call.args):
-            expression = ScopedExpression(value, scope, call.lineno)
+        for position, expression in enumerate(given):
+            value = expression.node
             if isinstance(value, ast.Starred) or (position >= len(names) and not makes_config(expression)):
                 reason = f"{source_text(value)} is given to {trainer}Trainer by position"
                 self._unknown = self._unknown or Argument(Kind.UNKNOWN, line=value.lineno, reason=reason)
@@ -129,7 +169,8 @@ class _TrainerArguments:
     def find(self, name: str) -> Argument:
         """Return an argument; ``model.adapter_name`` is an argument of the call that makes ``model``.
 
-        ``train.resume_from_checkpoint`` is the argument of ``trainer.train()``.
+        ``train.resume_from_checkpoint`` is the argument of ``trainer.train()``, and ``reward_funcs.rewards`` what the
+        text of the reward functions tells.
         """
         name, _, part = name.partition(".")
         elsewhere = self._set_elsewhere.argument(name, of_config=name not in TRAINER_ONLY_ARGUMENTS)
@@ -137,10 +178,19 @@ class _TrainerArguments:
             return elsewhere
         if name == "train":
             return _resumed_from(self._set_elsewhere.calls)
+        if name == "reward_funcs" and part == "rewards" and name in self._arguments:
+            return rewards_of(self._arguments[name])
         located = self._locate(name)
         if name == "callbacks" and self._callbacks:
             return self._with_added_callbacks(located.argument)
         return _find_part(located, part) if part else located.argument
+
+    def facts(self) -> dict[str, Argument]:
+        """Return the facts of the dataset, if the script makes it and nothing else sets it."""
+        dataset = self._arguments.get("train_dataset")
+        if dataset is None or self._set_elsewhere.argument("train_dataset", of_config=False) is not None:
+            return {}
+        return script_dataset_facts(dataset)
 
     def _locate(self, name: str) -> LocatedArgument:
         """Return the argument of the call; if the call has none, or None, that of the config."""
@@ -234,9 +284,12 @@ def _find_part(located: LocatedArgument, name: str) -> Argument:
         origin = expression
     if not isinstance(call, ast.Call):
         return Argument(Kind.UNKNOWN, line=argument.line, reason=source_text(call))
+    made = part_of_made(origin, name)
     arguments, unknown = keyword_arguments(call, origin.scope, origin.line)
     changes = changes_of(expression, is_pure_method_of_model)
-    change = changes.of_any() or next(iter(changes.of(name)), None)
+    change = changes.of_any() or next(iter(changes.by_part().get(name, ())), None)
     if change is not None and origin is not expression:
         return Argument(Kind.UNKNOWN, line=change.line, reason=change.reason)
+    if made is not None:
+        return made
     return value_of(arguments[name]) if name in arguments else unknown or UNSET

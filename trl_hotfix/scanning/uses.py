@@ -7,6 +7,7 @@ harmless ones is a change. An alias (``b = a``) is followed.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,12 +19,13 @@ from .harmless import (
     changes_nothing,
     is_pure_method_of_trainer,
     leaves_arguments_alone,
+    looks_at_vars,
     only_looks,
 )
 from .names import makes_trainer
-from .scopes import Place, Scope, ScopedExpression, source_text
+from .scopes import Place, Scope, ScopedExpression, called_name, source_text
 
-_ANY_PART = "*"
+ANY_PART = "*"
 
 MethodTest = Callable[[str], bool]
 
@@ -71,16 +73,20 @@ class Changes:
         """Return a change that may set any part, if there is one."""
         return next((change for change in self.changes if change.part is None), None)
 
-    def of(self, part: str) -> list[Change]:
-        """Return the changes that set ``part``, in the order of the text."""
-        return sorted((change for change in self.changes if change.part == part), key=lambda change: change.line)
+    def by_part(self) -> dict[str, list[Change]]:
+        """Return the changes that set a part or something within it, by the part, in the order of the text."""
+        parts: dict[str, list[Change]] = {}
+        for change in self.changes:
+            if change.part is not None:
+                parts.setdefault(change.part, []).append(change)
+        return {part: sorted(changes, key=lambda change: change.line) for part, changes in parts.items()}
 
     def within(self, part: str) -> Change | None:
         """Return a change that may set something within the object that ``part`` is."""
         for change in self.changes:
             if change.part is None or (change.part == part and change.inner_part is not None):
                 return change
-        return self.handed_out.get(part) or self.handed_out.get(_ANY_PART)
+        return self.handed_out.get(part) or self.handed_out.get(ANY_PART)
 
 
 def changes_of(expression: ScopedExpression, is_pure: MethodTest = _no_method) -> Changes:
@@ -140,11 +146,12 @@ class _Collector:
 
     def add(self, name: str, owner: Scope, bound_line: int) -> None:
         """Add the changes by uses of a name that was bound at this line of its scope."""
-        certain = [binding.line for binding in owner.bindings[name] if binding.unconditional]
-        later = [line for line in certain if line > bound_line]
-        for use in owner.uses.get(name, ()):
+        bindings = owner.module.budget.counted(owner.bindings[name])
+        later = [binding.line for binding in bindings if binding.unconditional and binding.line > bound_line]
+        last_line = min(later, default=math.inf)
+        for use in owner.module.budget.counted(owner.uses.get(name, ())):
             # A use in an inner scope comes at any time.
-            in_life = use.scope is not owner or bound_line <= use.line <= min(later, default=use.line)
+            in_life = use.scope is not owner or bound_line <= use.line <= last_line
             if in_life and use.node not in self.readers and not _is_before_binding(use, name, bound_line):
                 self.changes.changes += self._changes_by(use)
 
@@ -154,8 +161,13 @@ class _Collector:
         if owner is None or (name, id(owner)) in self._aliases:
             return []
         self._aliases.add((name, id(owner)))
-        uses = [use for use in owner.uses.get(name, ()) if use.node not in self.readers]
-        return [change._replace(value=None) for use in uses for change in self._changes_by(use)]
+        uses = owner.module.budget.counted(owner.uses.get(name, ()))
+        return [
+            change._replace(value=None)
+            for use in uses
+            if use.node not in self.readers
+            for change in self._changes_by(use)
+        ]
 
     def _changes_by(self, use: Place) -> list[Change]:
         parent = use.parent
@@ -183,7 +195,7 @@ class _Collector:
             return self._hand_out(use)
         return [] if only_looks(use, node) else [Change(use)]
 
-    def _hand_out(self, use: Place, part: str = _ANY_PART) -> list[Change]:
+    def _hand_out(self, use: Place, part: str = ANY_PART) -> list[Change]:
         self.changes.handed_out.setdefault(part, Change(use, part))
         return []
 
@@ -213,7 +225,7 @@ class _Collector:
         if not isinstance(item.ctx, ast.Load):
             return [Change(place)]
         assert place.parent is not None
-        return self._by_part(place, place.parent, key if isinstance(key, str) else _ANY_PART)
+        return self._by_part(place, place.parent, key if isinstance(key, str) else ANY_PART)
 
     def _by_part(self, place: Place, parent: Place, name: str) -> list[Change]:
         """``args.options``, in what it stands."""
@@ -245,7 +257,7 @@ class _Collector:
         call = place.node
         if not isinstance(call, ast.Call):
             return [Change(use)]
-        function = source_text(call.func)
+        function = called_name(call.func)
         name = function.rpartition(".")[2]
         expression = ScopedExpression(call.func, use.scope, use.line)
         if call.func is use.node or leaves_arguments_alone(expression):
@@ -258,6 +270,8 @@ class _Collector:
             return self._by_keeping(place)
         if name in ("setattr", "__setattr__", "delattr") and call.args and call.args[0] is use.node:
             return [Change(use, _literal_name(call))]
+        if function == "vars" and looks_at_vars(place):
+            return self._hand_out(use)
         if name == "getattr" and _literal_name(call) is not None:
             return self._hand_out(use, str(_literal_name(call)))
         if name in COPYING_FUNCTIONS and function in (name, f"copy.{name}", f"dataclasses.{name}"):
@@ -270,7 +284,7 @@ class _Collector:
             return []
         self.readers.add(call.node)
         later = _changes_of_result(call, is_pure_method_of_trainer, self.readers)
-        if "args" in later.handed_out or _ANY_PART in later.handed_out:
+        if "args" in later.handed_out or ANY_PART in later.handed_out:
             return [Change(call)]
         return [
             Change(change.place, change.inner_part)

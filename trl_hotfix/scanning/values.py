@@ -10,8 +10,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..catalogue.conditions import Argument, Kind
-from .names import METHODS_RETURNING_MODEL, classes, dotted_name, follow, parsed_classes
-from .scopes import COMPREHENSIONS, Scope, ScopedExpression, source_text
+from .budget import TooLargeError, literal, too_large
+from .command_lines import ToldConstant
+from .model_config import made_of_model_config, text_of_model_config
+from .names import METHODS_RETURNING_MODEL, classes, dotted_name, follow
+from .own_classes import parsed_part
+from .scopes import COMPREHENSIONS, Scope, ScopedExpression, Unpacked, called_name, source_text
+from .told_commands import told_parameter
+from .told_parts import told_names, told_part
+from .told_settings import told_keys, told_setting
 from .uses import changes_of, known_value
 
 _LIBRARIES = ("datasets.", "peft.", "torch.", "transformers.")
@@ -19,7 +26,13 @@ _BUILTINS = frozenset(["bool", "dict", "float", "int", "len", "list", "range", "
 _MAX_DEPTH = 40
 _MAX_ELEMENTS = 40
 _MAX_ALTERNATIVES = 4
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_MAX_MAKERS = 200
+_STEPS_OF_TEXT = 10
+"""To write a piece of the script takes so much longer than to look at it."""
+
+_ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -34,10 +47,15 @@ def value_of(expression: ScopedExpression, depth: int = 0) -> Argument:
     Each is evaluated once: names that are assigned to one another in a loop have more ways than can be followed.
     """
     values = expression.scope.module.values
+    expression.budget.spend()
     if expression not in values:
         line = expression.node.lineno
         values[expression] = Argument(Kind.UNKNOWN, line=line, reason="it depends on itself")
-        values[expression] = _evaluated(expression, depth)
+        try:
+            values[expression] = _evaluated(expression, depth)
+        except (TooLargeError, RecursionError):
+            values[expression] = too_large(line)
+            raise
     return values[expression]
 
 
@@ -47,7 +65,7 @@ def _evaluated(expression: ScopedExpression, depth: int) -> Argument:
     if depth > _MAX_DEPTH:
         return Argument(Kind.UNKNOWN, line=line, reason="it is nested too deeply")
     if isinstance(node, ast.Constant):
-        return Argument(Kind.LITERAL, node.value, line)
+        return replace(node.argument, line=line) if isinstance(node, ToldConstant) else literal(node.value, line)
     if isinstance(node, (ast.UnaryOp, ast.BinOp)):
         return _computed(node, expression, depth)
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
@@ -62,14 +80,15 @@ def _evaluated(expression: ScopedExpression, depth: int) -> Argument:
         return _named(node, expression, depth)
     if isinstance(node, ast.IfExp):
         values = [expression.with_node(node.body), expression.with_node(node.orelse)]
-        return _one_of(values, Argument(Kind.UNKNOWN, line=line, reason=source_text(node)), depth)
+        return _one_of(values, _unknown(expression), depth)
+    told = told_part(expression, value_of) or told_parameter(expression, value_of) or told_setting(expression, value_of)
+    if told is not None:
+        return told
     if isinstance(node, ast.Call):
         return _called(node, expression, depth)
-    command_line = expression.scope.module.command_line
-    if isinstance(node, ast.Attribute) and command_line is not None and node.attr in command_line.values:
-        changes = changes_of(expression.with_node(node.value))
-        if parsed_classes(expression.with_node(node.value)) is not None and not changes.changes:
-            return Argument(Kind.LITERAL, command_line.values[node.attr], line)
+    parsed = parsed_part(expression, value_of) or text_of_model_config(expression)
+    if parsed is not None:
+        return parsed
     dotted = dotted_name(expression) if isinstance(node, ast.Attribute) else None
     if dotted is not None and dotted.startswith("torch."):
         return Argument(Kind.LITERAL, dotted.rpartition(".")[2], line)
@@ -77,27 +96,25 @@ def _evaluated(expression: ScopedExpression, depth: int) -> Argument:
         owner = value_of(expression.with_node(node.value), depth + 1)
         if _is_dataset(owner):
             return Argument(Kind.OBJECT, line=line, made_by=owner.made_by)
-    return Argument(Kind.UNKNOWN, line=line, reason=source_text(node))
+    return _unknown(expression)
+
+
+def _unknown(expression: ScopedExpression) -> Argument:
+    expression.budget.spend(_STEPS_OF_TEXT)
+    return Argument(Kind.UNKNOWN, line=expression.node.lineno, reason=source_text(expression.node))
 
 
 def _computed(node: ast.UnaryOp | ast.BinOp, expression: ScopedExpression, depth: int) -> Argument:
     operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
     values = [value_of(expression.with_node(operand), depth + 1) for operand in operands]
     numbers = [value.value for value in values if value.kind is Kind.LITERAL and isinstance(value.value, (int, float))]
-    unknown = Argument(Kind.UNKNOWN, line=node.lineno, reason=source_text(node))
-    if len(numbers) < len(values):
-        return unknown
+    compute = _ARITHMETIC.get(type(node.op))
+    if len(numbers) < len(values) or compute is None:
+        return _unknown(expression)
     try:
-        if isinstance(node, ast.BinOp):
-            compute = _ARITHMETIC.get(type(node.op))
-            return Argument(Kind.LITERAL, compute(*numbers), node.lineno) if compute is not None else unknown
-        if isinstance(node.op, ast.Not):
-            return Argument(Kind.LITERAL, not numbers[0], node.lineno)
-        if isinstance(node.op, ast.USub):
-            return Argument(Kind.LITERAL, -numbers[0], node.lineno)
+        return literal(compute(*numbers), node.lineno)
     except (ArithmeticError, ValueError):
-        return unknown
-    return unknown
+        return _unknown(expression)
 
 
 def _collection(elements: list[ScopedExpression], line: int, depth: int) -> Argument:
@@ -105,10 +122,12 @@ def _collection(elements: list[ScopedExpression], line: int, depth: int) -> Argu
     values = [value_of(element, depth + 1) for element in elements[:_MAX_ELEMENTS]]
     truncated = len(elements) > _MAX_ELEMENTS
     if not truncated and all(value.kind is Kind.LITERAL for value in values):
-        return Argument(Kind.LITERAL, [value.value for value in values], line)
+        return literal([value.value for value in values], line)
     complete = not truncated and all(value.kind is not Kind.UNKNOWN and value.complete for value in values)
     made_by = tuple(name for value in values for name in value.made_by)
-    return Argument(Kind.OBJECT, line=line, made_by=made_by, complete=complete)
+    # Lists within lists have more names with each level.
+    complete = complete and len(made_by) <= _MAX_MAKERS
+    return Argument(Kind.OBJECT, line=line, made_by=made_by[:_MAX_MAKERS], complete=complete)
 
 
 def _named(node: ast.Name, expression: ScopedExpression, depth: int) -> Argument:
@@ -127,6 +146,10 @@ def _named(node: ast.Name, expression: ScopedExpression, depth: int) -> Argument
         return Argument(Kind.OBJECT, line=node.lineno, made_by=(node.id,))
     if binding.dotted:
         return Argument(Kind.UNKNOWN, line=node.lineno, reason=f"{node.id} is imported ({binding.dotted})")
+    if binding.parameter_of is not None:
+        told = told_parameter(expression, value_of)
+        if told is not None:
+            return told
     unknown = Argument(Kind.UNKNOWN, line=binding.line, reason=binding.reason)
     values = bound.values()
     return _one_of(values, unknown, depth) if values is not None else unknown
@@ -149,11 +172,10 @@ def _called(node: ast.Call, expression: ScopedExpression, depth: int) -> Argumen
         return value_of(expression.with_node(node.func.value), depth + 1)
     function = expression.with_node(node.func)
     names = tuple(name for name, _ in classes(function))
-    by_command_line = _made_by_command_line(names[0] if names else "", expression)
-    if by_command_line is not None:
-        return by_command_line
-    has_class = any(part[:1].isupper() for name in names for part in name.split("."))
-    if names and (has_class or names[0].startswith(_LIBRARIES) or names[0] in _BUILTINS):
+    made = made_of_model_config(expression)
+    if made is not None:
+        return made
+    if names and (_makes_object(names) or names[0].startswith(_LIBRARIES) or names[0] in _BUILTINS):
         return Argument(Kind.OBJECT, line=line, made_by=names)
     if isinstance(node.func, ast.Attribute) and dotted_name(function) is None:
         owner = value_of(expression.with_node(node.func.value), depth + 1)
@@ -162,70 +184,71 @@ def _called(node: ast.Call, expression: ScopedExpression, depth: int) -> Argumen
     return Argument(Kind.UNKNOWN, line=line, reason=f"what {source_text(node.func)}() returns is not in the text")
 
 
-_MADE_BY_COMMAND_LINE = {
-    "trl.get_peft_config": (("use_peft",), "peft.LoraConfig"),
-    "trl.get_quantization_config": (("load_in_4bit", "load_in_8bit"), "transformers.BitsAndBytesConfig"),
-}
-"""Functions of TRL that return an object if one of these arguments is on, and None otherwise."""
+def _makes_object(names: tuple[str, ...]) -> bool:
+    """Is it a class, or a constructor such as ``Model.from_pretrained``? Another method may return None.
 
-
-def _made_by_command_line(function: str, expression: ScopedExpression) -> Argument | None:
-    """Return what ``get_peft_config(model_args)`` returns, if the command line is told."""
-    command_line = expression.scope.module.command_line
-    call = expression.node
-    if command_line is None or function not in _MADE_BY_COMMAND_LINE or not isinstance(call, ast.Call):
-        return None
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    if len(given) != 1 or parsed_classes(expression.with_node(given[0])) is None:
-        return None
-    if changes_of(expression.with_node(given[0])).changes:
-        return None
-    switches, made_by = _MADE_BY_COMMAND_LINE[function]
-    if any(command_line.values.get(name) for name in switches):
-        return Argument(Kind.OBJECT, line=call.lineno, made_by=(made_by,))
-    return Argument(Kind.LITERAL, None, call.lineno)
+    ``names`` has the class and its base classes.
+    """
+    return any(name.rpartition(".")[2][:1].isupper() for name in names) or (
+        names[0].rpartition(".")[2].startswith("from_") and any(part[:1].isupper() for part in names[0].split("."))
+    )
 
 
 def _is_dataset(argument: Argument) -> bool:
     return any(name.startswith("datasets.") for name in argument.made_by)
 
 
-def keyword_arguments(call: ast.Call, scope: Scope, line: int) -> tuple[dict[str, ScopedExpression], Argument | None]:
+def keyword_arguments(call: ast.Call, scope: Scope, line: int) -> Unpacked:
     """Return the keywords of a call, with those of ``**{...}``.
 
     The second value is the unknown argument that stands for any other name, if ``**options`` may set more.
     """
     arguments: dict[str, ScopedExpression] = {}
     unknown = None
-    for keyword in call.keywords:
+    for keyword in scope.module.budget.counted(call.keywords):
         expression = ScopedExpression(keyword.value, scope, line)
         if keyword.arg is not None:
             arguments[keyword.arg] = expression
             continue
         unpacked, unknown_too = _unpacked(expression)
+        scope.module.budget.spend(len(unpacked))
         arguments.update(unpacked)
         unknown = unknown or unknown_too
     return arguments, unknown
 
 
-def _unpacked(expression: ScopedExpression) -> tuple[dict[str, ScopedExpression], Argument | None]:
-    """Return the arguments that ``**expression`` gives, in the same form."""
+def _unpacked(expression: ScopedExpression) -> Unpacked:
+    """Return the arguments that ``**expression`` gives, in the same form. Each is read once."""
+    known = expression.scope.module.unpacked
+    if expression not in known:
+        known[expression] = _read_unpacked(expression)
+    return known[expression]
+
+
+def _read_unpacked(expression: ScopedExpression) -> Unpacked:
     options = follow(expression)
     node = options.node
     arguments: dict[str, ScopedExpression] = {}
     unknown = None
     reason = f"**{source_text(expression.node)} may set it"
-    if isinstance(node, ast.Call) and source_text(node.func) == "dict" and not node.args:
+    if isinstance(node, ast.Call) and called_name(node.func) == "dict" and not node.args:
         arguments, unknown = keyword_arguments(node, options.scope, options.line)
     elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
-        for constant, value in zip(node.keys, node.values, strict=True):
+        for constant, value in expression.budget.counted(zip(node.keys, node.values, strict=True)):
             arguments[str(getattr(constant, "value", ""))] = options.with_node(value)
     else:
-        unknown = Argument(Kind.UNKNOWN, line=expression.node.lineno, reason=reason)
+        names = told_names(expression, value_of)
+        names = told_keys(expression, value_of) if names is None else names
+        if isinstance(names, Argument):
+            return {}, names
+        unknown = Argument(Kind.UNKNOWN, line=expression.node.lineno, reason=reason) if names is None else None
+        for name in expression.budget.counted(names or ()):
+            part = ast.Subscript(expression.node, ast.Constant(name), ast.Load())
+            arguments[name] = expression.with_node(ast.copy_location(part, expression.node))
     changes = changes_of(expression)
     uncertain = changes.of_any()
-    for key in dict.fromkeys(change.part for change in changes.changes if change.part is not None):
-        set_by = [change for change in changes.of(key) if change.inner_part is None]
+    for key, of_key in changes.by_part().items():
+        set_by = [change for change in of_key if change.inner_part is None]
         argument = known_value(set_by, expression.scope, expression.line) if set_by else arguments.get(key)
         if argument is not None:
             arguments[key] = argument
@@ -233,7 +256,7 @@ def _unpacked(expression: ScopedExpression) -> tuple[dict[str, ScopedExpression]
             # What `options["key"]` is at the end is not known, and no other key is touched.
             arguments[key] = expression.with_node(set_by[-1].place.node)
         else:
-            uncertain = uncertain or changes.of(key)[-1]
+            uncertain = uncertain or of_key[-1]
     if uncertain is not None:
         # What may be set again is not known, though it is named.
         return {}, Argument(Kind.UNKNOWN, line=uncertain.line, reason=uncertain.reason)

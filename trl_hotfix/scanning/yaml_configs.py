@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
+from msgspec.structs import replace
 
 from ..catalogue.conditions import UNSET, Argument, Kind
 from ..errors import ScriptError
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS
 from . import told_files, yaml_files
-from .trainer_calls import TrainerCall
+from .budget import literal
+from .command_lines import of_text
+from .found import TrainerCall
 
 EXPECTED = "a config of TRL's command line, a mapping such as 'packing: true'"
 
@@ -37,7 +40,7 @@ def read_config(source: bytes, file: str, trainer: str | None) -> TrainerCall:
         key, _, part = dotted.partition(".")
         line = lines.get(key)
         if key in ("model", "ref_model", "processing_class", "tokenizer"):
-            reason = f"trl {name.lower()} makes it, and its script is not in this file"
+            reason = f"made by trl {name.lower()}, whose script is not in this file"
             return Argument(Kind.UNKNOWN, line=lines.get("model_name_or_path"), reason=reason)
         if key == "train":
             return Argument(
@@ -52,9 +55,9 @@ def read_config(source: bytes, file: str, trainer: str | None) -> TrainerCall:
             return UNSET
         value = values[key]
         if not part:
-            return Argument(Kind.LITERAL, value, line)
+            return replace(of_text(value), line=line) if isinstance(value, str) else literal(value, line)
         has_part = isinstance(value, dict) and part in value
-        return Argument(Kind.LITERAL, value[part], line) if has_part else UNSET
+        return literal(value[part], line) if has_part else UNSET
 
     return TrainerCall(name, f"trl {name.lower()}", 1, argument)
 

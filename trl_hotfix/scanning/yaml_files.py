@@ -8,19 +8,21 @@ import yaml
 
 from ..errors import ScriptError, reason
 
-LARGEST = 1 << 18
-"""The largest size in bytes of a file. A config has some kilobytes, and PyYAML reads 256 in some seconds."""
+LARGEST = 1 << 16
+"""The largest size in bytes of a file. A config has some kilobytes, and PyYAML reads 64 in a second."""
 
 _MOST_NODES = 100_000
 """At most so many values, with each alias counted as often as it is used. Nine aliases of nine can be a billion."""
 
 
-def load(source: str | bytes, file: str, expected: str) -> tuple[yaml.Node | None, Any]:
+def load(
+    source: str | bytes, file: str, expected: str, reader: type[yaml.SafeLoader] = yaml.SafeLoader
+) -> tuple[yaml.Node | None, Any]:
     """Return the node and the value of a document. Raises ``ScriptError``."""
     loader = None
     try:
         # To begin is to read the first bytes, and to raise for characters that YAML does not have.
-        loader = yaml.SafeLoader(source)
+        loader = reader(source)
         node = loader.get_single_node()
         if node is None:
             return None, None

@@ -16,6 +16,7 @@ from .. import regular_files
 from ..catalogue.packs import pack_of
 from ..errors import SettingError, listed, plain, quoted, reason, suggestion
 from ..model import Patch
+from .set_digest import digest_of
 
 LARGEST = 1 << 18
 """The largest size of a freeze file in bytes. A record of 87 patches that all hit takes a quarter of it."""
@@ -28,8 +29,21 @@ SCHEMA = 2
 EXPECTED = "the trl_hotfix.json of a run, or a file that `trl-hotfix freeze` has written"
 
 
+WAY_ON = "write it again: `trl-hotfix freeze -o FILE`"
+"""What helps against every mistake in a file."""
+
+
 LONGEST_PATH = 1000
 """So much of a path is in a message: it has to be found."""
+
+
+class FrozenSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """In how many ``of`` the run's steps a patch was called and acted, and the spans of steps in which it was on."""
+
+    of: int
+    called: int
+    acted: int
+    on: list[list[int]]
 
 
 class FrozenPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +55,11 @@ class FrozenPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     word: str | None = None
     called: int | None = None
     acted: int | None = None
+    evaluation: dict[str, int] | None = None
+    process: dict[str, int] | None = None
+    steps: FrozenSteps | None = None
+    all_ranks: dict[str, int] | None = None
+    ranks: dict[str, list[int]] | None = None
     reason: str | None = None
 
 
@@ -69,6 +88,7 @@ def load(path: str, what: str = "freeze file") -> Frozen:
     try:
         content = json.loads(_content(path), object_pairs_hook=_without_duplicates)
         _check_schema(content, shown)
+        _check_entries(content, shown)
         return msgspec.convert(content, Frozen)
     except SettingError:
         raise
@@ -78,36 +98,62 @@ def load(path: str, what: str = "freeze file") -> Frozen:
 
 
 def read(path: str, known: Mapping[str, Patch], named: Mapping[str, str] | None = None) -> Frozen:
-    """Return the freeze file at ``path``. Raises ``SettingError`` with every mistake, if the catalogue lacks a part.
+    """Return the freeze file at ``path``. Raises ``SettingError`` with every mistake, and with the way on.
 
-    ``named`` are the packs that the user has named, with their releases. A pack that only the file names is a mistake.
+    ``known`` are the patches by their names. ``named`` are the packs that the user has named, with their releases. A
+    pack that only the file names is a mistake.
     """
-    frozen = load(path)
-    named = named or {}
-    required_packs = {pack_of(entry.id) for entry in frozen.patches} - {""} | frozen.packs.keys()
+    frozen, named = load(path), named or {}
+    mistakes = _mistakes_of_packs(frozen, named)
+    for number, entry in enumerate(frozen.patches, 1):
+        patch = known.get(entry.id)
+        if patch is None and pack_of(entry.id) in {"", *named}:
+            mistakes.append(f"entry {number}: unknown patch {quoted(entry.id)}{suggestion(entry.id, known)}")
+        elif patch is not None:
+            mistakes += [f"entry {number}: {difference}" for difference in _differences(entry, patch)]
+    counts = Counter(known[entry.id].id if entry.id in known else entry.id for entry in frozen.patches)
+    mistakes += [f"{quoted(patch_id)} is there twice" for patch_id in sorted(counts) if counts[patch_id] > 1]
+    mistakes += _mistakes_of_digest(frozen)
+    if mistakes:
+        shown = f"the freeze file {quoted(path, LONGEST_PATH)} cannot be applied as it is"
+        raise SettingError(f"{shown}:{listed(mistakes)}\n  {WAY_ON}")
+    return frozen
+
+
+def _mistakes_of_packs(frozen: Frozen, named: Mapping[str, str]) -> list[str]:
+    """Return the packs that the file needs and the user has not named, and those of another distribution."""
+    required = {pack_of(entry.id) for entry in frozen.patches} - {""} | frozen.packs.keys()
     mistakes = [
         f"it is of the pack {quoted(name)}, which you have not named: packs=[...] or TRL_HOTFIX_PACKS"
-        for name in sorted(required_packs - named.keys())
+        for name in sorted(required - named.keys())
     ]
     for name in sorted(frozen.packs.keys() & named.keys()):
         in_file, installed = (release.partition("==")[0] for release in (frozen.packs[name], named[name]))
         if in_file != installed:
             mistakes.append(f"the pack {quoted(name)} is of {quoted(in_file)} there, of {installed!r} here")
-    for entry in frozen.patches:
-        patch = known.get(entry.id)
-        if patch is None and pack_of(entry.id) not in {"", *named}:
-            continue
-        if patch is None:
-            mistakes.append(f"unknown patch {quoted(entry.id)}{suggestion(entry.id, known)}")
-        else:
-            mistakes += _differences(entry, patch)
-    counts = Counter(entry.id for entry in frozen.patches)
-    mistakes += [f"{quoted(patch_id)} is there twice" for patch_id in sorted(counts) if counts[patch_id] > 1]
+    return mistakes
+
+
+def _mistakes_of_digest(frozen: Frozen) -> list[str]:
+    """Return what to say if the digest of the file is not that of its entries. A file without a digest is fine."""
+    found = digest_of(frozen.trl, map(msgspec.structs.asdict, frozen.patches))
+    if frozen.digest is None or frozen.digest == found:
+        return []
+    of_what = f"its TRL and its {len(frozen.patches)} patches"
+    return [f"its digest is {quoted(frozen.digest)}, and that of {of_what} is {found}: it was changed by hand"]
+
+
+def _check_entries(content: Any, shown: str) -> None:
+    """Raise ``SettingError`` with the first mistake of each entry whose fields are wrong. msgspec stops at one."""
+    entries = content.get("patches") if isinstance(content, dict) else None
+    mistakes = []
+    for number, entry in enumerate(entries if isinstance(entries, list) else (), 1):
+        try:
+            msgspec.convert(entry, FrozenPatch)
+        except msgspec.ValidationError as error:
+            mistakes.append(f"entry {number}: {reason(error)}")
     if mistakes:
-        raise SettingError(
-            f"the freeze file {quoted(path, LONGEST_PATH)} cannot be applied as it is:{listed(mistakes)}"
-        )
-    return frozen
+        raise SettingError(f"{shown}; expected {EXPECTED}:{listed(mistakes)}")
 
 
 def _check_schema(content: Any, shown: str) -> None:

@@ -10,7 +10,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``; steps of pairs and their loss by the formula (``Pair``,
                 ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``, ``weighted_log_probs``,
                 ``pair_loss``, ``judge_with_gradients``); batches that may be flattened (``absent_if_never_flattened``,
-                ``forwarded``); their micro-batches, as transformers divides the losses (``judge_accumulation``)
+                ``forwarded``)
 ``grpo``        the loss of GRPO: ``stub_grpo_trainer``, and an empty ``metrics_by_mode``
 ``generation``  GRPO and RLOO generate (``stub_that_generates``, ``completions_of``) and score (``stub_that_scores``,
                 ``scored_completions``), with a ``PromptTokenizer``
@@ -40,7 +40,6 @@ torch, transformers, datasets and TRL are imported inside functions only, becaus
 
 from __future__ import annotations
 
-from .accumulation import judge_accumulation
 from .adapters import base_and_lora, base_for_adapters, judge_adapters, judge_gradients, lora_gradients
 from .chats import messages, only_iterable
 from .completions import prepared_completions
@@ -108,7 +107,6 @@ __all__ = [
     "divergence",
     "dpo_stub",
     "forwarded",
-    "judge_accumulation",
     "judge_adapters",
     "judge_gradients",
     "judge_with_gradients",

@@ -67,6 +67,17 @@ def test_a_duplicate_id_is_named_with_both_lines() -> None:
     assert the_mistake(ENTRY + ENTRY) == (14, f"duplicate id {EXAMPLE.id!r}, first used on line 1")
 
 
+def test_a_former_id_is_of_one_patch_and_is_no_present_one() -> None:
+    (patch,) = parsing.parse(f"{ENTRY}  formerly: [old-name, older-name]\n", "patches.yaml")
+    assert patch.formerly == ("old-name", "older-name")
+    duplicate = f"duplicate id {EXAMPLE.id!r}, first used on line 1"
+    assert the_mistake(f"{ENTRY}  formerly: [old-name, {EXAMPLE.id}]\n") == (14, duplicate)
+    twice = f"{ENTRY}  formerly:\n  - old-name\n  - old-name\n"
+    assert the_mistake(twice) == (16, "duplicate id 'old-name', first used on line 15")
+    assert the_mistake(f"{ENTRY}  formerly: [Old_name]\n")[1].startswith("formerly: 'Old_name' is not lower-case")
+    assert "formerly" in the_mistake(f"{ENTRY}  formerly: old-name\n")[1]
+
+
 @pytest.mark.parametrize("bad", ["Upper-Case", "under_score", "'-'", "a--b", "../x", "a.b", "''"])
 def test_an_id_is_lower_case_words(bad: str) -> None:
     line, message = the_mistake(with_lines({1: f"- id: {bad}"}))

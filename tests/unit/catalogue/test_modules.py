@@ -19,7 +19,7 @@ from trl_hotfix.errors import DamagedError
 from trl_hotfix.model import Patch
 
 IDS = [patch.id for patch in SHIPPED]
-MODULES = sorted(Path(trl_hotfix.patches.__file__).parent.glob("*.py"))
+MODULES = sorted(Path(trl_hotfix.patches.__file__).parent.glob("*/*.py"))
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,14 @@ def test_what_a_signal_handler_or_a_full_memory_raises_passes(monkeypatch: pytes
 
 
 def test_every_id_has_a_module() -> None:
-    assert {modules.module_of(patch_id) for patch_id in IDS} <= {f"trl_hotfix.patches.{path.stem}" for path in MODULES}
+    assert {modules.module_of(patch_id) for patch_id in IDS} <= {
+        f"trl_hotfix.patches.{path.parent.name}.{path.stem}" for path in MODULES
+    }
 
 
 def test_every_module_has_an_id() -> None:
-    stems = {path.stem for path in MODULES} - {"__init__"}
-    assert stems == {patch_id.replace("-", "_") for patch_id in IDS}
+    stems = sorted(path.stem for path in MODULES if path.stem != "__init__")
+    assert stems == sorted(patch_id.replace("-", "_") for patch_id in IDS)
 
 
 @pytest.mark.parametrize("patch", SHIPPED, ids=IDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import trl.trainer.dpo_trainer as leaf
+from helpers.command_line import CHECKOUT, run
 from hypothesis import example, given
 from hypothesis import strategies as st
 from trl.trainer.dpo_trainer import DPOTrainer
@@ -307,9 +309,33 @@ def test_a_freeze_file_does_not_load_its_packs(install: Install, tmp_path: Path)
     with pytest.raises(SettingError) as caught:
         trl_hotfix.apply(only=f"@{file}")
     reason = "\n  it is of the pack 'acme', which you have not named: packs=[...] or TRL_HOTFIX_PACKS"
-    assert str(caught.value).endswith(reason)
-    assert str(caught.value).count("\n") == 1
+    assert reason in str(caught.value)
+    assert str(caught.value).count("\n") == 2
 
     file.write_text(json.dumps({**record, "packs": {"acme": "others-fixes==1.2"}}))
     with pytest.raises(SettingError, match="the pack 'acme' is of 'others-fixes' there, of 'acme-fixes' here"):
         trl_hotfix.apply(only=f"@{file}", packs="acme")
+
+
+@pytest.mark.parametrize("recorded", [None, {"releases": [], "targets": {}}, BODIES])
+def test_list_and_doctor_say_what_the_run_says(install: Install, tmp_path: Path, recorded: Any) -> None:
+    install(files={"fingerprints.json": json.dumps(recorded) if recorded is not None else None})
+    run_says = trl_hotfix.apply(packs="acme")
+    on = run_says[ID].state is State.APPLIED
+    assert on == (recorded is BODIES)
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)]), "TRL_HOTFIX_PACKS": "acme"}
+    for command in ("list", "doctor"):
+        process = run(command, "--json", **variables)
+        answer = json.loads(process.stdout)
+        assert (process.returncode, answer["digest"]) == (0 if on else 1, run_says.digest)
+        if command == "doctor":
+            assert [ID in entry["problem"] and "unknown-body" in entry["problem"] for entry in answer["problems"]] == (
+                [] if on else [True]
+            )
+        else:
+            (listed,) = (patch for patch in answer["patches"] if patch["id"] == ID)
+            expected = ("pending", "applies") if on else ("skipped", "unknown-body")
+            assert (listed["state"], listed["reason"]) == expected
+    tried = json.loads(run("list", "--json", **variables, TRL_HOTFIX_UNKNOWN_BODY="try").stdout)
+    assert {patch["state"] for patch in tried["patches"] if patch["id"] == ID} == {"pending"}
+    assert trl_hotfix.apply(packs="acme", dry_run=True).digest == run_says.digest

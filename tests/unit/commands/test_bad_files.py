@@ -32,7 +32,7 @@ REMEDIES = (
 """An error says what was expected, or else what to do."""
 
 SECONDS = 10
-"""Of the processor. The slowest, which is 256 KiB of YAML, takes some four."""
+"""Of the processor. The slowest, which is 64 KiB of YAML, takes a second."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from helpers.command_line import runner
 
 from trl_hotfix.catalogue import loading
-from trl_hotfix.commands import compare
+from trl_hotfix.commands import compare, compare_answer
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.matching import gates
 from trl_hotfix.model import Bug, Severity
@@ -20,7 +20,7 @@ BUGS = [bug for bug in KNOWN if bug.severity is not Severity.DIAGNOSIS]
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(compare.command, list(arguments), standalone_mode=False)
+    return runner().invoke(compare.command, list(arguments), standalone_mode=False)
 
 
 def ids(answer: dict[str, Any], name: str) -> set[str]:
@@ -29,7 +29,7 @@ def ids(answer: dict[str, Any], name: str) -> set[str]:
 
 def test_each_bug_of_both_releases_is_in_one_list() -> None:
     answer = json.loads(run("0.16.1", "1.16.0", "--json").output)
-    assert list(answer) == list(compare.Answer.__annotations__)
+    assert list(answer) == list(compare_answer.Answer.__annotations__)
     first, second = ({bug.id for bug in BUGS if gates.has_bug(trl, bug)} for trl in ("0.16.1", "1.16.0"))
     assert ids(answer, "repaired") == first - second != set()
     assert ids(answer, "stay") == first & second != set()
@@ -72,10 +72,10 @@ def defaults_of(tmp_path: Path, config: str, *releases: str, trainer: str = "DPO
     script.write_text(
         f"from trl import {trainer}Config, {trainer}Trainer\n{trainer}Trainer('gpt2', args={trainer}Config({config}))\n"
     )
-    answer = json.loads(run(*(releases or ("0.16.1", "1.16.0")), str(script), "--json").output)
+    answer = json.loads(run(*(releases or ("0.16.1", "1.16.0")), str(script), "--json").stdout)
     (entry,) = answer["defaults"]
-    assert list(entry) == list(compare.TrainerDefaults.__annotations__)
-    assert all(list(change) == list(compare.Default.__annotations__) for change in entry["changes"])
+    assert list(entry) == list(compare_answer.TrainerDefaults.__annotations__)
+    assert all(list(change) == list(compare_answer.Default.__annotations__) for change in entry["changes"])
     assert (entry["trainer"], entry["position"]) == (f"{trainer}Trainer", "line 2")
     changes = {change["name"]: (change["change"], change["before"], change["after"]) for change in entry["changes"]}
     return {"unknown": entry["unknown"], **changes}
@@ -122,8 +122,24 @@ def test_the_same_release_changes_no_default(tmp_path: Path) -> None:
 def test_nothing_and_the_unknown_are_said_in_words() -> None:
     assert run("0.9.6", "0.16.1").return_value is Exit.FINE
     assert "TRL 0.16.1 brings: nothing that is known" in run("0.16.1", "0.16.1").output
-    assert "TRL 99.0.0 is newer than every release that has been looked at." in run("0.16.1", "99.0.0").output
+    assert "TRL 99.0.0 is not among the releases that were proved (newest " in run("0.16.1", "99.0.0").stderr
     assert run("0.8.6", "0.16.1").return_value is Exit.NO_TRL
+
+
+def test_a_version_that_is_given_leaves_out_what_needs_another(tmp_path: Path) -> None:
+    name, script = "sft-loss-normaliser-counts-first-token", tmp_path / "train.py"
+    script.write_text("from trl import SFTTrainer\nSFTTrainer('gpt2')\n")
+
+    def stays(*arguments: str) -> dict[str, Any]:
+        answer = json.loads(run("1.15.0", "1.16.0", *arguments, "--json").stdout)
+        return {bug["id"]: bug["hits"] for bug in answer["stay"]}
+
+    assert name in stays()
+    assert name in stays("--with", "transformers==4.57.6")
+    assert name not in stays("--with", "transformers==5.23.0")
+    assert stays(str(script))[name] == "cannot tell"
+    assert stays(str(script), "--with", "transformers==4.57.6")[name] == "hit"
+    assert name not in stays(str(script), "--with", "Transformers=5.23.0")
 
 
 @pytest.mark.parametrize(

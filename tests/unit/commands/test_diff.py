@@ -32,7 +32,9 @@ def test_counts_and_words_are_no_other_repairs(compare: Any) -> None:
     other = {**A, "word": "called", "called": 9, "acted": 0}
     result = compare({"patches": [A, B]}, {"patches": [other, B]})
     assert result.return_value is Exit.FINE
-    assert result.output == "a: word: repaired -> called\nThe repairs are the same.\n"
+    head = "The patches that are on do not differ, with their revisions and options. This does:"
+    assert result.output == f"{head}\n  a: word: repaired -> called\n"
+    assert compare({"patches": [A, B]}, {"patches": [A, B]}).output == "The repairs are the same.\n"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_counts_and_words_are_no_other_repairs(compare: Any) -> None:
 def test_each_difference_is_named(compare: Any, second: dict[str, Any], expected: str) -> None:
     result = compare({"patches": [A, B]}, second)
     assert result.return_value is Exit.DEGRADED
-    assert result.output == f"{expected}The repairs are not the same.\n"
+    assert result.output == f"The repairs are not the same:\n  {expected}"
 
 
 def test_a_freeze_file_has_no_words(compare: Any) -> None:
@@ -57,6 +59,27 @@ def test_a_freeze_file_has_no_words(compare: Any) -> None:
     answer = json.loads(compare({"patches": [A]}, {"patches": [frozen]}, "--json").output)
     assert list(answer) == list(diff.Answer.__annotations__)
     assert (answer["same_repairs"], answer["differences"]) == (True, [])
+
+
+def test_folders_of_runs_are_what_status_takes(tmp_path: Path) -> None:
+    runs = [tmp_path / "first", tmp_path / "second" / "checkpoint-20"]
+    for folder in runs:
+        folder.mkdir(parents=True)
+        (folder / "trl_hotfix.json").write_text(json.dumps({"trl": "0.16.1", "patches": [A]}))
+
+    def run() -> Any:
+        paths = [str(runs[0]), str(runs[1].parent), "--json"]
+        return CliRunner().invoke(diff.command, paths, standalone_mode=False)
+
+    answer = json.loads(run().output)
+    assert (answer["first"], answer["second"]) == tuple(str(folder / "trl_hotfix.json") for folder in runs)
+    assert answer["same_repairs"]
+    (runs[0] / "trl_hotfix.rank-3.json").write_text("{}")
+    (difference,) = json.loads(run().output)["differences"]
+    assert (difference["what"], difference["first"]) == ("ranks with a record of their own", "3")
+    (runs[0] / "trl_hotfix.json").unlink()
+    (runs[0] / "trl_hotfix.rank-3.json").unlink()
+    assert "has no trl_hotfix.json, and no checkpoint with one" in run().exception.format_message()
 
 
 def test_a_file_that_is_no_record_is_one_clear_error(compare: Any, tmp_path: Path) -> None:

@@ -104,26 +104,35 @@ def test_only_the_home_folder_is_shortened(text: str, shown: str, monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("TRL_HOTFIX", "maybe", "expected 1, strict, observe or 0"),
+        ("TRL_HOTFIX", "maybe", "Expected one of 1, true, yes, on, strict, strict-all, observe"),
         ("TRL_HOTFIX_SKP", "x", "did you mean 'TRL_HOTFIX_SKIP'?"),
         ("TRL_HOTFIX_SKIP", ID[:-1], f"did you mean '{ID}'?"),
         ("TRL_HOTFIX_ONLY", "@/no/such/file", "No such file"),
         ("TRL_HOTFIX_OPTIONS", "grpo-loss-normalisation.normalisation=globl", "did you mean 'global'?"),
         ("TRL_HOTFIX_PACKS", "nobodys", "no pack 'nobodys' is installed"),
-        ("TRL_HOTFIX_CALLBACK", "strict", "expected 1 or 0"),
+        ("TRL_HOTFIX_CALLBACK", "strict", "Expected one of 1, true, yes, on, 0"),
         ("TRL_HOTFIX_PATIENCE", "nan", "expected a number of seconds"),
         ("TRL_HOTFIX_LOG", "loud", "expected quiet, summary, full; it is taken as summary"),
         ("TRL_HOTFIX_LOG_FORMAT", "xml", "expected text, json; it is taken as text"),
-        ("TRL_HOTFIX_UNKNOWN_BODY", "tri", "expected skip or try"),
+        ("TRL_HOTFIX_UNKNOWN_BODY", "tri", "expected 'skip' or 'try'"),
     ],
 )
 def test_doctor_marks_an_invalid_variable(name: str, value: str, expected: str) -> None:
     code, answer = diagnosis(**{name: value})
-    assert code == 1
+    stops_import = name not in ("TRL_HOTFIX_SKP", "TRL_HOTFIX_PATIENCE", "TRL_HOTFIX_LOG", "TRL_HOTFIX_LOG_FORMAT")
+    assert code == (2 if stops_import else 1)
     (variable,) = (row for row in answer["variables"] if row["name"] == name)
     assert variable["value"] == value
     assert expected in variable["problem"]
     assert expected in problems(answer)
+
+
+def test_a_policy_that_another_release_needs_is_a_problem(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.json"
+    assert run("freeze", "--trl", "1.9.0", "-o", str(policy)).returncode == 0
+    code, answer = diagnosis(TRL_HOTFIX_ONLY=f"@{policy}")
+    assert code == 1
+    assert re.fullmatch(r"you named what cannot be on here: [\w-]+ \(trl-version: .*; and \d+ more", problems(answer))
 
 
 @pytest.mark.parametrize("value", ["1", "strict", "on"])
@@ -144,8 +153,8 @@ def test_doctor_does_not_contradict_itself_about_the_hook(flag: str, works: bool
 
 
 def test_doctor_reports_that_0_turns_everything_off() -> None:
-    code, answer = diagnosis(TRL_HOTFIX="0")
-    assert code == 1
+    code, answer = diagnosis(TRL_HOTFIX="0", TRL_HOTFIX_SKIP="nobodys-patch")
+    assert code == 1  # Nothing else is read then, so that nothing stops the import.
     assert "turns everything off" in problems(answer)
 
 

@@ -41,9 +41,20 @@ def test_explain_shows_the_gate_that_stops_a_patch() -> None:
     skipped = json.loads(run("explain", ID, "--json", TRL_HOTFIX_SKIP=ID).stdout)
     assert skipped["state"] == "disabled"
     assert skipped["trail"][0] == {"gate": "selection", "found": skipped["trail"][0]["found"], "passed": False}
-    unknown = run("explain", "moe-aux-los")
+    unknown = run("explain", "moe-aux-lss")
     assert unknown.returncode == 2
     assert "unknown patch in explain" in unknown.stderr
+
+
+def test_a_part_of_an_id_is_enough_if_one_bug_has_it() -> None:
+    assert (
+        json.loads(run("explain", "Aux-loss-lost-under", "--json").stdout)["id"] == "moe-aux-loss-lost-under-deepspeed"
+    )
+    assert json.loads(run("explain", "with-trained-policy", "--json").stdout)["revision"] is None
+    several = run("explain", "grpo")
+    assert (several.returncode, several.stdout) == (2, "")
+    listed = [line.strip() for line in several.stderr.splitlines()[1:]]
+    assert listed == sorted(bug.id for bug in (*loading.load(), *loading.without_repair()) if "grpo" in bug.id)
 
 
 def test_explain_shows_the_difference_to_another_release(tmp_path: Path) -> None:
@@ -93,7 +104,7 @@ def test_a_bug_without_a_repair_is_explained_and_nothing_of_a_patch_is_said() ->
     assert patch["when"][0].startswith("DPO; TRL >=0.11.0; if the model is a mixture of experts")
     refused = run("explain", bug_id, "--against", "trl.whl")
     assert (refused.returncode, "wraps no method" in refused.stderr) == (2, True)
-    assert f"did you mean '{bug_id}'?" in run("explain", "dpo-evaluate-precomputes-with-trained-polic").stderr
+    assert f"did you mean '{bug_id}'?" in run("explain", "dpo-evaluate-precomputes-with-traned-policy").stderr
 
 
 def test_a_bug_without_a_repair_cannot_be_asked_for() -> None:

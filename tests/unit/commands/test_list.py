@@ -71,7 +71,10 @@ def test_list_filters_by_release_severity_and_trainer() -> None:
     assert {patch["severity"] for patch in report["patches"]} == {"data-loss"}
     states = {patch["id"]: patch["state"] for patch in report["patches"]}
     assert states["grpo-resume-replays-epoch-0-order"] == "pending"
-    assert "is none of the" in run("list", "--trl", "9.0.0").stdout
+    of_unknown = run("list", "--trl", "9.0.0")
+    assert "TRL 9.0.0 is not among the releases that were proved" in of_unknown.stderr
+    assert "may apply: TRL 9.0.0 is not proved" in of_unknown.stdout
+    assert "has this bug" not in of_unknown.stdout
     assert "there is no TRL 0.16.7; did you mean '0.16." in run("list", "--trl", "0.16.7").stderr
     of_kto = json.loads(run("list", "--json", "--trainer", "KTOTrainer").stdout)["patches"]
     assert ID in {patch["id"] for patch in of_kto}

@@ -28,7 +28,7 @@ def test_every_placeholder_of_the_entry_is_filled() -> None:
     ("template", "fields"),
     [
         (new_templates.MODULE, {"title", "upstream", "wrapper", "attribute"}),
-        (new_templates.NEXT, {"id", "trl", "module", "proof", "release"}),
+        (new_templates.NEXT, {"id", "trl", "module", "proof", "release", "tests"}),
     ],
     ids=["module", "next"],
 )

@@ -28,6 +28,9 @@ def test_run_passes_its_options_to_all_child_processes() -> None:
     [
         ([], {}, "1"),
         (["--strict"], {}, "strict"),
+        (["--strict-all"], {}, "strict-all"),
+        (["--strict"], {"TRL_HOTFIX": "strict-all"}, "strict"),
+        ([], {"TRL_HOTFIX": "strict-all"}, "strict-all"),
         (["--observe"], {}, "observe"),
         ([], {"TRL_HOTFIX": "observe"}, "observe"),
         (["--strict"], {"TRL_HOTFIX": "observe"}, "strict"),
@@ -67,10 +70,19 @@ def test_run_checks_its_options_before_the_job_starts(arguments: list[str], expe
     assert "Traceback" not in process.stderr
 
 
-def test_run_refuses_a_variable_that_the_job_would_refuse() -> None:
-    process = run("run", "--", "echo", "started", TRL_HOTFIX_UNKNOWN_BODY="maybe")
+@pytest.mark.parametrize(
+    "variable", ["TRL_HOTFIX", "TRL_HOTFIX_CALLBACK", "TRL_HOTFIX_SKIP", "TRL_HOTFIX_UNKNOWN_BODY"]
+)
+def test_run_refuses_a_variable_that_the_job_would_refuse(variable: str) -> None:
+    process = run("run", "--", "echo", "started", **{variable: "maybe"})
     assert (process.returncode, process.stdout) == (2, "")
     assert "'maybe'" in process.stderr
+
+
+def test_run_refuses_a_variable_beside_a_freeze_file() -> None:
+    process = run("run", "--only", "@x.json", "--", "echo", "started", TRL_HOTFIX_SKIP=ID)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "leave TRL_HOTFIX_SKIP out" in process.stderr
 
 
 def test_run_without_a_command_is_a_usage_error() -> None:

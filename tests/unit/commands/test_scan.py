@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from helpers.command_line import runner
 
 from trl_hotfix.catalogue import loading
-from trl_hotfix.commands import scan
+from trl_hotfix.commands import scan, scan_answer
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.matching import versions
 from trl_hotfix.model import Bug, Severity
@@ -72,11 +73,11 @@ def test_the_json_has_the_declared_shape(script: Path) -> None:
     assert answer == json.loads(run(str(script), "--trl", "0.12.2", "--format", "json", "--all").output)
     assert list(answer) == list(scan.Answer.__annotations__)
     (file,) = answer["files"]
-    assert list(file) == list(scan.File.__annotations__)
+    assert list(file) == list(scan_answer.File.__annotations__)
     (trainer,) = file["trainers"]
-    assert list(trainer) == list(scan.Trainer.__annotations__)
+    assert list(trainer) == list(scan_answer.Trainer.__annotations__)
     (hit,) = trainer["hits"]
-    assert list(hit) == list(scan.Bug.__annotations__)
+    assert list(hit) == list(scan_answer.Bug.__annotations__)
     assert (hit["id"], hit["lines"], hit["on_by_default"]) == (DROPPED, [6, 9], True)
     assert hit["positions"] == ["line 6", "line 9"]
     assert trainer["rest"] + len(trainer["hits"]) + len(trainer["cannot_tell"]) == len(BUGS)
@@ -199,6 +200,21 @@ def test_the_command_line_of_the_script_can_be_told(tmp_path: Path, words: list[
     assert (DROPPED in {bug["id"] for bug in trainer["cannot_tell"]}) is unsure
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("beta",), "expected options such as --beta 0.1 behind --, found beta"),
+        (("--config", "gone.yaml"), "gone.yaml cannot be read"),
+    ],
+)
+def test_a_wrong_command_line_is_an_error_with_its_reason(
+    tmp_path: Path, words: tuple[str, ...], expected: str
+) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(COMMAND_LINE)
+    assert expected in run(str(file), "--trl", "0.12.2", "--", *words).exception.format_message()
+
+
 MADE_BY_FUNCTION = """\
 def make_parser(subparsers=None, prog=None):
     dataclass_types = (ScriptArguments, DPOConfig, ModelConfig)
@@ -255,6 +271,42 @@ def test_words_that_the_parser_finds_in_a_file_are_not_told(tmp_path: Path) -> N
     assert DROPPED in {bug["id"] for bug in answer["files"][0]["trainers"][0]["cannot_tell"]}
 
 
+def test_a_version_that_is_given_excludes_whatever_else_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "installed", lambda name: None if name == "peft" else "5.23.0")
+    file = tmp_path / "x.py"
+    file.write_text(
+        "from trl import DPOTrainer\nfrom peft import PeftModel\n\n"
+        "DPOTrainer(PeftModel.from_pretrained(x, 'y')).train(resume_from_checkpoint=True)\n"
+    )
+
+    def answer(*options: str) -> dict[str, str]:
+        output = run(str(file), "--trl", "1.16.0", *options, "--json").stdout
+        (trainer,) = json.loads(output)["files"][0]["trainers"]
+        return {bug["id"]: "; ".join(bug["unknown"]) for bug in (*trainer["cannot_tell"], *trainer["hits"])}
+
+    name = "peft-resume-restarts-adapter"
+    assert "needs peft >=0.8.0, and its version is not known" in answer()[name]
+    assert "transformers <5.23.0, and its version is not known (5.23.0 is installed here)" in answer()[name]
+    assert name not in answer("--with", "transformers==5.23.0")
+    assert name in answer("--with", "transformers==5.22.0")
+
+
+def test_a_release_that_was_not_proved_is_never_hit(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("from trl import SFTTrainer\nSFTTrainer('m').train(resume_from_checkpoint=True)\n")
+    assert run(str(file), "--trl", "1.16.0", "--json").return_value is Exit.DEGRADED
+    options = [str(file), "--trl", "9.9.9", "--json", "--fail-on", "hit"]
+    result = runner().invoke(scan.command, options, standalone_mode=False)
+    assert result.return_value is Exit.FINE
+    doubt = "TRL 9.9.9 is not among the releases that were proved (newest 1.16.0)"
+    assert doubt in result.stderr
+    (trainer,) = json.loads(result.stdout)["files"][0]["trainers"]
+    assert trainer["hits"] == []
+    assert any(doubt in bug["unknown"] for bug in trainer["cannot_tell"])
+
+
 def test_versions_of_other_libraries_can_be_told(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("from trl import SFTConfig, SFTTrainer\nSFTTrainer('gpt2', args=SFTConfig())\n")
@@ -274,7 +326,7 @@ def test_sarif_has_a_rule_for_each_bug_and_a_result_for_each_answer(script: Path
     rules = only["tool"]["driver"]["rules"]
     assert {rule["id"] for rule in rules} < {bug.id for bug in BUGS}
     hit, *may_hit = only["results"]
-    assert (hit["ruleId"], rules[hit["ruleIndex"]]["id"], "level" in hit) == (DROPPED, DROPPED, False)
+    assert (hit["ruleId"], rules[hit["ruleIndex"]]["id"], hit["level"]) == (DROPPED, DROPPED, "error")
     assert hit["locations"][0]["physicalLocation"]["region"] == {"startLine": 6}
     assert [(result["ruleId"], result["level"]) for result in may_hit] == [(bug_id, "note") for bug_id in UNTOLD]
     assert hit["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == script.as_posix()
@@ -282,9 +334,10 @@ def test_sarif_has_a_rule_for_each_bug_and_a_result_for_each_answer(script: Path
 
 def test_github_gets_an_error_for_each_hit(script: Path) -> None:
     hit, notice = run(str(script), "--trl", "0.12.2", "--format", "github").output.splitlines()
-    assert hit.startswith(f"::error file={script.as_posix()},line=6,title={DROPPED} on TRL 0.12.2::")
+    assert hit.startswith(f"::error file={script.as_posix()},line=6,title={DROPPED} (wrong-gradient) on TRL 0.12.2::")
     assert notice.startswith(f"::notice file={script.as_posix()},line=10,title=3 known bugs")
-    assert notice.endswith(f"DPOTrainer may hit {', '.join(UNTOLD)}")
+    command = f"trl-hotfix scan {script} --trl 0.12.2 --dataset FILE"
+    assert notice.endswith(f"DPOTrainer may hit {', '.join(UNTOLD)}. This would answer more: {command}")
 
 
 @pytest.mark.parametrize(
@@ -322,8 +375,6 @@ def test_a_file_that_cannot_be_scanned_is_one_clear_line(
         (("--trl", "newest"), "'newest' is not a version such as 0.12.2"),
         (("--trl", "0.12.7"), "there is no TRL 0.12.7; did you mean '0.12."),
         (("--trainer", "DPO"), "--trainer is for a YAML config"),
-        (("--", "beta"), "expected options such as --beta 0.1 behind --, found beta"),
-        (("--", "--config", "gone.yaml"), "gone.yaml cannot be read"),
     ],
 )
 def test_wrong_usage_is_an_error_with_its_reason(script: Path, arguments: tuple[str, ...], expected: str) -> None:
@@ -561,3 +612,39 @@ def test_a_model_that_cannot_be_read_is_one_clear_error(script: Path) -> None:
     assert message.startswith("--model: Qwen/Qwen2-0.5B is no folder")
     assert "is not there" in run(str(script), "--dataset", "gone.jsonl").exception.format_message()
     assert "No such file or directory" in run(str(script), "--accelerate", "gone.yaml").exception.format_message()
+
+
+UNCERTAIN = "from trl import SFTTrainer\n\nregister(SFTTrainer)\n"
+
+
+def test_a_trainer_that_cannot_be_seen_is_uncertain_in_every_form(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(UNCERTAIN)
+    reason = "TRL's SFTTrainer is used at line 3, and where it is made cannot be seen"
+    result = run(str(file), "--trl", "0.12.2")
+    assert (result.output, result.return_value) == (f"{file}, line 3: uncertain: {reason}\n", Exit.FINE)
+    (shown,) = json.loads(run(str(file), "--trl", "0.12.2", "--json").output)["files"]
+    assert shown["uncertain"] == [{"line": 3, "position": "line 3", "reason": reason}]
+    assert list(shown["uncertain"][0]) == list(scan_answer.Unseen.__annotations__)
+    assert reason in run(str(file), "--trl", "0.12.2", "--format", "github").output
+    sarif = json.loads(run(str(file), "--trl", "0.12.2", "--format", "sarif").output)
+    assert reason in sarif["runs"][0]["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+
+
+def test_a_trainer_that_cannot_be_seen_fails_as_what_cannot_be_told(tmp_path: Path) -> None:
+    for name, text in (("a.py", UNCERTAIN), ("b.py", "from trl import SFTTrainer\nSFTTrainer('m')\n")):
+        (tmp_path / name).write_text(text)
+    for fail_on, code in (("hit", Exit.FINE), ("unknown", Exit.DEGRADED), ("never", Exit.FINE)):
+        assert run(str(tmp_path / "a.py"), "--trl", "1.0.0", "--fail-on", fail_on).return_value is code
+    assert "a.py, line 3: uncertain" in run(str(tmp_path), "--trl", "1.0.0").output
+
+
+@pytest.mark.parametrize("name", [None, "config.yaml", "notes.txt", ".hidden/train.py"])
+def test_a_folder_without_a_script_says_what_it_looked_for(tmp_path: Path, name: str | None) -> None:
+    if name is not None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("packing: true\n")
+    result = run(str(tmp_path), "--trl", "0.12.2")
+    assert result.exception.exit_code == 1
+    assert "looked for .py and .ipynb in it and its folders" in result.exception.message
+    assert "a YAML config has to be named itself" in result.exception.message

@@ -216,3 +216,12 @@ def test_what_never_ends_is_not_read(tmp_path: Path) -> None:
     process = run("status", str(tmp_path))
     assert process.returncode == Exit.USAGE
     assert "it is no regular file" in process.stderr
+
+
+def test_a_long_problem_is_cut_on_the_screen_and_whole_in_the_json(tmp_path: Path) -> None:
+    problem = "it failed: " + "word " * 50_000
+    write(tmp_path / "trl_hotfix.json", record(problems=[problem]))
+    screen = ask(tmp_path).output
+    assert len(screen) < 5_000
+    assert screen.rstrip().endswith("more)") or "more)" in screen
+    assert json.loads(ask(tmp_path, "--json").output)["records"][0]["problems"] == [problem]

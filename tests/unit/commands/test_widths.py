@@ -9,9 +9,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from helpers.command_line import ID, run
+from helpers.command_line import ID, run, runner
 
 from trl_hotfix.catalogue import loading
+from trl_hotfix.commands.main import NAMES, commands
 
 SCRIPT = """\
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -95,3 +96,10 @@ def test_a_broken_id_is_found() -> None:
     lines = textwrap.wrap(f"  hit  {ID}", 20, break_on_hyphens=False)
     assert broken(lines) == [ID] or broken([f"  {ID[:9]}", ID[9:]]) == [ID]
     assert broken([f"  {ID}", ID]) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_help_is_no_wider_than_80_columns(name: str) -> None:
+    help_text = runner().invoke(commands, [name, "--help"], terminal_width=80).output
+    assert help_text.startswith("Usage: ")
+    assert [line for line in help_text.splitlines() if len(line) > 80] == []

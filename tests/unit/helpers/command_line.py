@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
 
 CHECKOUT = Path(__file__).parents[3]
 ID = "moe-aux-loss-lost-under-deepspeed"
+
+
+def runner() -> CliRunner:
+    """Return a runner that keeps standard error apart. Before click 8.2 that has to be asked for."""
+    separate: Any = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    return CliRunner(**separate)
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

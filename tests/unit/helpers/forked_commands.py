@@ -1,6 +1,7 @@
 """Run many command lines of ``trl-hotfix``, each in a fork of one process, with little time and memory.
 
-A new process for each takes a second, and a bound on memory would count what is imported.
+A new process for each takes a second, and a bound on memory would count what is imported. The cases come in a file, or
+one after another as lines of the standard input, if ``-`` is named.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def _run(case: dict[str, Any]) -> int:
     signal.alarm(SECONDS)
     os.environ.update(case.get("environment", {}))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES,) * 2)
+    most = case.get("bytes", BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + most,) * 2)
+    if "cpu_seconds" in case:
+        resource.setrlimit(resource.RLIMIT_CPU, (case["cpu_seconds"],) * 2)
     try:
         main(case["arguments"])
     except SystemExit as exit_:
@@ -80,5 +84,9 @@ def _import_all() -> None:
 
 if __name__ == "__main__":
     _import_all()
+    if sys.argv[1] == "-":
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line))), flush=True)
+        sys.exit()
     cases = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     print(json.dumps([answer(case) for case in cases]))

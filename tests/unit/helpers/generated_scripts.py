@@ -20,7 +20,7 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from trl_hotfix.catalogue.conditions import Argument, Kind
-from trl_hotfix.scanning.trainer_calls import TrainerCall
+from trl_hotfix.scanning.found import TrainerCall
 
 CONFIG_ARGUMENTS = ("beta", "padding_free", "loss_type", "model_init_kwargs")
 TRAINER_ARGUMENTS = ("ref_model", "peft_config", "callbacks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.patch_examples import PATCH, RELEASES, TARGET, having, ids, patch, selection_of, some_release
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
@@ -155,6 +155,7 @@ def ranges(draw: st.DrawFn) -> str:
 # decide
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # The first draw makes the strategies.
 @given(some_release, ranges())
 def test_a_patch_is_pending_exactly_when_in_range(version: str, specifiers: str) -> None:
     decision = gates.decide(patch(trl=specifiers), EVERYTHING, having(trl=version))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix.patches import completion_only_collator_padding_free as patch
-from trl_hotfix.patches import sft_padding_free_contamination as other
+from trl_hotfix.patches.sft import completion_only_collator_padding_free as patch
+from trl_hotfix.patches.sft import sft_padding_free_contamination as other
 
 
 class DataCollatorForCompletionOnlyLM:

@@ -10,7 +10,7 @@ import pytest
 import transformers
 from datasets import Dataset, DatasetDict
 
-from trl_hotfix.patches import cpo_orpo_truncation_by_longer_response as patch
+from trl_hotfix.patches.preference import cpo_orpo_truncation_by_longer_response as patch
 
 LIMIT = 8
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trl_hotfix.call import Call
-from trl_hotfix.patches import deepspeed_divides_by_accumulation_twice as divides
-from trl_hotfix.patches import deepspeed_offload_drops_micro_batches as drops
+from trl_hotfix.patches.beneath import deepspeed_divides_by_accumulation_twice as divides
+from trl_hotfix.patches.beneath import deepspeed_offload_drops_micro_batches as drops
 
 
 class Optimizer:

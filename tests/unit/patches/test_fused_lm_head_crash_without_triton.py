@@ -9,7 +9,7 @@ from types import MethodType
 from typing import Any
 
 from trl_hotfix.authoring import Call
-from trl_hotfix.patches import fused_lm_head_crash_without_triton as patch
+from trl_hotfix.patches.heads import fused_lm_head_crash_without_triton as patch
 
 _ChunkedLogProbFunction: Any = None
 """What TRL's module has where Triton cannot be imported."""

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from trl_hotfix.call import Call, takes_call
-from trl_hotfix.patches import grpo_prefilled_assistant_turn_closed as prefilled
-from trl_hotfix.patches import grpo_prompt_cut_on_the_right as patch
+from trl_hotfix.patches.grpo import grpo_prefilled_assistant_turn_closed as prefilled
+from trl_hotfix.patches.grpo import grpo_prompt_cut_on_the_right as patch
 
 TEMPLATE = (
     "{% for message in messages %}8 {{ message['content'] }} {% endfor %}{% if add_generation_prompt %}9{% endif %}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers.trainer_callback import TrainerState
 
-from trl_hotfix.patches import grpo_resume_within_generation as patch
+from trl_hotfix.patches.grpo import grpo_resume_within_generation as patch
 
 
 class Stream:

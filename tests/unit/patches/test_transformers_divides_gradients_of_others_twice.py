@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trl_hotfix.call import Call
-from trl_hotfix.patches.transformers_divides_gradients_of_others_twice import have_accelerate_divide_by_one
+from trl_hotfix.patches.beneath.transformers_divides_gradients_of_others_twice import have_accelerate_divide_by_one
 
 
 def trainer(steps: int, distributed_type: str = "NO") -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Trainer
 
-from trl_hotfix.patches import transformers_gradients_times_gas as patch
+from trl_hotfix.patches.beneath import transformers_gradients_times_gas as patch
 
 STEPS = 2
 

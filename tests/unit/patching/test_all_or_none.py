@@ -118,8 +118,8 @@ def test_a_failed_apply_leaves_all_targets_or_none(three_targets: None) -> None:
             on += 1
         else:
             assert identical(before, trl_attributes()), step_name
-    assert steps > 200
-    assert on < steps / 2
+    # Most of the later ones put the layers on that say what trainers do.
+    assert steps - on > 200
     assert trl_hotfix.apply()["made-up"].state is State.APPLIED
     trl_hotfix.revert()
     assert identical(before, trl_attributes())

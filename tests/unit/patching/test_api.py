@@ -37,7 +37,7 @@ def test_apply_twice_is_apply_once(declare: Any, caplog: pytest.LogCaptureFixtur
         second = trl_hotfix.apply()
     assert second.to_dict() == first.to_dict()
     assert vars(DPOTrainer)["dpo_loss"] is wrapper
-    assert caplog.text.count("applied made-up") == 1
+    assert caplog.text.count("1 repair on for DPO") == 1
 
 
 def test_apply_after_revert_applies_again(declare: Any) -> None:
@@ -67,14 +67,14 @@ def test_strict_reports_a_failure_of_an_earlier_call(declare: Any) -> None:
     declare(raises, mark)
     trl_hotfix.apply()
     with pytest.raises(trl_hotfix.NotAppliedError, match="self-test-error"):
-        trl_hotfix.apply(strict=True)
+        trl_hotfix.apply(strict="all")
 
 
 def test_strict_takes_off_what_the_same_call_applied(declare: Any) -> None:
     declare(is_marked, mark, id="good")
     declare(raises, mark, id="bad", attribute="DPOTrainer.concatenated_forward")
     with pytest.raises(trl_hotfix.NotAppliedError, match="bad"):
-        trl_hotfix.apply(strict=True)
+        trl_hotfix.apply(strict="all")
     assert trl_hotfix.patching.wrappers.reference_of(vars(DPOTrainer)["dpo_loss"]) is None
 
 
@@ -86,7 +86,7 @@ def test_a_failed_strict_apply_keeps_the_options(declare: Any) -> None:
     declare(only_yes, use_the_option, options=WORDS)
     before = trl_hotfix.apply()
     with pytest.raises(trl_hotfix.NotAppliedError, match="self-test"):
-        trl_hotfix.apply(options={"made-up": {"word": "no"}}, strict=True)
+        trl_hotfix.apply(options={"made-up": {"word": "no"}}, strict="all")
     assert stub_loss() == "yes"
     assert trl_hotfix.status().digest == before.digest
 
@@ -149,7 +149,7 @@ def patched(wrapped: Any, instance: Any, args: Any, kwargs: Any, **_: Any) -> An
 def test_a_failed_strict_apply_keeps_the_unknown_body_rule(declare: Any) -> None:
     declare(lambda module: Outcome(Verdict.FIXED), patched)
     with pytest.raises(trl_hotfix.NotAppliedError):
-        trl_hotfix.apply(strict=True, unknown_body="try")
+        trl_hotfix.apply(strict="all", unknown_body="try")
     assert engine.ENGINE._configuration.try_unknown_body is False
 
 
@@ -157,3 +157,31 @@ def test_a_dry_run_raises_the_errors_of_apply(declare: Any, monkeypatch: pytest.
     monkeypatch.setenv("TRL_HOTFIX_UNKNOWN_BODY", "maybe")
     with pytest.raises(trl_hotfix.SettingError, match="'maybe'"):
         trl_hotfix.apply(dry_run=True)
+
+
+def test_a_former_id_is_as_good_as_the_present_one(declare: Any) -> None:
+    declare(is_marked, mark, formerly=("old-name",))
+    assert trl_hotfix.apply(only=["old-name"])["made-up"].state is State.APPLIED
+    assert trl_hotfix.explain("old-name") == trl_hotfix.explain("made-up")
+    assert trl_hotfix.revert("old-name")["made-up"].state is State.REVERTED
+    assert trl_hotfix.apply(skip=["old-name"])["made-up"].state is State.DISABLED
+    with trl_hotfix.patched("old-name") as report:
+        assert report["made-up"].state is State.APPLIED
+
+
+def test_a_switch_that_is_not_understood_is_an_error_of_the_call_too(
+    declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(is_marked, mark)
+    monkeypatch.setenv("TRL_HOTFIX", "stict")
+    with pytest.raises(trl_hotfix.SettingError, match=r"TRL_HOTFIX='stict' is not understood; did you mean 'strict'"):
+        trl_hotfix.apply()
+
+
+def test_switched_off_the_variables_need_not_be_right(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(is_marked, mark)
+    for name, value in {"": "0", "_ONLY": "@/no/such/file", "_OPTIONS": "x", "_PACKS": "nobodys"}.items():
+        monkeypatch.setenv(f"TRL_HOTFIX{name}", value)
+    assert trl_hotfix.apply()["made-up"].state is State.DISABLED
+    with pytest.raises(trl_hotfix.UnknownPatchError, match=r"in skip=: 'nonsense'"):
+        trl_hotfix.apply(skip=["nonsense"])

@@ -398,7 +398,7 @@ def test_every_way_of_calling_the_method_leaves_the_patch_on(call: Callable[[Any
         return MARK
 
     declare(is_marked, sees_the_arguments)
-    for strict in (False, True):
+    for strict in (False, "all"):
         trl_hotfix.apply(strict=strict)
         trainer = object.__new__(DPOTrainer)
         assert call(trainer) == MARK
@@ -413,7 +413,7 @@ def test_every_way_of_calling_the_method_leaves_the_patch_on(call: Callable[[Any
 def test_a_later_strict_apply_raises_the_next_error(declare: Any, caplog: pytest.LogCaptureFixture) -> None:
     declare(is_marked, fails_on_bad)
     trl_hotfix.apply()
-    assert trl_hotfix.apply(strict=True)["made-up"].state is State.APPLIED
+    assert trl_hotfix.apply(strict="all")["made-up"].state is State.APPLIED
     trainer = object.__new__(DPOTrainer)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="ours"):
@@ -424,7 +424,7 @@ def test_a_later_strict_apply_raises_the_next_error(declare: Any, caplog: pytest
 
 def test_a_later_apply_that_is_not_strict_holds_the_next_error_back(declare: Any) -> None:
     declare(is_marked, fails_on_bad)
-    trl_hotfix.apply(strict=True)
+    trl_hotfix.apply(strict="all")
     trl_hotfix.apply(strict=False)
     with pytest.raises(AttributeError):  # raised by TRL
         object.__new__(DPOTrainer).dpo_loss("fail", 2, 3, 4)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.layered import Counted, layer_of
 from trl import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -253,7 +254,7 @@ def test_code_compiled_before_apply_is_unreached_until_reset(
     assert warning.startswith("made-up: unreached (compiled): compiled before the patch went on: ")
     assert __file__ in warning
     with pytest.raises(trl_hotfix.NotAppliedError, match="compiled"):
-        trl_hotfix.apply(strict=True)
+        trl_hotfix.apply(strict="all")
 
     torch._dynamo.reset()
     assert state_of(trl_hotfix.status()) == ON
@@ -309,7 +310,9 @@ def test_calls_of_compiled_code_are_counted_for_each_trainer(
             act()
         return wrapped(*args, **kwargs)
 
-    layers = tuple(Layer(f"patch-{number}", 1, acts_on_four, traced=False, armed=True) for number in range(2))
+    layers = tuple(layer_of(f"patch-{number}", acts_on_four) for number in range(2))
+    for layer in layers:
+        layer.armed = True
     path = (__name__, "Trainer.method")
     Trainer.method = wrapped_descriptor(Trainer.method, layers, Trainer, path)  # type: ignore[method-assign]
     trainers = [Trainer() for _ in range(12)]
@@ -322,7 +325,7 @@ def test_calls_of_compiled_code_are_counted_for_each_trainer(
         assert not [name for name in names if name.startswith(OURS)]
         torch._dynamo.reset()
     for layer in layers:
-        counts = [layer.counts.known(trainer) for trainer in trainers]
+        counts = [Counted(layer.witnessed).known(trainer) for trainer in trainers]
         assert [(count.called, count.acted) for count in counts if count is not None] == [(4, 2)] * 12
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not [warning for warning in recwarn if "_getframe" in str(warning.message)]

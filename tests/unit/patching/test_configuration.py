@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from trl_hotfix.errors import NotAppliedError
-from trl_hotfix.model import Decision, Reason, State
+from trl_hotfix.model import Decision, Reason, State, Strict
 from trl_hotfix.patching.configuration import Configuration, not_applied
 
 
 def test_nothing_is_selected_before_the_first_apply() -> None:
     configuration = Configuration()
-    assert (configuration.selection, configuration.selected, configuration.strict) == (None, set(), False)
+    assert (configuration.selection, configuration.selected, configuration.strict) == (None, set(), Strict.NOTHING)
 
 
 def test_only_pending_patches_are_selected() -> None:

@@ -101,12 +101,11 @@ def test_the_method_of_a_users_subclass_is_asked_for(declare: Any) -> None:
             return transformers.Trainer.floating_point_ops(self, *args)
 
     assert operations(GoesPastIt) == 3
-    report = trl_hotfix.status()
-    assert identity(report) == (State.UNREACHED, Reason.OVERRIDDEN)
-    assert "GoesPastIt.floating_point_ops" in report["made-up"].evidence["trl.trainer.dpo_trainer"]["by"]
+    # Only a trainer of this class, once it has trained, is not reached.
+    assert identity(trl_hotfix.status()) == (State.APPLIED, Reason.PROVEN)
 
 
-def test_a_base_in_between_that_calls_nothing_is_named(declare: Any) -> None:
+def test_a_base_in_between_is_beneath_the_patch(declare: Any) -> None:
     declare(is_doubled, double, attribute=METHOD)
     trl_hotfix.apply()
 
@@ -118,9 +117,7 @@ def test_a_base_in_between_that_calls_nothing_is_named(declare: Any) -> None:
         pass
 
     assert operations(Mixed) == 14
-    report = trl_hotfix.status()
-    assert identity(report) == (State.UNREACHED, Reason.OVERRIDDEN)
-    assert "Own.floating_point_ops" in report["made-up"].evidence["trl.trainer.dpo_trainer"]["by"]
+    assert identity(trl_hotfix.status()) == (State.APPLIED, Reason.PROVEN)
 
 
 def test_what_other_code_has_put_on_transformers_is_a_conflict(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,14 +151,14 @@ def test_what_other_code_puts_on_transformers_later_is_called_and_told(
 def test_the_calls_of_a_trainer_are_counted_for_it(declare: Any) -> None:
     patch = declare(is_doubled, double, attribute=METHOD)
     trl_hotfix.apply()
-    before = witness.total(patch.id)[0]
+    before = witness.total(patch.id).called
     trainer: Any = object.__new__(DPOTrainer)
     with pytest.raises(AttributeError):
         trainer.floating_point_ops({})
     count = witness.counts_of(patch.id, patch.targets[0].name).known(trainer)
     assert count is not None
     assert count.called == 1
-    assert witness.total(patch.id)[0] > before
+    assert witness.total(patch.id).called > before
 
 
 BODY = digests.loaded(transformers.Trainer.floating_point_ops).digest

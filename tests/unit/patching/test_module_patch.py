@@ -32,7 +32,7 @@ def test_the_journal_has_a_line_for_each_decision() -> None:
 
 def test_two_module_patches_share_no_list() -> None:
     first, second = module_patch_of(), module_patch_of()
-    for name in ("sites", "made_before", "before_reload", "journal"):
+    for name in ("sites", "before_reload", "journal"):
         assert getattr(first, name) is not getattr(second, name)
 
 

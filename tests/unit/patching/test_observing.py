@@ -74,9 +74,9 @@ def test_each_instance_is_counted(declare: Any) -> None:
     for trainer in (one, one, other):
         with pytest.raises(AttributeError):
             trainer.dpo_loss(1, 2, 3, 4)
-    counts = witness.counts_of(*TARGET)
-    assert [counts.known(trainer).called for trainer in (one, other)] == [2, 1]
-    assert counts.known(one).acted == 0
+    totals = [witness.ledger_of(trainer).total(*TARGET, observe=True) for trainer in (one, other)]
+    assert [(count.called, count.acted) for count in totals] == [(2, 0), (1, 0)]
+    assert witness.ledger_of(one).total(*TARGET).called == 0
 
 
 def test_the_constructor_is_noted_and_not_counted(declare: Any) -> None:
@@ -208,7 +208,7 @@ def test_a_call_that_cannot_be_counted_is_one_warning(
 ) -> None:
     declare(is_marked, mark)
     trl_hotfix.apply(observe=True)
-    monkeypatch.setattr(witness.Counts, "of", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(witness.Doing, "of", lambda *arguments: 1 / 0)
     for _ in range(3):
         assert is_unpatched()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -220,11 +220,17 @@ def test_a_call_that_cannot_be_counted_is_one_warning(
 
 
 def observing(name: str, owner: type = Trainer) -> Any:
-    """Put a layer that observes on an attribute of the sample trainer, and return its counts."""
+    """Put a layer that observes on an attribute of the sample trainer, and return what it counts by."""
     counting = layer()
     counting.observe = True
     site_of(name, owner).put_on(counting)
-    return counting.counts
+    return counting.witnessed
+
+
+def calls(each: witness.Witnessed) -> int:
+    """Return the calls by all objects, and by none."""
+    ledgers = [witness.PROCESS, *witness._ledgers.all()]
+    return sum(count.called for ledger in ledgers for _, counted, count in ledger.every() if counted is each)
 
 
 @pytest.mark.usefixtures("sample_trainers_restored")
@@ -236,7 +242,7 @@ def test_every_kind_of_method_is_counted_and_as_before() -> None:
     assert (trainer.klass(3), Trainer.klass(3)) == (6, 6)
     assert asyncio.run(trainer.coroutine(3)) == 3
     assert asyncio.iscoroutinefunction(Trainer.coroutine)
-    total = {name: sum(count.called for count in counts[name].every_count()) for name in counts}
+    total = {name: calls(counts[name]) for name in counts}
     assert total == {"method": 1, "static": 2, "klass": 2, "coroutine": 1}
     function = vars(Trainer)["method"]
     assert (function.__module__, function.__qualname__) == (sample_trainers.__name__, "Trainer.method")
@@ -251,7 +257,7 @@ def test_dynamo_compiles_the_method_as_it_is() -> None:
     assert compiled(tensor).tolist() == [3.0, 3.0]
     # A later patch would have been put on after this code was compiled.
     torch._dynamo.reset()
-    assert sum(count.called for count in counts.every_count()) == 0
+    assert calls(counts) == 0
 
 
 def test_arguments_are_described_as_conditions_read_them() -> None:

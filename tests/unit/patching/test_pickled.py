@@ -233,3 +233,28 @@ def test_a_pickle_of_an_unknown_revision_or_patch_warns(declare: Any, caplog: py
     assert stub_loss() == "no"
     assert "a pickle asks for made-up, revision 7; here it is revision 1" in caplog.text
     assert "a pickle asks for gone, revision 1; here it is not known" in caplog.text
+
+
+# What the user has left out
+
+
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_a_pickle_does_not_put_on_what_is_left_out(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    declare(is_marked, mark)
+    declare(is_marked, mark, id="other-one")
+    trl_hotfix.apply(only=["made-up"])
+    pickled_method = pickle.dumps(DPOTrainer.dpo_loss)
+    trl_hotfix.revert()
+    if by == "argument":
+        trl_hotfix.apply(skip=["made-up", "other-one"])
+    else:
+        monkeypatch.setenv("TRL_HOTFIX_SKIP", "made-up,other-one")
+        trl_hotfix.apply()
+    caplog.clear()
+    restored = pickle.loads(pickled_method)
+    assert restored is DPOTrainer.dpo_loss
+    assert reference_of(restored) is None
+    assert trl_hotfix.status()["made-up"].state is State.DISABLED
+    assert "a pickle asks for made-up, which is left out here: it stays off" in caplog.text

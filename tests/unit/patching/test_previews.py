@@ -12,7 +12,7 @@ from helpers.patch_examples import having
 
 import trl_hotfix
 from trl_hotfix.errors import NotAppliedError
-from trl_hotfix.model import Reason, State
+from trl_hotfix.model import Reason, State, Strict
 from trl_hotfix.patching import previews
 from trl_hotfix.selection.selection import Selection
 
@@ -48,16 +48,16 @@ def test_a_patch_of_the_freeze_file_that_does_not_apply_is_a_warning(
     declare(is_marked, mark, id="here")
     declare(is_marked, mark, id="elsewhere", trl="<0.10")
     selection = Selection(only=frozenset({"here", "elsewhere"}))
-    previews.check_frozen(selection, strict=False)
+    previews.check_frozen(selection, strict=Strict.NOTHING)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == ["in the freeze file, and not on here: elsewhere: skipped (trl-version)"]
     with pytest.raises(NotAppliedError, match=r"\n  elsewhere: skipped \(trl-version\)$"):
-        previews.check_frozen(selection, strict=True)
+        previews.check_frozen(selection, strict=Strict.ALL)
 
 
 def test_strict_mode_accepts_a_freeze_file_whose_patches_all_apply(
     declare: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     declare(is_marked, mark)
-    previews.check_frozen(Selection(only=frozenset({"made-up"})), strict=True)
+    previews.check_frozen(Selection(only=frozenset({"made-up"})), strict=Strict.ALL)
     assert caplog.records == []

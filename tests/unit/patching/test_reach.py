@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import copy
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -17,9 +17,11 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
 import trl_hotfix
+from trl_hotfix import witness
 from trl_hotfix.model import Called, Hit, Reason, State
 from trl_hotfix.patching import engine, reach
 from trl_hotfix.testing import trainers as stand_ins
+from trl_hotfix.witness import Here, Phase
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 
@@ -30,7 +32,17 @@ ON = (State.APPLIED, Reason.PROVEN, "")
 def made(cls: Any = DPOTrainer, **attributes: Any) -> Any:
     """Return a trainer whose constructor has run, as far as anybody can tell."""
     trainer = object.__new__(cls)
-    vars(trainer).update(callback_handler=None, **attributes)
+    vars(trainer).update({"callback_handler": None, **attributes})
+    return trainer
+
+
+def made_with_it(cls: Any = DPOTrainer, *, called: bool = True, **attributes: Any) -> Any:
+    """Return a trainer that was made while the patch was on, and whose constructor has called it, or has not."""
+    trainer = made(cls, **attributes)
+    doing = witness.ledger_of(trainer).by_phase[Phase.CONSTRUCT]
+    for each in witness.standing():
+        doing.of(each).called += called
+    witness.note_construction(trainer)
     return trainer
 
 
@@ -41,12 +53,25 @@ def derived(name: str, *bases: type, module: str = "project", **attributes: Any)
 def state_for(trainer: Any) -> tuple[State, Reason, str]:
     """Return the state of the patch for this trainer, and what it is unreached by."""
     status = engine.ENGINE.status([trainer])["made-up"]
-    by = next(iter(status.evidence.values())).get("by", "")
+    evidence: Any = next(iter(status.evidence.values()), {})
+    by = evidence.get("by", "")
     return status.state, status.reason, by
 
 
 def begin(trainer: Any) -> None:
-    reach.training_begins(trainer, engine.ENGINE.module_patches())
+    witness.ledger_of(trainer).begin_run()
+
+
+def step(trainer: Any, work: Any = None) -> None:
+    """Take a step in which the trainer does ``work``."""
+    before, Here.thread.doing = Here.thread.doing, witness.doing(trainer, Phase.STEP)
+    try:
+        if work is not None:
+            work()
+    finally:
+        Here.thread.doing = before
+    ledger = witness.ledger_of(trainer)
+    ledger.run.step_ends(ledger)
 
 
 # Made before the patch
@@ -59,7 +84,9 @@ def test_a_trainer_made_before_the_patch_is_named(declare: Any, called: Called) 
     trl_hotfix.apply()
     by = "a trl.trainer.dpo_trainer.DPOTrainer was made before the patch went on"
     assert state_for(before) == (State.UNREACHED, Reason.MADE_BEFORE, by)
-    assert state_for(made()) == ON
+    assert state_for(made_with_it()) == ON
+    assert state_for(made(**vars(before)))[1] is Reason.MADE_BEFORE
+    assert state_for(made(**copy.deepcopy(vars(made_with_it())))) == ON
     # `status()` without objects finds it among all objects of the process.
     assert trl_hotfix.status()["made-up"].reason is Reason.MADE_BEFORE
 
@@ -71,8 +98,7 @@ def test_a_trainer_is_not_too_old_for_a_patch_of_its_steps(declare: Any, called:
     trl_hotfix.apply()
     assert state_for(before) == ON
     begin(before)
-    before.dpo_loss(1)
-    reach.step_taken(before)
+    step(before, lambda: before.dpo_loss(1))
     assert state_for(before) == ON
 
 
@@ -93,7 +119,7 @@ def test_a_trainer_that_nobody_holds_any_more_is_not_named(declare: Any) -> None
     before.itself = before
     del before
     declare(is_marked, mark, called=[EARLY[0]])
-    assert trl_hotfix.apply(strict=True)["made-up"].state is State.APPLIED
+    assert trl_hotfix.apply(strict="all")["made-up"].state is State.APPLIED
 
 
 def test_a_trainer_made_before_that_prepares_its_data_now_is_reached(declare: Any) -> None:
@@ -120,42 +146,29 @@ def test_a_trainer_that_the_bug_is_said_to_be_one_of_is_too_old_for_a_function(d
     assert state_for(other) == ON
 
 
-def test_a_trainer_made_before_is_held_weakly_and_no_longer_named(declare: Any) -> None:
-    before = made()
+@pytest.mark.parametrize("called", [moment for moment in EARLY if moment is not Called.CONSTRUCTION])
+def test_what_some_constructions_call_is_not_missed_where_it_was_on(declare: Any, called: Called) -> None:
+    declare(is_marked, mark, called=[called])
+    trl_hotfix.apply()
+    assert state_for(made_with_it(called=False)) == ON
+
+
+def test_a_construction_that_went_past_the_patch_is_named(declare: Any) -> None:
     declare(is_marked, mark, called=[Called.CONSTRUCTION])
     trl_hotfix.apply()
-    (module_patch,) = engine.ENGINE.module_patches()
-    assert [reference() for reference in module_patch.made_before] == [before]
-    del before
-    gc.collect()
-    assert [reference() for reference in module_patch.made_before] == [None]
-    assert trl_hotfix.status()["made-up"].state is State.APPLIED
+    by = "trl.trainer.dpo_trainer.DPOTrainer was made without a call of DPOTrainer.dpo_loss"
+    assert state_for(made_with_it(called=False)) == (State.UNREACHED, Reason.NOT_CALLED, by)
+    mine = derived("Mine", DPOTrainer, dpo_loss=lambda self, x: 0)
+    assert state_for(made_with_it(mine, called=False)) == (State.UNREACHED, Reason.OVERRIDDEN, "project.Mine.dpo_loss")
+    assert state_for(made_with_it(mine)) == ON
 
 
-def test_nothing_is_searched_where_no_target_is_early(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    searches: list[None] = []
-    monkeypatch.setattr(reach, "all_trainers", lambda: searches.append(None) or [])
-    declare(is_marked, mark, called=[Called.STEP])
-    trl_hotfix.apply(strict=True)
-    (module_patch,) = engine.ENGINE.module_patches()
-    reach.note_trainers_made_before(module_patch, module_patch.sites)
-    assert module_patch.made_before == []
-    assert searches == []
-
-
-def test_all_patches_of_a_call_share_one_search(declare: Any, trl_like: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, searches, early = made(), [], [Called.CONSTRUCTION]
-    monkeypatch.setattr(reach, "all_trainers", lambda: searches.append(None) or [before])
-    hits = (Hit(("DPO",), "a symptom"),)
-    declare(is_marked, mark, called=early)
-    declare(doubles("scaled"), double, attribute="scaled", module=NAME, called=early, hits=hits, id="another")
+def test_what_was_only_observed_did_not_repair_a_construction(declare: Any) -> None:
+    declare(is_marked, mark, called=[Called.CONSTRUCTION])
+    trl_hotfix.apply(observe=True)
+    observed = made_with_it()
     trl_hotfix.apply()
-    module_patches = engine.ENGINE.module_patches()
-    assert [module_patch.decision.state for module_patch in module_patches] == [State.APPLIED] * 2
-    assert [[reference() for reference in module_patch.made_before] for module_patch in module_patches] == [
-        [before]
-    ] * 2
-    assert searches == [None]
+    assert state_for(observed)[1] is Reason.MADE_BEFORE
 
 
 # A class that is not TRL's
@@ -211,11 +224,38 @@ def test_a_step_without_a_call_is_named_once_it_is_taken() -> None:
     assert state_for(trainer) == ON
     begin(trainer)
     assert state_for(trainer) == ON
-    reach.step_taken(trainer)
+    step(trainer)
     by = "trl.trainer.dpo_trainer.DPOTrainer took a step without a call of DPOTrainer.dpo_loss"
     assert state_for(trainer) == (State.UNREACHED, Reason.NOT_CALLED, by)
     assert state_for(made()) == ON
     trainer.dpo_loss(1)
+    assert state_for(trainer)[1] is Reason.NOT_CALLED
+    step(trainer, lambda: trainer.dpo_loss(1))
+    assert state_for(trainer) == ON
+
+
+@pytest.mark.parametrize("phase", [Phase.EVALUATE, Phase.TRAIN, Phase.OTHER])
+@pytest.mark.usefixtures("step_patch")
+def test_what_is_called_outside_of_the_steps_is_no_witness(phase: Phase) -> None:
+    """An evaluation in the run, a callback that looks at a batch, another thread."""
+    trainer = made()
+    begin(trainer)
+    Here.thread.doing = witness.doing(trainer, phase)
+    trainer.dpo_loss(1)
+    step(trainer)
+    Here.thread.doing = witness.PROCESS.by_phase[Phase.OTHER]
+    assert state_for(trainer)[1] is Reason.NOT_CALLED
+
+
+@pytest.mark.usefixtures("step_patch")
+def test_a_training_step_of_a_users_own_is_seen_in_the_training() -> None:
+    trainer = made()
+    Here.thread.doing = witness.doing(trainer, Phase.TRAIN)
+    begin(trainer)
+    trainer.dpo_loss(1)
+    ledger = witness.ledger_of(trainer)
+    ledger.run.step_ends(ledger)
+    Here.thread.doing = witness.PROCESS.by_phase[Phase.OTHER]
     assert state_for(trainer) == ON
 
 
@@ -227,9 +267,8 @@ def test_a_trainer_that_is_a_dataclass_is_looked_at_too() -> None:
     assert trainer == other
     begin(trainer)
     begin(other)
-    other.dpo_loss(1)
-    for taken in (trainer, other):
-        reach.step_taken(taken)
+    step(other, lambda: other.dpo_loss(1))
+    step(trainer)
     assert (state_for(trainer)[1], state_for(other)) == (Reason.NOT_CALLED, ON)
 
 
@@ -240,9 +279,7 @@ def test_calls_before_the_training_are_none_of_its_steps() -> None:
     trainer.dpo_loss(1)
     for called in (False, True, False):
         begin(trainer)
-        if called:
-            trainer.dpo_loss(1)
-        reach.step_taken(trainer)
+        step(trainer, (lambda: trainer.dpo_loss(1)) if called else None)
         assert (state_for(trainer)[1] is Reason.NOT_CALLED) is not called
 
 
@@ -250,9 +287,7 @@ def test_calls_before_the_training_are_none_of_its_steps() -> None:
 def test_a_call_by_another_trainer_is_no_witness() -> None:
     trainer, other = made(), made()
     begin(trainer)
-    other.dpo_loss(1)
-    reach.step_taken(trainer)
-    reach.step_taken(other)  # its training has not begun
+    step(trainer, lambda: other.dpo_loss(1))
     assert state_for(trainer)[1] is Reason.NOT_CALLED
     assert state_for(other) == ON
 
@@ -261,9 +296,10 @@ def test_a_patch_that_goes_on_during_the_training_is_not_asked_about(declare: An
     declare(is_marked, mark, called=[Called.STEP])
     trainer = made()
     begin(trainer)
-    reach.step_taken(trainer)
+    step(trainer)
     trl_hotfix.apply()
     assert state_for(trainer) == ON
+    step(trainer)
 
 
 def test_a_traced_target_is_not_asked_about(declare: Any) -> None:
@@ -272,7 +308,7 @@ def test_a_traced_target_is_not_asked_about(declare: Any) -> None:
     trl_hotfix.apply()
     trainer = made()
     begin(trainer)
-    reach.step_taken(trainer)
+    step(trainer)
     assert state_for(trainer) == ON
 
 
@@ -280,9 +316,9 @@ def test_a_traced_target_is_not_asked_about(declare: Any) -> None:
 def test_only_a_target_of_every_step_must_be_called_in_one(declare: Any, called: Called | None) -> None:
     declare(is_marked, mark, called=[called])
     trl_hotfix.apply()
-    trainer = made()
+    trainer = made_with_it()
     begin(trainer)
-    reach.step_taken(trainer)
+    step(trainer)
     assert state_for(trainer) == ON
 
 
@@ -290,9 +326,9 @@ def test_only_a_target_of_every_step_must_be_called_in_one(declare: Any, called:
 def test_a_function_need_not_be_called_by_a_trainer(declare: Any, trl_like: Any, called: Called) -> None:
     declare(doubles("scaled"), double, attribute="scaled", module=NAME, called=[called])
     trl_hotfix.apply()
-    trainer = made(trl_like.module.MadeUpTrainer)
+    trainer = made_with_it(trl_like.module.MadeUpTrainer)
     begin(trainer)
-    reach.step_taken(trainer)
+    step(trainer)
     assert state_for(trainer) == ON
 
 
@@ -304,23 +340,62 @@ def test_a_trainer_of_trl_with_a_method_of_its_own_need_not_call_the_one_that_it
     trl_hotfix.apply()
     trainer = made(trl_like.module.OverridingTrainer)
     begin(trainer)
-    reach.step_taken(trainer)
+    step(trainer)
     assert state_for(trainer) == ON
 
 
+def test_a_trainer_of_trl_that_the_patch_names_is_asked(declare: Any, trl_like: Any) -> None:
+    attribute, hits = "MadeUpTrainer.own_loss", (Hit(("Overriding",), "a symptom"),)
+    declare(doubles(attribute), double, attribute=attribute, module=NAME, called=[Called.STEP], hits=hits)
+    trl_hotfix.apply()
+    trainer = made(trl_like.module.OverridingTrainer)
+    begin(trainer)
+    step(trainer)
+    assert state_for(trainer)[1] is Reason.OVERRIDDEN
+
+
 @pytest.mark.usefixtures("step_patch")
-def test_an_override_that_calls_the_method_at_times_is_not_asked_about() -> None:
+def test_a_method_of_the_users_own_is_asked_by_what_it_calls() -> None:
     class Mine(DPOTrainer):  # type: ignore[misc]
         def dpo_loss(self, *args: Any) -> Any:
-            return super().dpo_loss(*args) if len(args) > 1 else 0
+            return getattr(super(), "dpo_" + "loss")(*args) if len(args) > 1 else 0
 
     of_the_class, of_the_instance = made(Mine), made()
     of_the_instance.dpo_loss = lambda *args, patched=of_the_instance.dpo_loss: patched(*args) if len(args) > 1 else 0
-    for trainer in (of_the_class, of_the_instance):
+    for trainer, by in ((of_the_class, "test_reach"), (of_the_instance, "dpo_loss of an instance of")):
         begin(trainer)
-        assert trainer.dpo_loss(1) == 0
-        reach.step_taken(trainer)
+        step(trainer, lambda trainer=trainer: trainer.dpo_loss(1))
+        state, reason, described = state_for(trainer)
+        assert (state, reason) == (State.UNREACHED, Reason.OVERRIDDEN)
+        assert by in described
+        step(trainer, lambda trainer=trainer: trainer.dpo_loss(1, 2))
         assert state_for(trainer) == ON
+
+
+@pytest.mark.usefixtures("step_patch")
+def test_a_class_that_is_only_defined_is_blamed_on_nobody() -> None:
+    unused = derived("Unused", DPOTrainer, dpo_loss=lambda self: 0)
+    trainer = made()
+    begin(trainer)
+    step(trainer, lambda: trainer.dpo_loss(1))
+    assert state_for(trainer) == ON
+    assert trl_hotfix.status()["made-up"].state is State.APPLIED
+    assert unused.__mro__[1] is DPOTrainer
+
+
+def test_a_copy_of_a_trainer_whose_module_is_not_imported_is_named(declare: Any) -> None:
+    declare(is_marked, mark, module="trl.trainer.never_imported", attribute="NeverImportedTrainer.loss")
+    trl_hotfix.apply()
+    copied = derived("NeverImportedTrainer", transformers.Trainer)
+    assert state_for(made(copied))[:2] == (State.UNREACHED, Reason.NOT_INHERITED)
+    assert state_for(made(derived("Mine", transformers.Trainer)))[0] is State.PENDING
+
+
+def test_a_copy_may_keep_the_private_base_of_trls_trainers(declare: Any) -> None:
+    base = derived("_BaseTrainer", transformers.Trainer, module="trl.trainer.base_trainer")
+    declare(is_marked, mark)
+    trl_hotfix.apply()
+    assert state_for(made(derived("DPOTrainer", base)))[1] is Reason.NOT_INHERITED
 
 
 # The trainers of this process
@@ -370,6 +445,6 @@ def test_a_patch_concerns_the_trainers_that_call_it(declare: Any, trl_like: Any)
     assert concerning(made(derived("Mine", DPOTrainer))) == {"made-up", "of-dpo", "of-all"}
     assert concerning(made(SFTTrainer)) == {"of-all"}
     assert concerning(made(trl_like.module.MadeUpTrainer)) == {"own", "of-all"}
-    assert concerning(made(trl_like.module.OverridingTrainer)) == {"of-all"}
+    assert concerning(made(trl_like.module.OverridingTrainer)) == {"own", "of-all"}
     assert concerning(made(transformers.Trainer)) == set()
     assert concerning(None) == {"made-up", "own", "of-dpo", "of-all"}

@@ -161,7 +161,7 @@ def test_a_module_is_watched_until_its_last_patch_is_off(registry: Registry) -> 
 @pytest.mark.parametrize(
     ("decision", "level", "expected"),
     [
-        (Decision(State.APPLIED, Reason.PROVEN), logging.INFO, "applied some-patch (bug: A title)"),
+        (Decision(State.APPLIED, Reason.PROVEN), None, None),
         (Decision(State.FAILED, Reason.SELF_TEST), logging.WARNING, "some-patch (r1) is NOT on: failed (self-test)"),
         (Decision(State.SKIPPED, Reason.ALREADY_FIXED), None, None),
     ],
@@ -181,6 +181,16 @@ def test_a_new_decision_is_logged_once(
     assert [record.levelno for record in caplog.records] == ([level] if level else [])
     assert all(record.getMessage().startswith(str(expected)) for record in caplog.records)
     assert len(module_patch.journal) == 1
+
+
+def test_the_full_log_has_each_repair_and_what_proves_it(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="trl_hotfix")
+    assert registry.record_decision(first_of(registry), Decision(State.APPLIED, Reason.PROVEN, {"red": {"loss": 2}}))
+    on, evidence = [(record.levelno, record.getMessage()) for record in caplog.records]
+    # It must not read as if the bug were put on.
+    assert on == (logging.DEBUG, "repair of some-patch is on (bug: A title)")
+    assert evidence[1].startswith("some-patch (r1): applied in TRL ")
+    assert evidence[1].endswith("; red: loss=2")
 
 
 def test_the_journal_keeps_the_newest_steps_of_a_loop(registry: Registry) -> None:

@@ -75,7 +75,7 @@ def test_an_invalid_self_test_leaves_the_patch_off(declare: Any, monkeypatch: py
     report = trl_hotfix.apply()
     assert identity(report) == (State.FAILED, Reason.SELF_TEST_ERROR)
     with pytest.raises(trl_hotfix.NotAppliedError):
-        trl_hotfix.apply(strict=True)
+        trl_hotfix.apply(strict="all")
 
 
 def test_context_variables_of_a_self_test_stay_inside(declare: Any) -> None:

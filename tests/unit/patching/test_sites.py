@@ -126,7 +126,7 @@ def test_the_method_of_a_base_that_a_subclass_puts_in_between_is_called() -> Non
 
 @pytest.mark.parametrize("kind", ["inherited", "inherited_class_method"])
 @pytest.mark.parametrize("order", [(Trainer, Subclass), (Subclass, Trainer)], ids=["base first", "base last"])
-def test_a_patch_on_a_class_and_its_base_acts_once_and_counts_both(order: Any, kind: str) -> None:
+def test_a_patch_on_a_class_and_its_base_acts_once(order: Any, kind: str) -> None:
     sites, layers, calls = Sites(), {}, []
 
     def look(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -141,9 +141,6 @@ def test_a_patch_on_a_class_and_its_base_acts_once_and_counts_both(order: Any, k
         sites.at(MODULE, target(f"{owner.__name__}.{kind}")).put_on(layers[owner])
         assert getattr(subclass, kind)(1) == right
     assert len(calls) == 2
-    called = {owner: sum(count.called for count in layers[owner].counts.every_count()) for owner in order}
-    assert called[Subclass] >= 1
-    assert called[Trainer] >= 1
     for owner in order:
         sites.at(MODULE, target(f"{owner.__name__}.{kind}")).take_off("a-patch")
     assert {owner: dict(vars(owner)) for owner in order} == before

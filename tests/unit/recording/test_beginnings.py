@@ -11,9 +11,9 @@ from helpers import real_trainers
 from helpers.made_up_patches import pass_through
 from transformers import TrainerCallback, TrainerState
 
+from trl_hotfix import api
 from trl_hotfix.catalogue.conditions import Kind
 from trl_hotfix.model import Hit, Outcome, Verdict
-from trl_hotfix.patching import api
 from trl_hotfix.recording import beginnings
 from trl_hotfix.recording.callback import HotfixCallback
 from trl_hotfix.recording.trackers import FILE

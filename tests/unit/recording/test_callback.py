@@ -18,11 +18,16 @@ from hypothesis import given
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import DPOConfig
 
-from trl_hotfix.errors import NotAppliedError
-from trl_hotfix.model import Called, Hit, Outcome, Verdict
-from trl_hotfix.patching import api, engine, reach
-from trl_hotfix.recording import ranks, run
+from trl_hotfix import api, witness
+from trl_hotfix.catalogue import loading
+from trl_hotfix.errors import NotAppliedError, SettingError
+from trl_hotfix.model import Called, Hit, KnownBug, Outcome, Severity, Strict, Upstream, Verdict
+from trl_hotfix.patching import engine
+from trl_hotfix.recording import callback as callbacks
+from trl_hotfix.recording import run
+from trl_hotfix.recording.agreement import Agreed, Problem
 from trl_hotfix.recording.callback import HotfixCallback
+from trl_hotfix.recording.problems import not_applied
 from trl_hotfix.recording.trackers import FILE, KEY
 
 
@@ -74,7 +79,8 @@ def test_a_damaged_record_in_a_checkpoint_is_one_warning(
 def test_a_damaged_record_does_not_switch_strict_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine
 ) -> None:
-    monkeypatch.setattr(ranks, "compare", lambda record: ["rank 1: no trl_hotfix is on there"])
+    problem = Problem("no trl_hotfix is on there", ranks=(1,))
+    monkeypatch.setattr(callbacks, "agree", lambda says, moment: Agreed(says.level, (problem,)))
     with pytest.raises(NotAppliedError, match="rank 1"):
         begin(tmp_path, {"patches": 3}, strict=True)
 
@@ -188,23 +194,34 @@ def test_only_the_record_of_this_run_is_refreshed(trl_like: Any, tmp_path: Path)
 def test_a_second_training_has_a_record_of_its_own(
     trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, logger="trl_hotfix")
     trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()])
     for _ in range(2):
         trainer.train()
         assert len(history(vars(trainer.state))) == 1
-    assert len([line for line in said(caplog) if line.startswith("training with TRL")]) == 2
+    assert len([line for line in said(caplog, logging.DEBUG) if line.startswith("training with TRL")]) == 2
 
 
 def test_the_calls_of_a_function_are_counted_for_one_run(declare: Any, trl_like: Any, tmp_path: Path) -> None:
     hits = (Hit(("*",), "a symptom"),)
     declare(doubles("scaled"), double, attribute="scaled", module=NAME, called=[Called.STEP], hits=hits)
     api.apply()
+
+    class Scaling(trl_like.module.MadeUpTrainer):  # type: ignore[misc, name-defined]
+        def own_loss(self, loss: Any) -> Any:
+            return trl_like.module.scaled(loss)
+
+    # What a callback calls between the steps is none of them.
     calling = Events("on_step_begin", lambda state: trl_like.module.scaled(1))
     for _ in range(2):
-        trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(), calling])
+        trainer = trl_like.trainer(tmp_path / "out", cls=Scaling, callbacks=[HotfixCallback(), calling])
         trainer.train()
         (record,) = history(vars(trainer.state))
         assert entry(record) == ("repaired", 2, 2)
+        other = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(), calling])
+        other.train()
+        (record,) = history(vars(other.state))
+        assert entry(record) == ("standing by", 0, 0)
 
 
 @pytest.mark.usefixtures("applied")
@@ -219,9 +236,14 @@ def test_each_patch_of_this_trainer_has_a_line_at_the_end(
     caplog.clear()
     caplog.set_level(logging.DEBUG, logger="trl_hotfix")
     trainer.train()
-    (begin_line, *end) = said(caplog)
+    begin_line = said(caplog, logging.DEBUG)[0]
     assert begin_line.endswith(": standing by: made-up (r1), other (r1); 1 more for other trainers")
-    assert end == ["repaired: made-up (bug: a made-up patch); acted in 2 of 2 calls"]
+    counts = "acted in 2 of 2 calls, in 2 of 2 steps"
+    _, *end = said(caplog)
+    assert end == [
+        f"repaired: made-up (bug: a made-up patch); your run: found by the repair itself; {counts}",
+        "this run: hit 1, repaired 1; cannot tell 3: gone, of-others, other",
+    ]
     assert said(caplog, logging.DEBUG)[-1:] == ["other (r1) was not called: evaluation never ran"]
     assert warning_messages(caplog) == []
 
@@ -235,8 +257,14 @@ def test_the_first_step_is_looked_at_once_and_before_the_second(
     trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     steps: list[Any] = []
-    step_taken = reach.step_taken
-    monkeypatch.setattr(reach, "step_taken", lambda trainer: steps.append("look") or step_taken(trainer))
+    look = HotfixCallback._look_after_step
+
+    def note(self: HotfixCallback, state: Any) -> None:
+        if self._first_step is not None and state.global_step > self._first_step:
+            steps.append("look")
+        look(self, state)
+
+    monkeypatch.setattr(HotfixCallback, "_look_after_step", note)
     begins = Events(
         "on_step_begin", lambda state: steps.append((state.global_step, len(said(caplog, logging.WARNING))))
     )
@@ -261,10 +289,10 @@ def test_neither_a_micro_batch_nor_an_evaluation_is_a_step(
     trl_like: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     steps: list[int] = []
-    monkeypatch.setattr(reach, "step_taken", lambda trainer: steps.append(trainer.state.global_step))
+    monkeypatch.setattr(witness.Run, "step_ends", lambda run, ledger: steps.append(trainer.state.global_step))
     trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()], **settings)
     trainer.train()
-    assert steps == [1]
+    assert steps == [1, 2]
 
 
 @pytest.mark.usefixtures("never_called")
@@ -274,12 +302,34 @@ def test_strict_ends_the_run_after_its_first_step(
 ) -> None:
     """Of two callbacks the first is active. The strictness of the other counts too."""
     trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(one) for one in strict], max_steps=3)
-    with pytest.raises(
-        NotAppliedError, match=r"training ends after its first step:\n  made-up: unreached \(not-called\)"
-    ):
+    with pytest.raises(NotAppliedError, match=r"training ends after step 1:\n  made-up: unreached \(not-called\)"):
         trainer.train()
     assert trainer.state.global_step == 1
     assert len(said(caplog, logging.WARNING)) == 1
+
+
+def test_a_hit_whose_method_one_of_the_users_own_replaces_is_a_problem(
+    declare: Any, trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not every step calls the target, so that a step without a call is none. But this run has the bug."""
+    hits, attribute = (Hit(("MadeUp",), "a symptom"),), "MadeUpTrainer.own_loss"
+    declare(doubles(attribute), double, attribute=attribute, module=NAME, called=[Called.SOME_STEPS], hits=hits)
+    api.apply()
+
+    class Mine(trl_like.module.MadeUpTrainer):  # type: ignore[misc, name-defined]
+        def own_loss(self, loss: Any) -> Any:
+            return loss
+
+    trainer = trl_like.trainer(tmp_path / "out", cls=Mine, callbacks=[HotfixCallback()])
+    caplog.clear()
+    trainer.train()
+    (warning,) = said(caplog, logging.WARNING)
+    assert warning.startswith("made-up: no step called it, but ")
+    assert warning.endswith("Mine.own_loss; this run has the bug: as every run of this trainer")
+    (record,) = history(vars(trainer.state))
+    assert record["problems"] == [warning]
+    with pytest.raises(NotAppliedError, match="no step called it"):
+        trl_like.trainer(tmp_path / "out", cls=Mine, callbacks=[HotfixCallback(strict=True)]).train()
 
 
 @pytest.mark.parametrize("strict", [(True,), (False, True)], ids=str)
@@ -293,6 +343,178 @@ def test_strict_begins_no_run_of_a_trainer_made_before(
     with pytest.raises(NotAppliedError, match=r"training does not begin:\n  made-up: unreached \(made-before\): a "):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("hits", "strict", "ends"),
+    [
+        ((Hit(("MadeUp",), "a symptom"),), True, True),
+        ((Hit(("MadeUp",), "a symptom", depends="what nobody knows"),), True, True),
+        ((), True, True),
+        ((Hit(("Another",), "a symptom"),), True, False),
+        ((Hit(("MadeUp",), "a symptom", when={"max_steps": 17}),), True, False),
+        ((Hit(("MadeUp",), "a symptom", when={"max_steps": 17}),), "all", True),
+        ((Hit(("MadeUp",), "a symptom"),), False, False),
+    ],
+    ids=["hit", "may hit", "not declared", "another trainer", "other arguments", "other arguments, all", "not strict"],
+)
+def test_strict_ends_the_runs_that_hit_the_bug_or_may_hit_it(
+    declare: Any, trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, hits: Any, strict: Any, ends: bool
+) -> None:
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict)])
+    attribute = "MadeUpTrainer.prepare"
+    declare(doubles(attribute), double, attribute=attribute, module=NAME, called=[Called.CONSTRUCTION], hits=hits)
+    api.apply()
+    caplog.clear()
+    if ends:
+        with pytest.raises(NotAppliedError) as raised:
+            trainer.train()
+        first, reason, way_on = str(raised.value).split("\n")
+        assert first == "strict mode: training does not begin:"
+        assert reason.startswith("  made-up: unreached (made-before): a ")
+        assert way_on == "To go on without: TRL_HOTFIX_SKIP=made-up"
+        api.apply(skip=["made-up"])
+    trainer.train()
+    assert trainer.state.global_step == 2
+    first, *others = said(caplog, logging.WARNING)
+    assert first.startswith("made-up: unreached (made-before)")
+    # What is left out, and is no bug of this run, has no line.
+    left_out = "not repaired, left out on request: made-up (bug: a made-up patch)"
+    certain = ends and bool(hits) and hits[0].depends is None and not hits[0].when
+    assert [line.partition(";")[0] for line in others] == ([left_out] if certain else [])
+
+
+@pytest.mark.parametrize("strict", [True, "all"])
+def test_a_known_bug_without_a_repair_is_a_warning_and_ends_no_run(
+    trl_like: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, strict: Any
+) -> None:
+    def known(patch_id: str, trainer: str, **settings: Any) -> KnownBug:
+        hits = (Hit((trainer,), "a symptom", **settings),)
+        return KnownBug(patch_id, "it is wrong", Severity.WRONG_LOSS, ">=0.1", Upstream(), "why", hits)
+
+    bugs = known("of-it", "MadeUp"), known("of-others", "Another"), known("may-be", "MadeUp", depends="the weather")
+    monkeypatch.setattr(loading, "without_repair", lambda: bugs)
+    api.apply()
+    trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict)])
+    trainer.train()
+    line = "of-it: there is no repair of it (it is wrong); this run has the bug: as every run of this trainer"
+    assert said(caplog, logging.WARNING) == [line]
+    (record,) = history(vars(trainer.state))
+    assert record["problems"] == [line]
+
+
+@pytest.mark.parametrize(("strict", "step"), [(True, 2), ("all", 1), (False, 4)])
+def test_a_wrapper_that_fails_in_a_later_step_ends_a_strict_run(
+    declare: Any, trl_like: Any, tmp_path: Path, strict: Any, step: int
+) -> None:
+    """Under strict at the end of its step, under `strict-all` in the call."""
+    calls: list[int] = []
+
+    def fails_later(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if hasattr(instance, "state") and instance.state.global_step:
+            calls.append(instance.state.global_step)
+            raise LookupError("not here")
+        return 2 * wrapped(*args, **kwargs)
+
+    declare(doubles(OWN_LOSS), fails_later, attribute=OWN_LOSS, module=NAME, called=[Called.STEP])
+    api.apply(strict=strict)
+    trainer = trl_like.trainer(tmp_path / "out", max_steps=4)
+    if strict == "all":
+        with pytest.raises(LookupError, match="not here"):
+            trainer.train()
+    elif strict:
+        with pytest.raises(NotAppliedError, match=r"training ends after step 2:\n  made-up: failed \(wrapper-error\)"):
+            trainer.train()
+    else:
+        trainer.train()
+    assert trainer.state.global_step == step
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_a_strict_apply_in_a_script_gives_every_trainer_the_callback(
+    declare: Any, trl_like: Any, tmp_path: Path, made: str
+) -> None:
+    declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, called=[Called.STEP])
+
+    class Mine(trl_like.module.MadeUpTrainer):  # type: ignore[misc, name-defined]
+        def own_loss(self, loss: Any) -> Any:
+            return loss
+
+    trainer = trl_like.trainer(tmp_path / "out", cls=Mine) if made == "before" else None
+    api.apply(strict=True)
+    trainer = trainer or trl_like.trainer(tmp_path / "out", cls=Mine)
+    with pytest.raises(NotAppliedError, match=r"training ends after step 1:\n  made-up: unreached \(overridden\)"):
+        trainer.train()
+    # The last call decides.
+    api.apply(strict=False)
+    trl_like.trainer(tmp_path / "again", cls=Mine).train()
+
+
+def test_strict_without_its_callback_is_a_mistake(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> None:
+    monkeypatch.setenv("TRL_HOTFIX_CALLBACK", "0")
+    with pytest.raises(SettingError, match="TRL_HOTFIX_CALLBACK=0 leaves out the callback that decides under strict"):
+        api.apply(strict=True)
+    api.apply(strict=False)
+
+
+@pytest.mark.parametrize("strict", ["ALL", "strict", 1, "yes"])
+def test_an_unknown_level_is_a_mistake(fresh_engine: engine.Engine, strict: Any) -> None:
+    with pytest.raises(SettingError, match="expected True, False or 'all'"):
+        api.apply(strict=strict)
+    with pytest.raises(SettingError, match="expected True, False or 'all'"):
+        HotfixCallback(strict)
+
+
+WITH_IDS = (Problem("a: failed", "made-up"), Problem("b: failed", "b"), Problem("a: again", "made-up"))
+WITHOUT_ID = (*WITH_IDS, Problem("no trl_hotfix is on there", ranks=(3,)))
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "by_hand", "reasons", "way_on"),
+    [
+        ({"TRL_HOTFIX": "strict"}, {}, None, WITH_IDS, "TRL_HOTFIX_SKIP=made-up,b"),
+        ({"TRL_HOTFIX": "strict", "TRL_HOTFIX_SKIP": "c"}, {}, None, WITH_IDS, "TRL_HOTFIX_SKIP=c,made-up,b"),
+        ({}, {"skip": ["c"], "strict": True}, None, WITH_IDS, "skip=['c', 'made-up', 'b']"),
+        ({}, {"strict": True}, None, WITH_IDS, "TRL_HOTFIX_SKIP=made-up,b"),
+        ({"TRL_HOTFIX": "strict"}, {}, None, WITHOUT_ID, "TRL_HOTFIX=1"),
+        ({"TRL_HOTFIX": "strict"}, {"strict": True}, None, WITHOUT_ID, "TRL_HOTFIX=1 and strict=False"),
+        ({"TRL_HOTFIX": "strict"}, {}, True, WITHOUT_ID, "TRL_HOTFIX=1 and strict=False"),
+        ({}, {}, True, WITHOUT_ID, "strict=False"),
+    ],
+)
+def test_the_way_on_is_one_that_works(
+    declare: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    arguments: dict[str, Any],
+    by_hand: bool | None,
+    reasons: tuple[Problem, ...],
+    way_on: str,
+) -> None:
+    for patch_id in ("made-up", "b", "c"):
+        declare(is_marked, mark, id=patch_id)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    api.apply(**arguments)
+    assert HotfixCallback(by_hand)._way_on(reasons) == way_on
+
+
+def test_a_strict_callback_where_nothing_is_applied_is_a_problem(
+    trl_like: Any, tmp_path: Path, fresh_engine: engine.Engine
+) -> None:
+    with pytest.raises(NotAppliedError, match=r"nothing is applied: call trl_hotfix\.apply\(\)"):
+        trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict=True)]).train()
+
+
+def test_other_ranks_than_the_first_name_one_reason() -> None:
+    agreed = Agreed(Strict.RUN, (Problem("a: failed", "a"), Problem("no trl_hotfix is on there", ranks=(3,))))
+    assert str(not_applied(agreed, "it ends", 2, 4, "strict=False")).split("\n") == [
+        "strict mode: it ends on any rank:",
+        "  a: failed",
+        "  and 1 more, which rank 0 names",
+        "To go on without: strict=False",
+    ]
 
 
 def test_what_was_said_at_the_beginning_is_not_said_again_after_a_step(
@@ -309,20 +531,20 @@ def test_what_was_said_at_the_beginning_is_not_said_again_after_a_step(
 
 @pytest.mark.usefixtures("applied")
 @pytest.mark.parametrize("strict", [False, True], ids=str)
-@pytest.mark.parametrize(("failing", "steps"), [("training_begins", 0), ("step_taken", 1)])
+@pytest.mark.parametrize(("failing", "steps"), [(("Ledger", "begin_run"), 0), (("Run", "step_ends"), 1)])
 def test_a_look_that_fails_is_no_success_under_strict(
     trl_like: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    failing: str,
+    failing: tuple[str, str],
     steps: int,
     strict: bool,
 ) -> None:
     def fail(*_: Any) -> None:
         raise TypeError("unhashable type: 'KTOTrainer'")
 
-    monkeypatch.setattr(reach, failing, fail)
+    monkeypatch.setattr(getattr(witness, failing[0]), failing[1], fail)
     trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict)], max_steps=3)
     if strict:
         with pytest.raises(NotAppliedError, match="could not be checked"):
@@ -384,12 +606,13 @@ def test_an_evaluation_alone_resumes_nothing_and_is_on_record(
     trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback(strict=True)])
     trainer.state.global_step = 2
     caplog.clear()
+    caplog.set_level(logging.DEBUG, logger="trl_hotfix")
     trainer.evaluate()
     assert said(caplog, logging.WARNING) == []
-    (line,) = said(caplog)
+    (line,) = said(caplog, logging.DEBUG)
     assert line.startswith("evaluating with TRL 0.11.4, digest ")
-    assert line.endswith(": repaired: made-up (r1); 1 more for other trainers")
-    assert [entry(record) for record in history(vars(trainer.state))] == [("repaired", 1, 1)]
+    assert line.endswith(": in evaluation only: made-up (r1); 1 more for other trainers")
+    assert [entry(record) for record in history(vars(trainer.state))] == [("in evaluation only", 0, 0)]
     trainer.evaluate()
     assert len(history(vars(trainer.state))) == 1
 
@@ -526,10 +749,10 @@ def test_the_record_of_the_beginning_is_built_once(
 def test_a_run_whose_ranks_cannot_be_compared_is_on_record(
     trl_like: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(frozen: Any) -> list[str]:
+    def fail(*_: Any) -> Agreed:
         raise OSError("the store is gone")
 
-    monkeypatch.setattr(ranks, "compare", fail)
+    monkeypatch.setattr(callbacks, "agree", fail)
     trainer = trl_like.trainer(tmp_path / "out", callbacks=[HotfixCallback()])
     trainer.train()
     assert [entry(record) for record in history(vars(trainer.state))] == [("repaired", 2, 2)]

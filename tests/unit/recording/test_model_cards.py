@@ -12,9 +12,9 @@ from helpers.made_up_patches import is_marked, mark
 from helpers.sample_trainers import new_module
 
 import trl_hotfix
+from trl_hotfix import witness
 from trl_hotfix.patching import reach
 from trl_hotfix.recording.model_cards import write_into_model_cards
-from trl_hotfix.witness import counts_of
 
 HEAD = "### TRL repaired at run time"
 WRITES_ITS_CARD = """
@@ -61,7 +61,8 @@ def test_the_section_says_what_each_patch_was_to_the_run(
     trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reach, "concerning", lambda module_patches, trainer: {"made-up"})
-    counts_of("made-up", "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss").of(trainer).called = 3
+    each = witness.witnessed("made-up", "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss", 1)
+    witness.elsewhere(trainer).of(each).called = 3
     for _ in range(2):  # a run of the callback for each call of train()
         write_into_model_cards(trainer)
     assert trainer.create_model_card() == "the result"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trl_hotfix import witness
 from trl_hotfix.catalogue.conditions import Kind
 from trl_hotfix.log import FIELDS
 from trl_hotfix.matching.hits import Answer
@@ -17,7 +18,6 @@ from trl_hotfix.patching import given
 from trl_hotfix.recording import observation
 from trl_hotfix.recording.trainer_arguments import TrainerArguments
 from trl_hotfix.reporting.report import PatchStatus, Report
-from trl_hotfix.witness import counts_of
 
 
 @dataclass
@@ -173,7 +173,8 @@ def test_there_is_a_line_for_each_hit_and_none_for_the_rest(caplog: pytest.LogCa
 def test_the_end_says_how_often_the_code_of_a_bug_was_called(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="trl_hotfix")
     trainer = made()
-    counts_of("called-patch", "trl.trainer.sample_trainer:SampleTrainer.step").of(trainer).called = 3
+    each = witness.witnessed("called-patch", "trl.trainer.sample_trainer:SampleTrainer.step", 1, observe=True)
+    witness.elsewhere(trainer).of(each).called = 3
     hits, clear = patch(hit(), id="called-patch"), patch(Hit(("Other",), "x"), id="called-patch")
     observed = observation.findings(trainer, report(hits))
     assert observed[0].to_dict()["called"] == {"trl.trainer.sample_trainer:SampleTrainer.step": 3}

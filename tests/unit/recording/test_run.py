@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +16,21 @@ from helpers.made_up_patches import WORDS, is_marked, mark, returns_the_option, 
 from helpers.trl_like import NAME, double, doubles
 
 import trl_hotfix
-from trl_hotfix.model import Called, Hit
+from trl_hotfix import witness
+from trl_hotfix.authoring import act_of_this_call
+from trl_hotfix.model import Called, Hit, Outcome, Verdict
 from trl_hotfix.patching import engine
 from trl_hotfix.recording import run
 from trl_hotfix.recording.run import Word
 from trl_hotfix.selection import freeze_files
+from trl_hotfix.witness import Here, Phase
 
 OWN_LOSS = "MadeUpTrainer.own_loss"
 
 
 @pytest.fixture
-def made(trl_like: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def made(trl_like: Any) -> Any:
     """Return a function that makes a trainer whose constructor has run."""
-    monkeypatch.setattr(run, "_before", {})
 
     def make(cls: Any = None) -> Any:
         trainer = object.__new__(cls or trl_like.module.MadeUpTrainer)
@@ -41,6 +48,32 @@ def at_most(number: int) -> Any:
         return result * 2 if args[0] <= number else result
 
     return wrapper
+
+
+@contextmanager
+def doing(trainer: Any, phase: Phase) -> Iterator[None]:
+    before, Here.thread.doing = Here.thread.doing, witness.doing(trainer, phase)
+    try:
+        yield
+    finally:
+        Here.thread.doing = before
+
+
+def step(trainer: Any, *work: Any) -> None:
+    """Take a step of a run in which the trainer does this work."""
+    with doing(trainer, Phase.STEP):
+        for one in work:
+            one()
+    ledger = witness.ledger_of(trainer)
+    ledger.run.step_ends(ledger)
+
+
+def double_whatever_the_option(wrapped: Any, instance: Any, args: Any, kwargs: Any, *, options: Any) -> Any:
+    return wrapped(*args, **kwargs) * 2
+
+
+def doubles_whatever_the_option(module: Any, *, options: Any) -> Any:
+    return doubles(OWN_LOSS)(module)
 
 
 def repairs_of(trainer: Any) -> dict[str, tuple[Word, int, int]]:
@@ -76,7 +109,7 @@ def test_a_patch_is_standing_by_then_called_then_repaired(declare: Any, made: An
     assert repairs_of(other) == {"made-up": (Word.STANDING_BY, 0, 0), **of_others}
 
 
-def test_a_constructor_that_overrides_and_calls_the_patched_one_is_concerned(declare: Any, made: Any) -> None:
+def test_a_trainer_that_overrides_the_patched_method_is_concerned(declare: Any, made: Any) -> None:
     declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME)
     trl_hotfix.apply()
 
@@ -85,22 +118,34 @@ def test_a_constructor_that_overrides_and_calls_the_patched_one_is_concerned(dec
             return super().own_loss(loss)
 
     trainer = made(Mine)
-    assert repairs_of(trainer) == {"made-up": (Word.SELECTED, 0, 0)}
+    assert repairs_of(trainer) == {"made-up": (Word.STANDING_BY, 0, 0)}
     trainer.own_loss(1)
     assert repairs_of(trainer) == {"made-up": (Word.REPAIRED, 1, 1)}
 
 
-def test_the_calls_of_a_function_are_those_since_the_last_run(declare: Any, made: Any, trl_like: Any) -> None:
+def test_the_calls_of_a_function_are_those_of_the_trainer_that_does_it(declare: Any, made: Any, trl_like: Any) -> None:
     declare(doubles("scaled"), double, attribute="scaled", module=NAME, hits=(Hit(("*",), "a symptom"),))
     trl_hotfix.apply()
-    assert repairs_of(made())["made-up"] == (Word.STANDING_BY, 0, 0)
+    trainer, other = made(), made()
     trl_like.module.scaled(1)
-    trl_like.module.scaled(1)
-    assert repairs_of(made())["made-up"] == (Word.REPAIRED, 2, 2)
-    run.run_ends()
-    assert repairs_of(made())["made-up"] == (Word.STANDING_BY, 0, 0)
-    trl_like.module.scaled(1)
-    assert repairs_of(made())["made-up"] == (Word.REPAIRED, 1, 1)
+    with doing(trainer, Phase.CONSTRUCT):
+        trl_like.module.scaled(1)
+        trl_like.module.scaled(1)
+    assert repairs_of(trainer)["made-up"] == (Word.REPAIRED, 2, 2)
+    assert repairs_of(other)["made-up"] == (Word.STANDING_BY, 0, 0)
+    (entry,) = record_of(other)["patches"]
+    assert entry["process"] == {"called": 1, "acted": 1}
+
+
+def test_what_another_thread_calls_is_no_repair_of_a_run(declare: Any, made: Any, trl_like: Any) -> None:
+    declare(doubles("scaled"), double, attribute="scaled", module=NAME, hits=(Hit(("*",), "a symptom"),))
+    trl_hotfix.apply()
+    trainer = made()
+    with doing(trainer, Phase.STEP):
+        thread = threading.Thread(target=trl_like.module.scaled, args=(1,))
+        thread.start()
+        thread.join(60)
+    assert repairs_of(trainer)["made-up"] == (Word.STANDING_BY, 0, 0)
 
 
 def test_the_counts_of_all_targets_of_a_patch_are_added(declare: Any, made: Any, trl_like: Any) -> None:
@@ -110,8 +155,128 @@ def test_the_counts_of_all_targets_of_a_patch_are_added(declare: Any, made: Any,
     trainer = made()
     trainer.own_loss(1)
     trainer.evaluated(5)
-    trl_like.module.scaled(1)
+    with doing(trainer, Phase.TRAIN):
+        trl_like.module.scaled(1)
     assert repairs_of(trainer)["made-up"] == (Word.REPAIRED, 3, 2)
+
+
+# Phases and steps
+
+
+@pytest.mark.parametrize("called", [Called.STEP, Called.SOME_STEPS, Called.DATA, Called.CONSTRUCTION])
+def test_what_evaluations_alone_call_is_no_repair(declare: Any, made: Any, called: Called) -> None:
+    declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, called=[called])
+    trl_hotfix.apply()
+    trainer = made()
+    with doing(trainer, Phase.EVALUATE):
+        trainer.own_loss(1)
+    report = engine.ENGINE.status([])
+    (repair,) = run.repairs(trainer, report)
+    assert (repair.word, repair.called, repair.evaluation) == (Word.IN_EVALUATION_ONLY, 0, (1, 1))
+    assert repair.line() == "made-up (r1) was called in evaluations only, once"
+    assert repair.to_dict()["evaluation"] == {"called": 1, "acted": 1}
+
+
+@pytest.mark.parametrize("called", [None, Called.EVALUATION, Called.GENERATION, Called.PREPARATION])
+def test_a_patch_of_evaluations_repairs_in_them(declare: Any, made: Any, called: Called | None) -> None:
+    declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, called=[called])
+    trl_hotfix.apply()
+    trainer = made()
+    with doing(trainer, Phase.EVALUATE):
+        trainer.own_loss(1)
+    assert repairs_of(trainer)["made-up"] == (Word.REPAIRED, 1, 1)
+
+
+def test_data_that_were_prepared_elsewhere_are_not_seen(declare: Any, made: Any) -> None:
+    declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, called=[Called.DATA])
+    trl_hotfix.apply()
+    trainer = made()
+    assert repairs_of(trainer)["made-up"][0] is Word.STANDING_BY
+    witness.ledger_of(trainer).begin_run()
+    step(trainer)
+    assert repairs_of(trainer)["made-up"][0] is Word.NOT_SEEN
+
+
+def test_what_was_handed_on_and_saw_nothing_is_not_seen(declare: Any, made: Any) -> None:
+    marks: list[Any] = []
+
+    def later(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        marks.append(act_of_this_call())
+        return wrapped(*args, **kwargs)
+
+    verdicts = iter([Verdict.REPRODUCED, Verdict.FIXED])
+    outcome = lambda module: Outcome(next(verdicts))  # noqa: E731
+    declare(outcome, later, attribute=OWN_LOSS, module=NAME, called=[Called.PREPARATION])
+    trl_hotfix.apply()
+    trainer = made()
+    words = []
+    for say in (lambda: None, lambda: marks[0].saw(), lambda: marks[0]()):
+        if not words:
+            trainer.own_loss(1)
+        say()
+        words.append(repairs_of(trainer)["made-up"][0])
+    assert words == [Word.NOT_SEEN, Word.CALLED, Word.REPAIRED]
+
+
+def test_the_record_has_the_steps_in_which_a_patch_was_on(declare: Any, made: Any) -> None:
+    declare(doubles(OWN_LOSS), at_most(1), attribute=OWN_LOSS, module=NAME, called=[Called.STEP])
+    trl_hotfix.apply()
+    trainer = made()
+    witness.ledger_of(trainer).begin_run()
+    step(trainer, lambda: trainer.own_loss(1), lambda: trainer.own_loss(1))
+    step(trainer, lambda: trainer.own_loss(2))
+    (entry,) = record_of(trainer)["patches"]
+    assert entry["steps"] == {"of": 2, "called": 2, "acted": 1, "on": [[1, 2]]}
+    (repair,) = run.repairs(trainer, engine.ENGINE.status([trainer]))
+    assert repair.line() == "made-up (r1) acted in 2 of 3 calls, in 1 of 2 steps"
+    assert list(repair.problems()) == []
+    trl_hotfix.revert()
+    step(trainer, lambda: trainer.own_loss(1))
+    trl_hotfix.apply()
+    step(trainer, lambda: trainer.own_loss(1))
+    step(trainer, lambda: trainer.own_loss(1))
+    (repair,) = run.repairs(trainer, engine.ENGINE.status([trainer]))
+    assert list(repair.problems()) == ["made-up: on in 3 of 5 steps (1 to 2, 5)"]
+    # A run that begins now is another one.
+    witness.ledger_of(trainer).begin_run()
+    step(trainer, lambda: trainer.own_loss(1))
+    (repair,) = run.repairs(trainer, engine.ENGINE.status([trainer]))
+    assert (repair.called, list(repair.problems())) == (1, [])
+
+
+def test_the_options_on_record_are_those_that_acted(declare: Any, made: Any) -> None:
+    attributes = f"{OWN_LOSS} MadeUpTrainer.prepare"
+    moments = [Called.CONSTRUCTION, Called.STEP]
+    declare(
+        doubles_whatever_the_option, double_whatever_the_option, options=WORDS,
+        attribute=attributes, module=NAME, called=moments,
+    )  # fmt: skip
+    report = trl_hotfix.apply(options={"made-up": {"word": "no"}})
+    trainer = made()
+    with doing(trainer, Phase.CONSTRUCT):
+        trainer.own_loss(1)
+    witness.note_construction(trainer)
+    later = trl_hotfix.apply(options={"made-up": {"word": "yes"}})
+    record = record_of(trainer)
+    assert [entry["options"] for entry in record["patches"]] == [{"word": "no"}]
+    assert record["digest"] == report.digest != later.digest
+    witness.ledger_of(trainer).begin_run()
+    step(trainer, lambda: trainer.prepare(1))
+    (repair,) = run.repairs(trainer, engine.ENGINE.status([trainer]))
+    assert list(repair.problems()) == ["made-up: it acted with several options in this run"]
+
+
+def test_a_copy_has_what_its_original_was_made_with(declare: Any, made: Any) -> None:
+    declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, called=[Called.CONSTRUCTION])
+    before = made()
+    trl_hotfix.apply()
+    trainer = made()
+    with doing(trainer, Phase.CONSTRUCT):
+        trainer.own_loss(1)
+    witness.note_construction(trainer)
+    for copied in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))):
+        assert repairs_of(copied)["made-up"] == (Word.REPAIRED, 1, 1)
+    assert repairs_of(copy.deepcopy(before)) == {}
 
 
 def test_without_a_trainer_all_patches_are_concerned(declare: Any, made: Any) -> None:
@@ -124,12 +289,8 @@ def test_without_a_trainer_all_patches_are_concerned(declare: Any, made: Any) ->
 # What is taken off
 
 
-EARLY = {"construction", "some constructions", "preparation"}
-
-
 @pytest.mark.parametrize("called", list(Called))
-def test_what_a_trainer_was_made_with_stays_in_its_run_after_revert(declare: Any, made: Any, called: Called) -> None:
-    stays = called.value in EARLY
+def test_what_has_acted_stays_in_the_run_after_revert(declare: Any, made: Any, called: Called) -> None:
     declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, called=[called])
     trl_hotfix.apply()
     trainer, unused = made(), made()
@@ -139,9 +300,8 @@ def test_what_a_trainer_was_made_with_stays_in_its_run_after_revert(declare: Any
     assert "reverted" not in record_of(unused)
     record = record_of(trainer)
     assert record["patches"] == []
-    assert bool(repairs_of(trainer)) is stays
     entry = {"id": "made-up", "revision": 1, "options": {}, "word": "repaired", "called": 1, "acted": 1}
-    assert record.get("reverted") == ([entry] if stays else None)
+    assert record["reverted"] == [entry]
 
 
 def test_what_was_called_and_did_nothing_does_not_stay_after_revert(declare: Any, made: Any) -> None:
@@ -169,7 +329,10 @@ def test_the_record_keeps_apart_what_did_not_reach_the_run(declare: Any, made: A
     assert record["unreached"] == [{"id": "made-up", "revision": 1, "options": {}, "reason": "made-before"}]
     assert "reverted" not in record
     assert "observed" not in record
-    assert record_of(made()).keys() == {"schema", "trl_hotfix", "trl", "digest", "patches"}
+    after = made()
+    with doing(after, Phase.CONSTRUCT):
+        after.own_loss(1)
+    assert record_of(after).keys() == {"schema", "trl_hotfix", "trl", "digest", "patches"}
 
 
 def test_the_record_of_a_run_selects_the_same_patches(declare: Any, made: Any, tmp_path: Path) -> None:
@@ -190,11 +353,13 @@ def test_the_record_of_a_run_selects_the_same_patches(declare: Any, made: Any, t
 # The log
 
 
-@pytest.mark.parametrize("called", [None, *Called])
+@pytest.mark.parametrize("called", [None, *(moment for moment in Called if moment is not Called.CONSTRUCTION)])
 def test_a_patch_that_was_not_called_has_a_reason(declare: Any, made: Any, called: Called | None) -> None:
     declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, called=[called])
     trl_hotfix.apply()
-    (line,) = lines_of(made())
+    trainer = made()
+    witness.note_construction(trainer)
+    (line,) = lines_of(trainer)
     start, _, reason = line.partition(": ")
     assert start == "made-up (r1) was not called"
     assert reason

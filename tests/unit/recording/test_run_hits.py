@@ -13,11 +13,12 @@ from helpers.trl_like import NAME, double, doubles
 from msgspec.structs import replace
 
 import trl_hotfix
+from trl_hotfix import api
 from trl_hotfix.catalogue import loading
 from trl_hotfix.log import FIELDS
 from trl_hotfix.matching.hits import Answer
 from trl_hotfix.model import Called, Hit, Reason, Severity, State
-from trl_hotfix.patching import api
+from trl_hotfix.patching import engine
 from trl_hotfix.recording import run_hits
 from trl_hotfix.recording.callback import HotfixCallback
 from trl_hotfix.recording.trackers import FILE
@@ -63,16 +64,19 @@ def test_a_hit_is_one_line_when_training_begins_and_the_rest_is_none(
     assert begin == "repairs: bug-0 (bug: a made-up patch); your run: max_steps=3"
     assert end == "repaired: bug-0 (bug: a made-up patch); your run: max_steps=3; acted in 3 of 3 calls"
     assert about(lines, "bug-1") == []
-    # The end names what has acted, and no cause: whether the run has the bug is not known.
-    assert about(lines, "bug-2") == ["repaired: bug-2 (bug: a made-up patch); acted in 1 of 1 calls"]
+    # The arguments do not tell. The repair has found the bug.
+    found = "your run: max_steps=3, found by the repair itself; acted in 1 of 1 calls"
+    assert about(lines, "bug-2")[-1] == f"repaired: bug-2 (bug: a made-up patch); {found}"
     assert [(one["id"], one["answer"], one["unknown"]) for one in record["hits"]] == [
         ("bug-0", "hit", []),
-        ("bug-2", "cannot tell", ["if the model is large"]),
+        ("bug-2", "hit", []),
     ]
     assert {(one["state"], one["reason"]) for one in record["hits"]} == {("applied", "proven")}
     events = [getattr(line, FIELDS) for line in caplog.records if hasattr(line, FIELDS)]
-    assert [(one["event"], one["patch"]) for one in events if one["event"] in ("hit", "repaired")] == [
-        ("hit", "bug-0"),
+    of_hits = ("hit", "hit-repaired", "repaired")
+    assert [(one["event"], one["patch"]) for one in events if one["event"] in of_hits] == [
+        ("hit-repaired", "bug-0"),
+        ("hit-repaired", "bug-2"),
         ("repaired", "bug-0"),
         ("repaired", "bug-2"),
     ]
@@ -86,6 +90,7 @@ def test_a_hit_that_was_left_out_is_told_of_as_not_repaired(run: Any) -> None:
     ]
     assert [(one["state"], one["reason"]) for one in record["hits"]] == [("disabled", "excluded")]
     assert record["patches"] == []
+    assert [level for level, line in lines if line.startswith("not repaired")] == [logging.WARNING]
 
 
 def test_a_repair_that_has_acted_when_training_begins_is_said_to_have(run: Any) -> None:
@@ -189,10 +194,11 @@ def test_a_property_that_raises_is_a_doubt_of_this_bug_alone(run: Any, trl_like:
             raise RuntimeError("not yet")
 
     trainer.args.__class__ = Config
-    _, record, _ = run(hit(made_up=1), hit(max_steps=3), made=trainer)
-    assert [(one["id"], one["answer"], one["unknown"]) for one in record["hits"]] == [
-        ("bug-1", "hit", []),
-        ("bug-0", "cannot tell", ["its conditions cannot be evaluated (RuntimeError)"]),
+    run(hit(made_up=1), hit(max_steps=3), made=trainer)
+    found = run_hits.of(trainer, engine.ENGINE.status([trainer]))
+    assert [(one.id, one.answer.value, one.unknown) for one in found] == [
+        ("bug-1", "hit", ()),
+        ("bug-0", "cannot tell", ("its conditions cannot be evaluated (RuntimeError)",)),
     ]
 
 
@@ -248,12 +254,6 @@ def test_a_hit_is_said_only_where_the_buggy_code_runs(
     report = Report("0.1.0", "0.11.4", "3.11", (PatchStatus(patch, state, reason, {}, ()),))
     found = run_hits.of(trainer, report)
     assert [one.answer for one in found] == ([answer] if answer else [])
-
-
-def test_a_diagnosis_reports_and_does_not_repair() -> None:
-    patch = replace(loading.load()[0], severity=Severity.DIAGNOSIS)
-    status = PatchStatus(patch, State.DISABLED, Reason.EXCLUDED, {}, ())
-    assert run_hits._verb(status, {})[1] == "not reported, left out on request"
 
 
 def test_the_worst_hit_comes_first(trl_like: Any, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def scan(tmp_path: Path) -> Any:
     ) -> list[Scanned]:
         file = tmp_path / name
         file.write_text(textwrap.dedent(text))
-        judged = [judge(call, patches, trl, other_release=other_release) for call in read(file, trainer)]
+        judged = [judge(call, patches, trl, other_release=other_release) for call in read(file, trainer).calls]
         return [Scanned(trainer.call, trainer.hits, trainer.unsure, trainer.not_hit) for trainer in judged]
 
     return scan_text

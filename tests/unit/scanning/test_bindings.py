@@ -21,7 +21,7 @@ def test_values_of_a_parser_are_not_in_the_text(scan: Any) -> None:
             main(script_args, model_args)
         """
     )
-    reason = "precompute_ref_log_probs is not a literal (training_args is a part of parser.parse"
+    reason = "precompute_ref_log_probs is unknown: training_args is a part of parser.parse"
     assert reason in trainer.unknown[DROPPED]
     assert "line 6" in trainer.unknown[DROPPED]
 

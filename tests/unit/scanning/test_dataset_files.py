@@ -94,7 +94,7 @@ def test_what_the_file_tells_is_what_the_dataset_tells(tmp_path: Path, rows: lis
         ('{"a": 1}\n[1]\n', "line 2: expected an object"),
         ("a,b\n1,2\n", "line 1 is not JSON"),
         ("[" * 100_000, "line 1 is not JSON"),
-        (b"\xff\xfe{", "is not JSON Lines"),
+        (b"\xff\xfe{", "is not UTF-8"),
         (b"PAR1\x00\x01", "line 1 is not JSON"),
     ],
 )
@@ -125,3 +125,43 @@ def test_no_library_is_imported(tmp_path: Path) -> None:
         "print({'datasets', 'torch', 'transformers', 'pyarrow'} & sys.modules.keys())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+ROWS = [{"prompt": "a", "completion": "b", "text": "c"}, {"prompt": "1", "completion": "d", "text": "e"}]
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet"])
+def test_other_forms_tell_the_same(tmp_path: Path, form: str) -> None:
+    path, dataset = tmp_path / f"train.{form}", Dataset.from_list(ROWS)
+    if form == "json":
+        path.write_text(json.dumps(ROWS))
+    else:
+        getattr(dataset, f"to_{form}")(str(path))
+    found, expected = known(path), known(written(tmp_path, *ROWS))
+    # A cell that looks like a number may be one, and then the column is none of texts.
+    assert found.items() <= expected.items() if form == "csv" else found == expected
+    assert found["prompt_completion"]
+    assert found["text_column"]
+
+
+def test_messages_in_parquet_are_messages(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    Dataset.from_list([{"prompt": [QUESTION], "completion": [ANSWER]}]).to_parquet(str(path))
+    assert known(path)["conversational"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("x.json", "[1]", "row 1: expected an object"),
+        ("x.json", "[{", "x.json is not JSON"),
+        ("x.csv", "a,b\n1\n", "line 2: expected 2 values"),
+        ("x.csv", 'a\n"b', "is not CSV"),
+        ("x.parquet", "PAR1", "is not Parquet"),
+    ],
+)
+def test_another_file_of_a_form_is_one_clear_error(tmp_path: Path, name: str, content: str, expected: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ScriptError, match=re.escape(expected)) as caught:
+        dataset_facts(tmp_path / name)
+    assert "\n" not in str(caught.value)

@@ -101,7 +101,7 @@ def test_another_file_is_no_config_of_deepspeed(tmp_path: Path) -> None:
         ('{"zero_optimization": {"stage": 2}}', "expected what `accelerate config` writes"),
         ("a: [", "is not YAML"),
         ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
-        ("[" * 100_000, "is not YAML"),
+        ("[" * 50_000, "is not YAML"),
         ("{[]: 1}", "is not YAML"),
         ("a: 2026-02-31", "is not YAML"),
     ],
@@ -118,8 +118,8 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
             told_facts(None, path)
     large = tmp_path / "large.yaml"
     with large.open("wb") as file:
-        file.truncate((1 << 18) + 1)
-    with pytest.raises(ScriptError, match="more than 256 KiB"):
+        file.truncate((1 << 16) + 1)
+    with pytest.raises(ScriptError, match="more than 64 KiB"):
         told_facts(None, large)
 
 
@@ -146,3 +146,20 @@ def test_what_only_looks_like_such_a_word_does_not() -> None:
     text = "tokenizer.apply_chat_template(messages); tokenizer(text, add_special_tokens=False)"
     assert facts_for(text, told)("pad_is_eos").value is True
     assert facts_for("tokenizer.add_special_tokens({})", told)("pad_is_eos").kind is Kind.UNKNOWN
+
+
+def test_a_config_of_accelerate_may_name_that_of_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
+    assert launch(tmp_path, text) == {"distributed": "deepspeed"}
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
+    assert launch(tmp_path, text) == {"distributed": "deepspeed", "zero_stage": 2, "optimizer_offloaded": True}
+    (tmp_path / "ds.json").write_text("[")
+    with pytest.raises(ScriptError, match=r"--accelerate: ds\.json"):
+        launch(tmp_path, text)
+
+
+def test_a_word_that_says_the_same_as_the_file_changes_nothing() -> None:
+    told = {"distributed": Argument(Kind.LITERAL, "deepspeed", reason="ds.json")}
+    assert facts_for("SFTConfig(deepspeed='ds.json')", told)("distributed").value == "deepspeed"
+    assert facts_for("SFTConfig(fsdp='x')", told)("distributed").kind is Kind.UNKNOWN

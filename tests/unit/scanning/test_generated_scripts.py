@@ -9,12 +9,13 @@ from helpers import generated_scripts
 from hypothesis import HealthCheck, given, settings
 
 from trl_hotfix.catalogue.conditions import Kind
+from trl_hotfix.scanning.bindings import ScriptBindings
 from trl_hotfix.scanning.trainer_calls import trainer_calls
 
 
 def check(text: str) -> None:
     recorded = generated_scripts.run(text)
-    calls = {call.line: call for call in trainer_calls(ast.parse(text))}
+    calls = {call.line: call for call in trainer_calls(ScriptBindings(ast.parse(text))).calls}
     wrong = [
         answer
         for trainer in recorded
@@ -41,7 +42,7 @@ def test_a_plain_script_is_known_in_all_parts() -> None:
     text = (
         f"{generated_scripts.HEAD}args.beta = size\ntrainer = DPOTrainer('m', args=args, callbacks=[BEMACallback()])\n"
     )
-    (call,) = trainer_calls(ast.parse(text))
+    (call,) = trainer_calls(ScriptBindings(ast.parse(text))).calls
     answers = {name: call.argument(name) for name in generated_scripts.ARGUMENTS}
     assert answers["beta"].value == 4
     assert answers["callbacks"].made_by == ("trl.BEMACallback",)
@@ -71,7 +72,7 @@ def test_what_may_have_been_set_out_of_sight_is_unknown(change: str) -> None:
     text = f"{generated_scripts.HEAD}{change}\n{config}\ntrainer = DPOTrainer('m', args=args)\ntrainer.train()\n"
     (recorded,) = generated_scripts.run(text)
     assert recorded.snapshots[-1]["padding_free"] in (True, 7)
-    (call,) = trainer_calls(ast.parse(text))
+    (call,) = trainer_calls(ScriptBindings(ast.parse(text))).calls
     assert call.argument("padding_free").kind is Kind.UNKNOWN
 
 
@@ -79,14 +80,14 @@ def test_what_is_set_at_the_end_of_a_loop_holds_at_its_beginning() -> None:
     body = ("trainer = DPOTrainer('m', args=args)", "trainer.train()", "args = DPOConfig(beta=True)")
     text = "\n    ".join([f"{generated_scripts.HEAD}for step in range(2):", *body])
     assert [recorded.snapshots[0]["beta"] for recorded in generated_scripts.run(text)] == [None, True]
-    (call,) = trainer_calls(ast.parse(text))
+    (call,) = trainer_calls(ScriptBindings(ast.parse(text))).calls
     assert call.argument("beta").kind is Kind.UNKNOWN
 
 
 def test_the_config_of_an_adapter_is_no_config_of_a_trainer() -> None:
     text = f"{generated_scripts.HEAD}trainer = DPOTrainer('m', LoraConfig(rank=4), args=args)\n"
     (recorded,) = generated_scripts.run(text)
-    (call,) = trainer_calls(ast.parse(text))
+    (call,) = trainer_calls(ScriptBindings(ast.parse(text))).calls
     assert recorded.snapshots[0]["ref_model"].rank == 4
     assert call.argument("ref_model").made_by == ("peft.LoraConfig",)
 
@@ -110,5 +111,7 @@ def test_the_config_of_an_adapter_is_no_config_of_a_trainer() -> None:
     ],
 )
 def test_whether_a_run_is_resumed_is_read_from_the_calls_of_train(call: str, kind: Kind) -> None:
-    (found,) = trainer_calls(ast.parse(f"{generated_scripts.HEAD}trainer = DPOTrainer('m', args=args)\n{call}\n"))
+    (found,) = trainer_calls(
+        ScriptBindings(ast.parse(f"{generated_scripts.HEAD}trainer = DPOTrainer('m', args=args)\n{call}\n"))
+    ).calls
     assert found.argument(generated_scripts.RESUMED).kind is kind

@@ -81,7 +81,9 @@ def test_requirements_decide_on_the_installed_release(
     (trainer,) = scan("from trl import SFTTrainer\nSFTTrainer('gpt2')\n", "1.0.0", other_release=other_release)
     assert _answer(trainer, name) == answer
     if answer == "cannot tell":
-        assert trainer.unknown[name] == "needs transformers >=4.46.0,<5.10.1, and here is 4.44.0"
+        assert trainer.unknown[name] == (
+            "needs transformers >=4.46.0,<5.10.1, and its version is not known (4.44.0 is installed here)"
+        )
 
 
 def _answer(trainer: Any, patch_id: str) -> str:

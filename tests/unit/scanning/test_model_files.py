@@ -317,3 +317,33 @@ def test_no_config_of_transformers_is_cleared_of_what_it_has(tmp_path: Path) -> 
         assert facts.get("scales_logits") in (None, any(factor not in (None, 1) for factor in factors)), model_type
         assert facts.get("labels") in (None, config.num_labels), model_type
     assert saved > 200
+
+
+BEGINS = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {}}]}
+BYTES = {"type": "ByteLevel"}
+
+
+@pytest.mark.parametrize(
+    ("name", "processor", "settings", "expected"),
+    [
+        ("PreTrainedTokenizerFast", BEGINS, {}, True),
+        ("LlamaTokenizerFast", {"type": "Sequence", "processors": [BYTES, BEGINS]}, {"add_bos_token": True}, True),
+        ("LlamaTokenizerFast", BEGINS, {"add_bos_token": False}, None),
+        ("GPTNeoXTokenizerFast", BEGINS, {}, None),
+        ("Qwen2Tokenizer", BYTES, {"add_bos_token": False}, False),
+        ("PreTrainedTokenizerFast", None, {}, False),
+        ("PreTrainedTokenizerFast", None, {"add_bos_token": True}, None),
+        ("LlamaTokenizer", None, {}, None),
+        ("PreTrainedTokenizerFast", {"type": "BertProcessing"}, {}, None),
+        ("PreTrainedTokenizerFast", [1], {}, None),
+    ],
+)
+def test_the_post_processor_tells_whether_a_text_gets_a_beginning(
+    tmp_path: Path, name: str, processor: Any, settings: dict[str, Any], expected: bool | None
+) -> None:
+    tokenizer = {"tokenizer_class": name, "bos_token": "<s>", **settings}
+    folder = folder_with(tmp_path, tokenizer_config=tokenizer, tokenizer={"post_processor": processor})
+    assert known(folder).get("adds_bos") is expected
+    del tokenizer["bos_token"]
+    folder = folder_with(tmp_path, tokenizer_config=tokenizer, special_tokens_map={"bos_token": {"content": "<s>"}})
+    assert known(folder).get("adds_bos") is expected

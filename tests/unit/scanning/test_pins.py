@@ -90,6 +90,15 @@ def test_another_file_is_one_clear_error(
     assert "\n" not in str(raised.value)
 
 
+def test_what_is_pinned_to_several_versions_is_not_known(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text('peft==0.8.0\npeft==0.8\ntorch==2.6.0 ; python_version < "3.10"\ntorch==2.7.0\n')
+    assert read_pins(file) == {"peft": "0.8"}
+    file = tmp_path / "uv.lock"
+    file.write_text(UV + '\n[[package]]\nname = "flash-attn"\nversion = "2.8.0"\n')
+    assert read_pins(file) == {"trl": "0.16.1"}
+
+
 def test_a_file_without_pins_has_none(tmp_path: Path) -> None:
     for name, text in {"a.txt": "", "b.txt": "trl>=0.16\ntrl==0.16.*\n", "uv.lock": "version = 1\n"}.items():
         (tmp_path / name).write_text(text)

@@ -17,7 +17,7 @@ def test_every_python_file_is_scanned_without_an_error() -> None:
     files = _python_files()
     assert len(files) > 50
     patches = loading.load()
-    trainers = [judge(call, patches, "0.11.4") for file in files for call in read(file)]
+    trainers = [judge(call, patches, "0.11.4") for file in files for call in read(file).calls]
     assert {trainer.call.name for trainer in trainers} >= {"DPO", "SFT", "KTO", "ORPO", "CPO", "Reward"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from trl_hotfix.catalogue.conditions import Argument, Kind, evaluate
+from trl_hotfix.scanning.bindings import ScriptBindings
 from trl_hotfix.scanning.trainer_calls import trainer_calls
 
 BEMA = "bema-callback-frozen-parameters"
@@ -97,7 +98,7 @@ def test_arguments_of_the_call_that_makes_the_model(scan: Any) -> None:
 
 def argument_of(body: str, name: str) -> Argument:
     head = "import trl\nfrom trl import BEMACallback, DPOConfig, DPOTrainer, LogCompletionsCallback\n"
-    (call,) = trainer_calls(ast.parse(head + body))
+    (call,) = trainer_calls(ScriptBindings(ast.parse(head + body))).calls
     return call.argument(name)
 
 

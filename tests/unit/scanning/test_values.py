@@ -14,9 +14,11 @@ DROPPED = "dpo-precomputed-ref-logps-dropped"
     [
         ("precompute_ref_log_probs=True", "precompute_ref_log_probs=flag()", "flag() returns is not in the text"),
         ("precompute_ref_log_probs=True", "**options", "**options may set it"),
-        ("precompute_ref_log_probs=True", "precompute_ref_log_probs=cli.x", "(cli.x): line 9"),
+        ("precompute_ref_log_probs=True", "precompute_ref_log_probs=cli.x", ": cli.x (line 9)"),
         ("model=model,", "model=model, ref_model=get_reference(),", "get_reference() returns is not in the text"),
         ("model=model,", "model=load(),", "load() returns is not in the text"),
+        # It may return None, as may each function.
+        ("model=model,", "model=model, ref_model=Parts.reference(),", "Parts.reference() returns is not in the text"),
         ("model=model,", "model=model, **more,", "**more may set it"),
         ("args=training_args", "args=parse()", "parse() returns is not in the text"),
     ],

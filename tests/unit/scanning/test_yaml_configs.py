@@ -24,9 +24,16 @@ def test_a_config_is_scanned_for_the_named_trainer(scan: Any) -> None:
     with pytest.raises(ScriptError, match="its keys do not tell the trainer; name it, as in --trainer DPO"):
         scan(text, "0.12.2", "x.yaml")
     (trainer,) = scan(text, "0.12.2", "x.yaml", "DPO")
-    assert "trl dpo makes it, and its script is not in this file" in trainer.unknown[DROPPED]
+    assert "made by trl dpo, whose script is not in this file" in trainer.unknown[DROPPED]
     (trainer,) = scan(text.replace("false", "true"), "0.12.2", "x.yml", "DPO")
     assert DROPPED not in trainer.hit_ids
+
+
+@pytest.mark.parametrize(("value", "hit"), [('"true"', None), ("'Yes'", None), ("true", True), ('"false"', False)])
+def test_a_text_may_be_the_truth_value_that_the_parser_makes_of_it(scan: Any, value: str, hit: bool | None) -> None:
+    (trainer,) = scan(f"packing: {value}\n", "0.20.0", "sft.yaml")
+    bug = "sft-padding-free-contamination"
+    assert (bug in trainer.hit_ids, bug in trainer.unknown) == (hit is True, hit is None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 from trl_hotfix.catalogue import loading
 from trl_hotfix.errors import SettingError
 from trl_hotfix.selection import freeze_files
+from trl_hotfix.selection.set_digest import digest_of
 
 HERE = Path(__file__).parent / "of_0_1_0"
 CHANGELOG = Path(__file__).parents[3] / "CHANGELOG.md"
@@ -42,7 +43,7 @@ def test_what_is_the_same_can_be_applied(tmp_path: Path) -> None:
     for name in ("freeze.json", "all_patches.json"):
         kept = [entry for entry in content(name)["patches"] if entry["id"] not in changed(name)]
         path = tmp_path / name
-        path.write_text(json.dumps({**content(name), "patches": kept}))
+        path.write_text(json.dumps({**content(name), "patches": kept, "digest": digest_of(content(name)["trl"], kept)}))
         assert [entry.id for entry in freeze_files.read(str(path), KNOWN).patches] == [entry["id"] for entry in kept]
 
 

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trl_hotfix.errors import SettingError
 from trl_hotfix.model import Option, Patch, Severity, Target, Upstream
 from trl_hotfix.patching import engine
 from trl_hotfix.selection import freeze_files
 from trl_hotfix.selection.selection import Selection
+from trl_hotfix.selection.set_digest import digest_of
 
 PATCH = Patch(
     id="some-patch",
@@ -42,11 +44,9 @@ def file(folder: Path, content: Any) -> str:
 
 
 def test_a_freeze_file_gives_the_ids_and_the_options(tmp_path: Path) -> None:
-    path = file(tmp_path, {"trl": "0.11.4", "trl_hotfix": "0.1.0", "digest": "x", "patches": [RIGHT]})
-    for only, environment in (
-        (f"@{path}", {}),
-        (None, {"TRL_HOTFIX_ONLY": f"@{path}", "TRL_HOTFIX_SKIP": "some-patch"}),
-    ):
+    digest = digest_of("0.11.4", [RIGHT])
+    path = file(tmp_path, {"trl": "0.11.4", "trl_hotfix": "0.1.0", "digest": digest, "patches": [RIGHT]})
+    for only, environment in ((f"@{path}", {}), (None, {"TRL_HOTFIX_ONLY": f"@{path}", "TRL_HOTFIX_SKIP": " ,"})):
         selection = Selection.of(only, None, environment, [PATCH])
         assert selection.only == {"some-patch"}
         assert selection.skip == frozenset()
@@ -58,7 +58,7 @@ KNOWN = {"some-patch": PATCH}
 
 def test_a_record_of_either_schema_gives_the_same_patches(tmp_path: Path) -> None:
     """What did not reach the run, was taken off or was observed is in the record, and is not selected."""
-    head = {"trl": "0.11.4", "trl_hotfix": "0.1.0", "digest": "x"}
+    head = {"trl": "0.11.4", "trl_hotfix": "0.1.0", "digest": digest_of("0.11.4", [RIGHT])}
     apart = {"id": "another-patch", "revision": 1, "options": {}}
     counts = {"word": "repaired", "called": 4, "acted": 2}
     second = {
@@ -122,10 +122,38 @@ def test_a_patch_that_cannot_be_reproduced_is_refused(patches: Any, message: str
     assert message in str(caught.value)
 
 
-def test_all_mistakes_are_in_one_error(tmp_path: Path) -> None:
+def test_all_mistakes_are_in_one_error_with_the_number_of_the_entry_and_the_way_on(tmp_path: Path) -> None:
     wrong = [{**RIGHT, "id": "no-such"}, {**RIGHT, "revision": 7}]
-    with pytest.raises(SettingError, match=r"no-such.*\n.*revision 7"):
-        freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
+    with pytest.raises(SettingError, match=r"entry 1: .*no-such.*\n.*entry 2: .*revision 7.*\n.*digest") as caught:
+        freeze_files.read(file(tmp_path, {"digest": "x", "patches": wrong}), KNOWN)
+    assert str(caught.value).endswith(freeze_files.WAY_ON)
+    with pytest.raises(SettingError, match=r"entry 1: .*`module`.*\n.*entry 3: .*`revision`"):
+        freeze_files.read(file(tmp_path, {"patches": [{**RIGHT, "module": "os"}, RIGHT, {"id": "some-patch"}]}), KNOWN)
+
+
+OTHER = {"id": "another-patch", "revision": 1, "options": {}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"patches": [RIGHT]}, {"patches": [RIGHT, OTHER, OTHER]}, {"trl": "0.12.0"}, {"trl": None}, {"digest": ""}],
+)
+def test_a_file_that_was_changed_after_it_was_written_is_refused(change: Any, tmp_path: Path) -> None:
+    known = {**KNOWN, "another-patch": replace(PATCH, id="another-patch", revision=1, options={})}
+    written = {"trl": "0.11.4", "patches": [RIGHT, OTHER], "digest": digest_of("0.11.4", [OTHER, RIGHT])}
+    assert freeze_files.read(file(tmp_path, written), known).digest == written["digest"]
+    with pytest.raises(SettingError, match=r"its digest is .* changed by hand"):
+        freeze_files.read(file(tmp_path, {**written, **change}), known)
+
+
+def test_a_file_may_name_a_patch_by_the_id_that_it_had_when_the_file_was_written(tmp_path: Path) -> None:
+    renamed = replace(PATCH, id="new-name", formerly=("some-patch",))
+    path = file(tmp_path, {"trl": "0.11.4", "patches": [RIGHT], "digest": digest_of("0.11.4", [RIGHT])})
+    selection = Selection.of(f"@{path}", None, {}, [renamed])
+    assert (selection.only, selection.options) == ({"new-name"}, {"new-name": {"over": "none"}})
+    both = file(tmp_path, {"patches": [RIGHT, {**RIGHT, "id": "new-name"}]})
+    with pytest.raises(SettingError, match="'new-name' is there twice"):
+        Selection.of(f"@{both}", None, {}, [renamed])
 
 
 HOSTILE = [
@@ -149,7 +177,7 @@ def test_an_invalid_file_is_one_error_that_names_it(content: str, tmp_path: Path
     with pytest.raises(SettingError, match=r"the freeze file .* cannot be used") as caught:
         freeze_files.read(path, KNOWN)
     assert path in str(caught.value)
-    assert str(caught.value).isprintable()
+    assert all(line.isprintable() for line in str(caught.value).split("\n"))
 
 
 def test_a_file_that_is_not_regular_is_not_read(tmp_path: Path) -> None:
@@ -184,10 +212,10 @@ def test_thousands_of_mistakes_are_a_short_message(tmp_path: Path) -> None:
     wrong = [{**RIGHT, "id": f"no-such-{number}"} for number in range(500)]
     with pytest.raises(SettingError) as caught:
         freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
-    assert str(caught.value).endswith("\n  and 490 more")
+    assert str(caught.value).endswith(f"\n  and 490 more\n  {freeze_files.WAY_ON}")
     with pytest.raises(SettingError) as caught:
         freeze_files.read(file(tmp_path, {"patches": [{**RIGHT, "id": "x" * 60_000}]}), KNOWN)
-    assert str(caught.value).endswith(f"unknown patch '{'x' * 80}'... (60000 characters)")
+    assert f"unknown patch '{'x' * 80}'... (59920 more)\n" in str(caught.value)
 
 
 def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
@@ -203,7 +231,7 @@ def test_control_characters_are_shown_by_their_repr(text: str, tmp_path: Path) -
     with pytest.raises(SettingError) as caught:
         freeze_files.read(file(tmp_path, {"patches": wrong}), KNOWN)
     assert all(line.isprintable() for line in str(caught.value).split("\n"))
-    assert len(str(caught.value).split("\n")) == 1 + len(wrong) + 1  # 'some-patch' is there twice
+    assert len(str(caught.value).split("\n")) == 1 + len(wrong) + 2  # 'some-patch' is there twice; the way on
 
 
 @pytest.mark.parametrize("path", ["", "no/such/file", ".", "http://example.com/x.json"])
@@ -214,8 +242,13 @@ def test_an_absent_file_is_an_error_and_no_url_is_fetched(path: str) -> None:
 
 def test_a_freeze_file_allows_no_other_selection(tmp_path: Path) -> None:
     path = file(tmp_path, {"patches": [RIGHT]})
-    with pytest.raises(SettingError, match="leave skip= and options= out"):
+    with pytest.raises(SettingError, match="leave skip= out"):
         Selection.of(f"@{path}", ["some-patch"], {}, [PATCH])
+    variables = {"TRL_HOTFIX_SKIP": "some-patch", "TRL_HOTFIX_OPTIONS": "some-patch.over=all"}
+    with pytest.raises(SettingError, match="leave TRL_HOTFIX_SKIP and TRL_HOTFIX_OPTIONS out"):
+        Selection.of(None, None, {"TRL_HOTFIX_ONLY": f"@{path}", **variables}, [PATCH])
+    with pytest.raises(SettingError, match="leave TRL_HOTFIX_SKIP out"):
+        Selection.of(f"@{path}", None, {"TRL_HOTFIX_SKIP": "some-patch"}, [PATCH])
 
 
 json_values = st.recursive(

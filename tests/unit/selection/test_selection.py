@@ -8,6 +8,7 @@ import pytest
 from helpers.patch_examples import IDS, KNOWN, PATCH, selection_of
 from msgspec.structs import replace
 
+from trl_hotfix.catalogue import names
 from trl_hotfix.errors import SettingError, UnknownPatchError
 from trl_hotfix.model import Option
 from trl_hotfix.selection.selection import Selection
@@ -39,9 +40,16 @@ def test_an_empty_argument_overrides_the_environment() -> None:
     assert selection_of(only=[], skip=[], environment=environment) == Selection(only=frozenset(), skip=frozenset())
 
 
-@pytest.mark.parametrize("value", ["", " ", ",", " , ,"])
+@pytest.mark.parametrize("value", ["", " "])
 def test_an_empty_variable_is_ignored(value: str) -> None:
     assert selection_of(environment={"TRL_HOTFIX_ONLY": value, "TRL_HOTFIX_SKIP": value}) == Selection()
+
+
+@pytest.mark.parametrize("value", [",", " , ,"])
+def test_a_list_without_an_id_skips_nothing_and_is_no_selection(value: str) -> None:
+    assert selection_of(environment={"TRL_HOTFIX_SKIP": value}) == Selection()
+    with pytest.raises(SettingError, match=r"TRL_HOTFIX_ONLY=.* names no patch: unset it if you mean all"):
+        selection_of(environment={"TRL_HOTFIX_ONLY": value})
 
 
 def test_an_overridden_variable_is_not_read() -> None:
@@ -121,3 +129,42 @@ def test_an_unknown_option_or_choice_is_refused(options: Any, error: type[Except
 def test_options_in_the_environment_have_one_form(value: str) -> None:
     with pytest.raises(SettingError, match=r"TRL_HOTFIX_OPTIONS: expected id\.option=choice, found"):
         selection_of(environment={"TRL_HOTFIX_OPTIONS": value}, known=OTHERS)
+
+
+def test_an_option_has_one_choice() -> None:
+    value = "some-patch.over=global,some-patch.over=sequence"
+    with pytest.raises(SettingError, match=r"'some-patch.over' is there twice"):
+        selection_of(environment={"TRL_HOTFIX_OPTIONS": value}, known=OTHERS)
+    same = {"TRL_HOTFIX_OPTIONS": "some-patch.over=global,some-patch.over=global"}
+    assert selection_of(environment=same, known=OTHERS).options == {"some-patch": {"over": "global"}}
+
+
+# Ids that a patch had before
+
+RENAMED = (replace(WITH_OPTION, formerly=("old-patch", "oldest-patch")), *KNOWN[1:])
+
+
+def test_a_former_id_means_the_present_one() -> None:
+    environment = {"TRL_HOTFIX_ONLY": "old-patch, third-patch", "TRL_HOTFIX_OPTIONS": "oldest-patch.over=global"}
+    selection = selection_of(environment=environment, known=RENAMED)
+    assert selection.only == {"some-patch", "third-patch"}
+    assert selection.options == {"some-patch": {"over": "global"}}
+    assert selection_of(skip=["oldest-patch"], known=RENAMED).skip == {"some-patch"}
+
+
+def test_a_former_id_is_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    names._mention.cache_clear()
+    for _ in range(2):
+        selection_of(skip=["old-patch", "third-patch"], known=RENAMED)
+    assert [record.message for record in caplog.records] == ["old-patch is now called some-patch"]
+    assert vars(caplog.records[0])["trl_hotfix"] == {
+        "event": "renamed",
+        "former": "old-patch",
+        "patch": "some-patch",
+    }
+
+
+def test_two_names_of_a_patch_do_not_choose_twice() -> None:
+    options = {"some-patch": {"over": "global"}, "old-patch": {"over": "sequence"}}
+    with pytest.raises(SettingError, match=r"some-patch.over is there twice, as global and sequence"):
+        selection_of(options=options, known=RENAMED)

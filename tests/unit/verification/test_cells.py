@@ -11,7 +11,7 @@ from trl_hotfix.catalogue import loading
 
 
 def test_a_wrapper_without_effect_is_unrepaired_with_exit_1(package: Path) -> None:
-    module = package / "patches" / "moe_aux_loss_lost_under_deepspeed.py"
+    module = package / "patches" / "preference" / "moe_aux_loss_lost_under_deepspeed.py"
     repair = "    args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)\n"
     assert repair in module.read_text()
     module.write_text(module.read_text().replace(repair, ""))
@@ -22,7 +22,7 @@ def test_a_wrapper_without_effect_is_unrepaired_with_exit_1(package: Path) -> No
 
 @pytest.mark.needs_trl
 def test_a_self_test_that_ends_the_process_is_named(package: Path) -> None:
-    module = package / "patches" / "moe_aux_loss_lost_under_deepspeed.py"
+    module = package / "patches" / "preference" / "moe_aux_loss_lost_under_deepspeed.py"
     text = module.read_text()
     self_test = next(patch.self_test for patch in loading.load() if patch.id == ID)
     start = text.index(f"def {self_test}(")

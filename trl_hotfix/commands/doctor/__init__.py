@@ -1,4 +1,8 @@
-"""``doctor`` reports the problems of an installation, and the facts that belong into an issue."""
+"""``doctor`` reports the problems of an installation, and the facts that belong into an issue.
+
+``answer`` is the shape of what it says, ``screen`` shows it. ``environment`` inspects this Python, ``variables`` those
+that are set, ``data_files`` those of this package, and ``start_hook`` whether a fresh Python starts with the patches.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,14 @@ from typing import Any
 import click
 from packaging.version import InvalidVersion
 
-from ... import __version__
+from ... import __version__, settings
+from ...api import apply
 from ...catalogue.data_files import PACKAGE
-from ...errors import HotfixError
+from ...errors import MANY, HotfixError
 from ...matching import versions
 from ...model import State
-from ...patching.api import apply
-from ..common import Exit, with_packs
+from ...reporting.sentences import because
+from ..common import Exit, named_and_off, unsupported, with_packs
 from .answer import Answer, Patcher, Problems
 from .data_files import counted_files
 from .environment import LOOK, PACKAGES, PATCHERS, installed_packs, installed_trl, pth_files, this_python
@@ -33,20 +38,24 @@ def command(as_data: bool, packs: str | None) -> int:
     """Why does it not work here? What is installed, set and found, to be pasted into an issue; problems first.
 
     Starts a fresh Python to see whether TRL_HOTFIX=1 reaches it. Of the environment only TRL_HOTFIX variables are
-    shown, and home folders are ~.
+    shown, and home folders are ~. The exit code is 2 for a setting that stops `import trl`, such as a broken policy,
+    and 1 for any other problem.
     """
-    answer = _examined(packs)
+    problems = Problems()
+    answer = _examined(packs, problems)
     if as_data:
         click.echo(json.dumps(answer, indent=2))
     else:
         print_answer(answer)
     if not answer["trl"]["supported"]:
         return Exit.NO_TRL
+    # With TRL_HOTFIX=0 no other variable is read.
+    if problems.stops_import is not None and settings.switch(os.environ.get("TRL_HOTFIX", "") or "unset") != "off":
+        raise problems.stops_import
     return Exit.DEGRADED if answer["problems"] else Exit.FINE
 
 
-def _examined(packs: str | None) -> Answer:
-    problems = Problems()
+def _examined(packs: str | None, problems: Problems) -> Answer:
     trl = installed_trl(problems)
     hook, finders = start_hook(problems)
     packages = {name: versions.installed(name) for name in PACKAGES}
@@ -85,12 +94,21 @@ def _patch_set(packs: str | None, problems: Problems) -> tuple[int | None, str |
     try:
         report = apply(dry_run=True, packs=packs)
     except HotfixError as error:
+        problems.note(error)
         if not any(str(error) in entry["problem"] for entry in problems.entries):
             problems.add(str(error), "correct it: until then nothing is patched")
         return None, None
     except InvalidVersion as error:
         problems.add(f"a version that is installed is none: {error}", "install that distribution again")
         return None, None
+    off = [] if unsupported(report.trl) else named_and_off(report)
+    if off:
+        shown = [f"{status.id} ({status.reason.value}: {because(status.reason, status.evidence)})" for status in off]
+        more = f"; and {len(off) - MANY} more" if len(off) > MANY else ""
+        problems.add(
+            f"you named what cannot be on here: {'; '.join(shown[:MANY])}{more}",
+            f"trl-hotfix explain {off[0].id} shows each gate; take a policy for this TRL, or leave out what is named",
+        )
     return sum(status.state is State.PENDING for status in report), report.digest
 
 

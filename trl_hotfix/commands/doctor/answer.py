@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from ...errors import HotfixError
+
 
 class Problem(TypedDict):
     problem: str
@@ -91,9 +93,15 @@ class Answer(TypedDict):
 
 @dataclass(slots=True)
 class Problems:
-    """The problems so far, without duplicates."""
+    """The problems so far, without duplicates, and the first error of a setting that stops ``import trl``."""
 
     entries: list[Problem] = field(default_factory=list)
+    stops_import: HotfixError | None = None
+
+    def note(self, error: HotfixError) -> None:
+        """Keep the error if it is the first that stops ``import trl``."""
+        if error.stops_import and self.stops_import is None:
+            self.stops_import = error
 
     def add(self, problem: str, remedy: str) -> None:
         entry = Problem(problem=problem, remedy=remedy)

@@ -19,7 +19,11 @@ def checked_variables(patches: tuple[Patch, ...], packs: str | None, problems: P
     variables = []
     for name, value in sorted(os.environ.items()):
         if name.startswith("TRL_HOTFIX"):
-            problem = _problem(name, value, patches, names)
+            try:
+                problem = _problem(name, value, patches, names)
+            except HotfixError as error:
+                problem = str(error)
+                problems.note(error)
             if problem is not None:
                 problems.add(f"{name}={plain(value)}: {problem}", f"correct it, or unset {name}")
             variables.append(Variable(name=name, value=plain(value), problem=problem))
@@ -32,7 +36,7 @@ def checked_variables(patches: tuple[Patch, ...], packs: str | None, problems: P
 
 
 def _problem(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str, ...]) -> str | None:
-    """Return the problem of a variable, or None."""
+    """Return the problem of a variable, or None. Raises ``HotfixError`` as the import of TRL would."""
 
     def selection() -> str | None:
         # If the manifest cannot be read, every id would be unknown.
@@ -46,25 +50,25 @@ def _problem(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str
         return None
 
     checks: dict[str, Callable[[], str | None]] = {
-        "TRL_HOTFIX": lambda: _unless(
-            settings.switch(value) is not None, "1, strict, observe or 0; it is taken as off"
-        ),
+        "TRL_HOTFIX": lambda: _read(settings.main_switch),
         "TRL_HOTFIX_ONLY": selection,
         "TRL_HOTFIX_SKIP": selection,
         "TRL_HOTFIX_OPTIONS": selection,
         "TRL_HOTFIX_PACKS": of_packs,
-        "TRL_HOTFIX_CALLBACK": lambda: _unless(settings.switch(value) in ("on", "off"), "1 or 0; it is taken as on"),
+        "TRL_HOTFIX_CALLBACK": lambda: _read(settings.callback_is_on),
         "TRL_HOTFIX_PATIENCE": lambda: _unless(_is_seconds(value), "a number of seconds; it is taken as 60"),
         settings.LOG: lambda: _one_of(value, settings.LOG_CHOICES, "summary"),
         settings.LOG_FORMAT: lambda: _one_of(value, settings.FORMAT_CHOICES, "text"),
-        "TRL_HOTFIX_UNKNOWN_BODY": lambda: _unless(value in ("", "skip", "try"), "skip or try; apply() refuses it"),
+        "TRL_HOTFIX_UNKNOWN_BODY": lambda: _read(lambda: settings.tries_unknown_body(value)),
     }
     if name not in checks:
         return f"trl_hotfix has no such variable{suggestion(name, checks)}"
-    try:
-        return checks[name]()
-    except HotfixError as error:
-        return str(error)
+    return checks[name]()
+
+
+def _read(setting: Callable[[], object]) -> None:
+    """Raise ``SettingError`` if a variable is not understood."""
+    setting()
 
 
 def _unless(fine: bool, expected: str) -> str | None:

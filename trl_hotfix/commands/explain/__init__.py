@@ -1,4 +1,7 @@
-"""``explain`` describes one bug: its symptom and cause, its repair, and why the patch goes on here or does not."""
+"""``explain`` describes one bug: its symptom and cause, its repair, and why the patch goes on here or does not.
+
+``answer`` is the shape of what it says, ``screen`` shows it, and ``known`` is for bugs without a repair.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 import difflib
 import json
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,8 +18,9 @@ import click
 from ... import __version__
 from ...catalogue import evidence, loading
 from ...catalogue.modules import module_of
+from ...catalogue.names import by_name, id_of
 from ...catalogue.packs import named
-from ...errors import NotATrlError, UnknownPatchError
+from ...errors import NotATrlError, UnknownPatchError, quoted
 from ...matching import sources, versions
 from ...model import KnownBug, Patch
 from ...patching.previews import preview
@@ -24,6 +29,7 @@ from ...reporting.sentences import because, links, turn_off
 from ...reporting.table import show
 from ...reporting.trail import Step, trail
 from ...selection.selection import Selection
+from ...settings import tries_unknown_body
 from ..common import Exit, unsupported, with_packs
 from .answer import Answer
 from .known import known_answer, known_view, ways_into
@@ -40,21 +46,25 @@ from .screen import answer_view
 @click.option("--json", "as_data", is_flag=True, help="All of it as JSON.")
 @with_packs
 def command(patch_id: str, against: Path | None, as_data: bool, packs: str | None) -> int:
-    """One bug: what you see when it hits you, why, what the patch does, and whether it goes on here."""
+    """One bug: what you see when it hits you, why, what the patch does, and whether it goes on here.
+
+    A part of an ID is enough if one bug alone has it. If several have it, they are listed, and the exit code is 2.
+    """
     names = named(packs, os.environ)
     patches = loading.known(names)
-    by_id = {patch.id: patch for patch in patches}
+    known = by_name(patches)
     without_repair = {bug.id: bug for bug in loading.without_repair()}
+    if patch_id not in known and patch_id not in without_repair:
+        patch_id = _only_match(patch_id, [*(patch.id for patch in patches), *without_repair])
     if patch_id in without_repair:
         if against is not None:
             raise click.UsageError(f"--against: {patch_id} is a known bug without a repair, and wraps no method")
         return _explain_known(without_repair[patch_id], as_data)
-    if patch_id not in by_id:
-        raise UnknownPatchError([patch_id], [*by_id, *without_repair], "explain")
-    patch = by_id[patch_id]
+    patch = known[id_of(patch_id, known)]
     selection = Selection.of(None, None, os.environ, patches, None, names)
-    status = preview(patches, selection)[patch_id]
     installed = sources.installed()
+    tried = tries_unknown_body(os.environ.get("TRL_HOTFIX_UNKNOWN_BODY", ""))
+    status = preview([patch], selection, files=installed, try_unknown_body=tried)[patch.id]
     steps = trail(patch, selection, installed)
     differences = _differences(patch, installed, _release(against)) if against is not None else {}
     answer = _answer(patch, status, steps, differences)
@@ -63,6 +73,17 @@ def command(patch_id: str, against: Path | None, as_data: bool, packs: str | Non
     else:
         show(answer_view(answer, patch))
     return Exit.NO_TRL if unsupported(versions.installed("trl")) else Exit.FINE
+
+
+def _only_match(part: str, ids: Sequence[str]) -> str:
+    """Return the one id with this part. Raises ``UnknownPatchError`` if none has it."""
+    matches = [patch_id for patch_id in ids if part and part.lower() in patch_id]
+    if not matches:
+        raise UnknownPatchError([part], ids, "explain")
+    if len(matches) > 1:
+        lines = "".join(f"\n  {patch_id}" for patch_id in sorted(matches))
+        raise click.ClickException(f"{quoted(part)} is a part of {len(matches)} ids; give one of them:{lines}")
+    return matches[0]
 
 
 def _explain_known(bug: KnownBug, as_data: bool) -> int:

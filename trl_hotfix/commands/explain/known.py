@@ -21,9 +21,7 @@ def known_answer(bug: KnownBug, installed: str | None) -> Answer:
     because = f"TRL {installed} {'has' if here else 'does not have'} this bug ({bug.trl})"
     if installed is None:
         because = "TRL is not installed here"
-    because += "".join(
-        f"; it needs {need.distribution} {need.specifiers}, and here is {need.installed or 'none'}" for need in unmet
-    )
+    because += "".join(map(_lacks, unmet))
     return {
         "trl_hotfix": __version__,
         "id": bug.id,
@@ -53,6 +51,11 @@ def known_answer(bug: KnownBug, installed: str | None) -> Answer:
         "trail": [],
         "differences": {},
     }
+
+
+def _lacks(need: gates.Requirement) -> str:
+    here = f"here is {need.installed}" if need.installed is not None else "it is not installed here"
+    return f"; it needs {need.distribution} {need.specifiers}, and {here}"
 
 
 def ways_into(bug: Bug) -> list[str]:

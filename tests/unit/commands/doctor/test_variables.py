@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from trl_hotfix import settings
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands.doctor.answer import Problems
 from trl_hotfix.commands.doctor.variables import checked_variables
@@ -26,6 +27,14 @@ def no_variable_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
         "_LOG_FORMAT",
     ):
         monkeypatch.delenv(f"TRL_HOTFIX{name}", raising=False)
+
+
+def test_every_variable_has_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in settings.VARIABLES:
+        monkeypatch.setenv(name, "0")
+    problems = [variable["problem"] or "" for variable in checked_variables(PATCHES, None, Problems())]
+    assert len(problems) == len(settings.VARIABLES)
+    assert not any("no such variable" in problem for problem in problems)
 
 
 def test_only_our_variables_are_listed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

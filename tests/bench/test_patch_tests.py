@@ -1,0 +1,60 @@
+"""The tests of each patch pass on the releases that have its bug: in `make test` on the first and the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import patch_tests
+import pytest
+import sharing
+
+from trl_hotfix.catalogue import loading
+
+import layout
+from running import process
+
+SECONDS_A_PATCH = 120
+PATCHES = {patch.id: patch for patch in loading.load() if patch_tests.file_of(patch.id).is_file()}
+SMOKE = [(place, patch_id) for patch_id, patch in PATCHES.items() for place in layout.first_and_newest(patch)]
+EVERYWHERE = [
+    (place, patch_id) for place in layout.places() for patch_id, patch in PATCHES.items() if place.targets_of(patch)
+]
+
+Around = tuple[layout.Place, tuple[str, ...]]
+"""A place, and the overlays beside it."""
+
+
+@pytest.fixture(scope="module")
+def answers(request: pytest.FixtureRequest) -> Mapping[Around, Any]:
+    """Return the outcomes by patch, for each place with what the patches require beside it."""
+    cases = [(case["place"], case["patch_id"]) for case in sharing.parameters(request)]
+    layout.build({place for place, _ in cases})
+    ids = sharing.by_place((around(place, patch_id), patch_id) for place, patch_id in cases)
+
+    def run(where: Around) -> Any:
+        place, overlays = where
+        command = [str(layout.HERE / "patch_tests.py"), "{out}", str(SECONDS_A_PATCH), *ids[where]]
+        return process(place, command, 300 + SECONDS_A_PATCH * len(ids[where]), "pytest", *overlays)
+
+    return sharing.side_by_side(run, ids)
+
+
+def around(place: layout.Place, patch_id: str) -> Around:
+    return place, place.overlays_of(PATCHES[patch_id])
+
+
+@pytest.mark.parametrize(("place", "patch_id"), sharing.heavy(EVERYWHERE, smoke=SMOKE), ids=str)
+def test_the_tests_of_a_patch_pass(answers: Mapping[Around, Any], place: layout.Place, patch_id: str) -> None:
+    answer = answers[around(place, patch_id)]
+    assert not isinstance(answer, str), answer
+    outcomes = answer[patch_id]
+    assert not isinstance(outcomes, str), outcomes
+    failed = [f"{name}\n{report}" for name, (outcome, report) in outcomes.items() if outcome == "failed"]
+    assert not failed, "\n\n".join(failed)
+    assert any(outcome == "passed" for outcome, _ in outcomes.values()), outcomes
+
+
+def test_every_file_is_of_a_patch_and_in_its_family() -> None:
+    files = set(patch_tests.FOLDER.glob("*/test_*.py"))
+    assert files == {patch_tests.file_of(patch_id) for patch_id in PATCHES}

@@ -1,0 +1,3 @@
+from ourtrainers import Session
+
+Session("gpt2").go()

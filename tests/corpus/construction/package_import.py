@@ -1,0 +1,4 @@
+from recipes.pairs import make_trainer
+
+trainer = make_trainer("gpt2")
+trainer.train()

@@ -1,0 +1,3 @@
+from trl import DPOConfig, DPOTrainer
+
+DPOTrainer("gpt2", args=DPOConfig("out", use_liger_loss=True)).train()

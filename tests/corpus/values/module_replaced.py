@@ -1,0 +1,6 @@
+import functools
+
+import trl
+
+trl.SFTConfig = functools.partial(trl.SFTConfig, packing=True)
+trl.SFTTrainer("gpt2", args=trl.SFTConfig("out")).train()

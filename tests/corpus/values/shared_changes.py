@@ -1,0 +1,2 @@
+def for_long_context(args):
+    args.packing = True

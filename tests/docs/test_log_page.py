@@ -1,0 +1,79 @@
+"""docs/log.md has the log as real runs print it, and each event that the package can write."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "bench"))
+
+import printed_logs
+import sharing
+
+from trl_hotfix.log import MESSAGE
+
+CHECKOUT = Path(__file__).parents[2]
+TEXT = printed_logs.PAGE.read_text(encoding="utf-8")
+RUNS = printed_logs.of_the_page()
+EVENTS = re.compile(r"(?:\bevent\(|\bwarn\(.*, |\btell\(.*, )\"([a-z-]+)\"(?: if \w+ else \"([a-z-]+)\")?")
+COMPUTED = {"applied", "observed", "training", "evaluating", MESSAGE, "hit"}
+"""Events whose names stand in no call: states, activities, and what a line without an event has."""
+
+
+def shape(line: str) -> str:
+    """Return a line without its numbers and lists of ids: these change with the catalogue."""
+    line = re.sub(r"digest [0-9a-f]{16}", "digest D", line)
+    line = re.sub(r"(cannot tell|not repaired|on and not acted) \d+( more)?: [\w/, -]+", r"\1 IDS", line)
+    return re.sub(
+        r"\bnone of (the )?\d+ known bugs?", "none of N known bugs", re.sub(r"\d+ repairs?\b", "N repairs", line)
+    )
+
+
+def test_the_page_has_a_clean_run_and_a_hit_of_each_trainer() -> None:
+    found = {(run.trainer, any("hits none of" in line for line in run.lines)) for run in RUNS}
+    assert found == {(trainer, is_clean) for trainer in ("SFT", "DPO", "GRPO") for is_clean in (True, False)}
+    assert all(run.place.startswith("1.16.0@") for run in RUNS)
+    for run in RUNS:
+        begin, *_, end = run.lines
+        assert re.fullmatch(r"trl_hotfix: INFO: \d+ repairs on for (\w+), digest \w{16}", begin)
+        assert end.startswith("trl_hotfix: INFO: this run")
+
+
+@pytest.mark.parametrize("number", sharing.heavy(range(len(RUNS)), smoke=[1]))
+def test_a_run_prints_what_the_page_says(number: int) -> None:
+    run = RUNS[number]
+    assert list(map(shape, printed_logs.printed(run))) == list(map(shape, run.lines))
+
+
+@pytest.mark.matrix
+def test_the_events_of_a_run_are_those_of_the_table() -> None:
+    clean, hit = (
+        [json.loads(line) for line in printed_logs.printed(run, TRL_HOTFIX_LOG_FORMAT="json")] for run in RUNS[:2]
+    )
+    assert [line["event"] for line in clean] == ["repairs-on", "no-hit", "sum"]
+    assert [line["event"] for line in hit] == ["repairs-on", *["hit-repaired"] * 2, *["repaired"] * 2, "sum"]
+    head = {"time", "level", "logger", "rank", "pid", "message", "event"}
+    for line in (line for line in (*clean, *hit) if line["event"] != "no-hit"):
+        assert line.keys() - head == fields_of(line["event"])
+
+
+def fields_of(event: str) -> set[str]:
+    (row,) = (row for row in rows() if f"`{event}`" in row[0])
+    return set(re.findall(r"`(\w+)`", row[2]))
+
+
+def rows() -> list[list[str]]:
+    table = TEXT.partition("<!-- events -->\n")[2].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("| `")]
+
+
+def test_each_event_is_in_the_table() -> None:
+    sources = (CHECKOUT / "trl_hotfix").rglob("*.py")
+    found = {name for path in sources for names in EVENTS.findall(path.read_text(encoding="utf-8")) for name in names}
+    documented = {name for row in rows() for name in re.findall(r"`([a-z-]+)`", row[0])}
+    assert documented == (found - {""}) | COMPUTED

@@ -1,0 +1,1 @@
+"""Patches of PEFT adapters in any trainer."""

@@ -1,0 +1,1 @@
+"""Patches of what a layer beneath TRL does to every trainer: transformers, DeepSpeed."""

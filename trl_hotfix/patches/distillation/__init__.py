@@ -1,0 +1,1 @@
+"""Patches of GKD, GOLD and the distillation trainers."""

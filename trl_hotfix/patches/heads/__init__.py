@@ -1,0 +1,1 @@
+"""Patches of the fused language-model head."""

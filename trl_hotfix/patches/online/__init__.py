@@ -1,0 +1,1 @@
+"""Patches of the trainers that generate and judge: Online DPO, XPO, Nash-MD, PPO."""

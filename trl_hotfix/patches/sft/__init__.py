@@ -1,0 +1,1 @@
+"""Patches of SFTTrainer, and what it does with its data."""
