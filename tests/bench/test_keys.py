@@ -83,7 +83,7 @@ def test_what_a_self_test_does_not_use_keeps_its_key(copied: Path, edit: Edit, c
 
 USED = {
     "the wrapper": (MODULE, "loss = loss + coefficient *", "loss = loss + 2 * coefficient *"),
-    "the self-test": (MODULE, "_COEFFICIENT = 0.5", "_COEFFICIENT = 0.75"),
+    "the self-test": (MODULE, "router_aux_loss_coef=0.5", "router_aux_loss_coef=0.75"),
     "a helper of the self-test": ("trl_hotfix/testing/models.py", "index = torch.arange(", "index = 1 + torch.arange("),
     # dpo_stub calls stub_trainer, which reads this.
     "a helper two calls deep": ("trl_hotfix/testing/trainers.py", '"num_processes": 1', '"num_processes": 2'),
