@@ -72,7 +72,8 @@ def test_no_id_is_broken_and_nothing_is_cut_at_any_width(screen: str, folder: Pa
     files = {"FOLDER": folder, **{name: folder / name for name in ("s.py", "r.txt", "a.json", "b.json")}}
     arguments = [str(files.get(word, word)) for word in screen.split()]
     # verify imports TRL each time.
-    widths = WIDTHS[::2] if screen.startswith("verify") else WIDTHS
+    is_slow = screen.startswith("verify")
+    widths = WIDTHS[::2] if is_slow else WIDTHS
     for columns in widths:
         variables = {"COLUMNS": str(columns)}
         plain = run(*arguments, **variables)
@@ -85,10 +86,13 @@ def test_no_id_is_broken_and_nothing_is_cut_at_any_width(screen: str, folder: Pa
         too_long = [line for line in lines if len(line) > columns and len(line.split()) > 2]
         assert too_long == [] or screen == "--help", too_long
         shown[columns] = {name for name in known if re.search(rf"(?<![\w-]){name}(?![\w-])", plain.stdout)}
+        if is_slow and columns != widths[0]:
+            continue
         coloured = run(*arguments, **variables, FORCE_COLOR="1").stdout
         assert _COLOUR.sub("", coloured).isprintable() or "\x1b" not in _COLOUR.sub("", coloured)
         assert words(_COLOUR.sub("", coloured)) == words(plain.stdout)
-    assert plain.stdout == run(*arguments, **variables, FORCE_COLOR="1", NO_COLOR="1").stdout
+    if not is_slow:
+        assert plain.stdout == run(*arguments, **variables, FORCE_COLOR="1", NO_COLOR="1").stdout
     assert all(shown[columns] == shown[60] for columns in widths)
 
 

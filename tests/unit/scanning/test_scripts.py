@@ -22,10 +22,9 @@ def test_every_python_file_is_scanned_without_an_error() -> None:
 
 
 def _python_files() -> list[Path]:
-    """The modules of TRL, the Trainer of transformers, and the unit tests."""
+    """The modules of TRL, the Trainer of transformers, and the tests of the scan."""
     trl, transformers = (find_spec(name) for name in ("trl", "transformers"))
     assert transformers is not None
     assert transformers.origin is not None
     files = list(Path(trl.origin).parent.rglob("*.py")) if trl is not None and trl.origin else []
-    unit_tests = Path(__file__).parents[1]
-    return [*files, Path(transformers.origin).with_name("trainer.py"), *unit_tests.rglob("*.py")]
+    return [*files, Path(transformers.origin).with_name("trainer.py"), *Path(__file__).parent.rglob("*.py")]
