@@ -1,6 +1,6 @@
 """How much the scan leaves untold of TRL's own examples, scripts and notebooks, the more it is told.
 
-    python benchmarks/scan_examples.py [--groups] RELEASE=CHECKOUT...
+    python benchmarks/scan_examples.py [--groups] [--bugs-of FILE]... RELEASE=CHECKOUT...
 
 CHECKOUT has the folders ``examples``, ``trl/scripts`` and ``docs`` of the tag of that release. Each file is scanned
 with nothing told; with the first command line that its text, or TRL's page of its command line, documents, and the
@@ -9,7 +9,8 @@ a dataset too. A file that documents no command line is told none.
 
 Nothing is downloaded. The folder of a model has what the files of its family say, without weights: ``FAMILIES``. The
 file of a dataset has a row in the format that the pages of TRL, or the text of the example, give it: ``DATASETS``. What
-is not there is not told. ``--groups`` shows what the last scan still asks.
+is not there is not told. ``--groups`` shows what the last scan still asks. ``--bugs-of``, with the ``patches.yaml`` and
+``known.yaml`` of an older commit, counts the bugs of these files alone, which compares the scan with that of then.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import re
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
+import yaml
 from click.testing import CliRunner
 
+from trl_hotfix.catalogue import loading
 from trl_hotfix.commands.scan import command as scan
 
 WITH = {"0": "4.56.1", "1": "4.57.6"}
@@ -195,8 +198,10 @@ def write_model(family: Family, folder: Path) -> None:
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-def untold(release: str, path: Path, options: list[str], words: tuple[str, ...] | None) -> Counter[str]:
-    """Return what the scan of a file cannot tell: how often it asks for the same, and its answers by their names."""
+def untold(
+    release: str, path: Path, options: list[str], words: tuple[str, ...] | None, bugs: Container[str]
+) -> Counter[str]:
+    """Return what the scan of a file cannot tell of these bugs: how often it asks for the same, and its answers."""
     arguments = [str(path), "--format", "json", "--fail-on", "never", "--trl", release, *options]
     result = CliRunner().invoke(scan, [*arguments, *(["--", *words] if words is not None else [])])
     if "is not Python" in result.output:
@@ -205,15 +210,25 @@ def untold(release: str, path: Path, options: list[str], words: tuple[str, ...] 
         raise click.ClickException(f"{path}: {result.output}")
     counts: Counter[str] = Counter()
     for trainer in json.loads(result.stdout)["files"][0]["trainers"]:
-        counts["hit"] += len(trainer["hits"])
-        counts["does not hit"] += trainer["rest"]
-        counts["cannot tell"] += len(trainer["cannot_tell"])
-        for bug in trainer["cannot_tell"]:
-            counts.update({f"asks {bug['id']}: {'; '.join(bug['unknown'])}": 1})
+        asked = [bug for bug in trainer["cannot_tell"] if bug["id"] in bugs]
+        counts["hit"] += sum(bug["id"] in bugs for bug in trainer["hits"])
+        counts["cannot tell"] += len(asked)
+        counts["of"] += len(trainer["hits"]) + len(trainer["cannot_tell"]) + trainer["rest"]
+        counts.update(f"asks {bug['id']}: {'; '.join(bug['unknown'])}" for bug in asked)
     return counts
 
 
-def measured(release: str, checkout: Path) -> dict[str, Counter[str]]:
+def bugs_of(files: Sequence[Path]) -> set[str]:
+    """Return the bugs of today that these files know, by their ids or by names of old; without files, all."""
+    names = {patch.id: {patch.id, *patch.formerly} for patch in loading.load()}
+    names |= {bug.id: {bug.id} for bug in loading.without_repair()}
+    if not files:
+        return set(names)
+    known = {entry["id"] for file in files for entry in yaml.safe_load(file.read_text(encoding="utf-8"))}
+    return {bug for bug, formerly in names.items() if formerly & known}
+
+
+def measured(release: str, checkout: Path, bugs: Container[str]) -> dict[str, Counter[str]]:
     """Return the counts of all files, by what is told."""
     counts: dict[str, Counter[str]] = {}
     for example in examples(checkout):
@@ -222,7 +237,7 @@ def measured(release: str, checkout: Path) -> dict[str, Counter[str]]:
             for step, options in _steps(release, example, Path(folder)).items():
                 told += options
                 words = example.words if step != NOTHING else None
-                counts.setdefault(step, Counter()).update(untold(release, example.path, told, words))
+                counts.setdefault(step, Counter()).update(untold(release, example.path, told, words, bugs))
     return counts
 
 
@@ -244,13 +259,15 @@ def _steps(release: str, example: Example, folder: Path) -> dict[str, list[str]]
 
 @click.command()
 @click.option("--groups", is_flag=True, help="Show what the last scan asks.")
+@click.option("--bugs-of", "files", type=click.Path(path_type=Path, exists=True), multiple=True, metavar="FILE")
 @click.argument("checkouts", nargs=-1, required=True, metavar="RELEASE=CHECKOUT...")
-def main(groups: bool, checkouts: tuple[str, ...]) -> None:
+def main(groups: bool, files: tuple[Path, ...], checkouts: tuple[str, ...]) -> None:
     """Count what the scan cannot tell of TRL's examples, the more it is told."""
     total: dict[str, Counter[str]] = {}
+    bugs = bugs_of(files)
     for argument in checkouts:
         release, _, checkout = argument.partition("=")
-        for told, counts in measured(release, Path(checkout)).items():
+        for told, counts in measured(release, Path(checkout), bugs).items():
             total.setdefault(told, Counter()).update(counts)
             click.echo(f"{release}, {told}: {_in_words(counts)}")
     for told, counts in total.items():
@@ -262,7 +279,7 @@ def main(groups: bool, checkouts: tuple[str, ...]) -> None:
 
 
 def _in_words(counts: Counter[str]) -> str:
-    return ", ".join(f"{counts[what]} {what}" for what in ("hit", "cannot tell", "does not hit"))
+    return f"{counts['hit']} hit, {counts['cannot tell']} cannot tell, of {counts['of']} answers on all bugs"
 
 
 if __name__ == "__main__":
