@@ -99,7 +99,7 @@ def _last_line(answer: Answer) -> str:
     unsure = len(bugs) - certain
     if answer["kind"] == "run":
         repaired = sum(bug["repaired"] == "repaired" for bug in bugs)
-        return f"{certain} known bugs hit this run, {unsure} may have; its record has {repaired} of them as repaired."
+        return f"This run: hit {certain}, repaired {repaired} by its record; cannot tell {unsure}."
     by_default = sum(bug["repaired"] == "by default" for bug in bugs)
     without = sum(bug["repaired"] == "none" for bug in bugs)
     repairs = f"trl_hotfix repairs {by_default} by default, and has no repair for {without}."
