@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..call import Call, Wrapped
 from ..errors import NotAppliedError
-from ..log import HEARD, event, log
+from ..log import HEARD, event, log, warning
 from ..witness import Here
 
 
@@ -61,7 +61,7 @@ class Breaker:
             return False
         # Only text is kept: the error would keep the batch and the outputs of this step alive.
         self.broken, self.error = True, described
-        log.warning("%s and is NOT on any more: from this call on TRL runs unpatched", failure, extra=fields)
+        warning("%s and is NOT on any more: from this call on TRL runs unpatched", failure, extra=fields)
         return True
 
 

@@ -26,7 +26,7 @@ from ..catalogue import loading, packs
 from ..catalogue.names import by_name, id_of
 from ..errors import NotAppliedError, SettingError, UnknownPatchError, plain, quoted
 from ..import_hooks import FINDER, is_complete
-from ..log import ensure_handler, event, log
+from ..log import ensure_handler, event, warning
 from ..matching import gates, installation, sources
 from ..matching.versions import installed
 from ..model import Decision, Options, Patch, Reason, State, Strict
@@ -109,7 +109,7 @@ class Engine:
         if setting == "off":
             ensure_handler()
             value = plain(os.environ["TRL_HOTFIX"])
-            log.warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", value, extra=event("switched-off"))
+            warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", value, extra=event("switched-off"))
             selection = Selection(only=frozenset(), packs=names)
         level = Strict.NOTHING if observe else level
         if setting != "off" and level is not Strict.NOTHING and not callback_is_on():
@@ -128,7 +128,7 @@ class Engine:
             if status.state in (State.DISABLED, State.RETIRED, State.SKIPPED):
                 state, reason = status.state.value, status.reason.value
                 fields = event("options-unused", patch=status.id, state=state, reason=reason)
-                log.warning("the options of %s do nothing here: %s (%s)", status.id, state, reason, extra=fields)
+                warning("the options of %s do nothing here: %s (%s)", status.id, state, reason, extra=fields)
         return report
 
     def revert(self, ids: Iterable[str]) -> Report:
@@ -256,10 +256,10 @@ class Engine:
         fields = event("pickle")
         if _is_off():
             value = plain(os.environ["TRL_HOTFIX"])
-            log.warning("TRL_HOTFIX=%s: the patches of a pickled function stay off", value, extra=fields)
+            warning("TRL_HOTFIX=%s: the patches of a pickled function stay off", value, extra=fields)
             return
         if self._configuration.observe or _observe_is_set():
-            log.warning("this process only observes: the patches of a pickled function stay off", extra=fields)
+            warning("this process only observes: the patches of a pickled function stay off", extra=fields)
             return
         pack_names = self._packs()
         known = by_name(loading.known(pack_names))
@@ -268,17 +268,17 @@ class Engine:
             patch = known.get(name)
             if patch is None or patch.revision != revision:
                 known_as = f"revision {patch.revision}" if patch is not None else "not known"
-                log.warning("a pickle asks for %s, revision %d; here it is %s", name, revision, known_as, extra=fields)
+                warning("a pickle asks for %s, revision %d; here it is %s", name, revision, known_as, extra=fields)
             if patch is not None:
                 requested[id_of(name, known)] = dict(options)
             elif packs.pack_of(name) not in ("", *pack_names):
                 pack = plain(packs.pack_of(name))
-                log.warning("name its pack in TRL_HOTFIX_PACKS if you trust it: %s", pack, extra=fields)
+                warning("name its pack in TRL_HOTFIX_PACKS if you trust it: %s", pack, extra=fields)
         _start_first()
         with self._one_at_a_time:
             refused = self._refused()
             for patch_id in sorted(requested.keys() & refused):
-                log.warning("a pickle asks for %s, which is left out here: it stays off", patch_id, extra=fields)
+                warning("a pickle asks for %s, which is left out here: it stays off", patch_id, extra=fields)
             on = {
                 module_patch.patch.id: module_patch.options
                 for module_patch in self._registry.all()
@@ -473,7 +473,7 @@ def _check_installation(patches: Iterable[Patch], strict: Strict) -> None:
         raise not_applied(problems)
     ensure_handler()
     for problem in problems:
-        log.warning("%s", problem, extra=event("installation"))
+        warning("%s", problem, extra=event("installation"))
 
 
 def _is_off() -> bool:

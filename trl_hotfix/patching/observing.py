@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from ..log import event, log
+from ..log import event, warning
 from ..witness import Here, Witnessed, elsewhere
 from .breaker import Breaker
 
@@ -31,9 +31,7 @@ def observing(
         except Exception as error:  # noqa: BLE001
             breaker.broken, breaker.error = True, f"{type(error).__name__}: {error}"
             fields = event("not-observed", patch=breaker.patch_id)
-            log.warning(
-                "%s is not observed any more: a call cannot be counted (%s)", breaker.patch_id, error, extra=fields
-            )
+            warning("%s is not observed any more: a call cannot be counted (%s)", breaker.patch_id, error, extra=fields)
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not compiling() and not breaker.broken:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from .. import __version__
 from ..catalogue import loading, packs
 from ..errors import NotATrlError
-from ..log import ensure_handler, event, log
+from ..log import ensure_handler, event, warning
 from ..matching import foreseen, gates
 from ..matching.sources import Release
 from ..matching.versions import VersionOf, installed
@@ -71,4 +71,4 @@ def check_frozen(selection: Selection, strict: Strict) -> None:
     ensure_handler()
     for line in lines:
         fields = event("not-on", patch=line.partition(":")[0])
-        log.warning("in the freeze file, and not on here: %s", line, extra=fields)
+        warning("in the freeze file, and not on here: %s", line, extra=fields)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ..import_hooks import FINDER
-from ..log import event, log
+from ..log import event, log, warning
 from ..matching import gates
 from ..matching.versions import installed
 from ..model import Decision, Options, Patch, Reason, State, Target
@@ -174,7 +174,7 @@ class Registry:
         if occupied:
             patch_id, by = module_patch.patch.id, occupied[0][1].by
             fields = event("not-off", patch=patch_id)
-            log.warning("%s cannot be taken off: %s stands in its place", patch_id, by, extra=fields)
+            warning("%s cannot be taken off: %s stands in its place", patch_id, by, extra=fields)
 
 
 def _note(module_patch: ModulePatch) -> None:
@@ -195,7 +195,7 @@ def _log_decision(module_patch: ModulePatch) -> None:
         reason = f"{decision.state.value} ({decision.reason.value})"
         fields = event("not-on", **known, state=decision.state.value, reason=decision.reason.value)
         more = "`python -m trl_hotfix --list` says more"
-        log.warning("%s is NOT %s: %s%s. %s", name, what, reason, in_one_line(decision), more, extra=fields)
+        warning("%s is NOT %s: %s%s. %s", name, what, reason, in_one_line(decision), more, extra=fields)
     elif decision.state in (State.APPLIED, State.OBSERVED) and log.isEnabledFor(logging.DEBUG):
         _log_in_full(module_patch, known)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..log import ensure_handler, event, log
+from ..log import ensure_handler, event, warning
 from ..model import Reason, Strict
 from ..patching import engine, reach
 from ..reporting.report import Report
@@ -198,7 +198,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer(state)
         ensure_handler()
         for module in engine.ENGINE.overlooked():
-            log.warning(
+            warning(
                 "the import of %s was not noticed; its patches go on now, after the trainer was made",
                 module,
                 extra=event("overlooked", module=module),
@@ -233,7 +233,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         rank, _ = ranks.rank_and_world()
         for problem in agreed.of_rank(rank):
             fields = event("hit" if problem.is_hit else "problem", patch=problem.patch, ranks=list(problem.ranks))
-            log.warning("%s", problem.line(), extra=fields)
+            warning("%s", problem.line(), extra=fields)
 
     def _end_if_strict(self, agreed: Agreed, what: str) -> None:
         """Raise ``NotAppliedError`` if a problem ends the run. All ranks have heard the same."""
@@ -325,7 +325,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
             compare_with_checkpoint(earlier[-1], record)
         elif activity == "training" and state.global_step and record["patches"]:
             unknown = "this run goes on from a checkpoint without a record: its steps may not have been repaired"
-            log.warning(unknown, extra=event("checkpoint"))
+            warning(unknown, extra=event("checkpoint"))
         self._is_due, self._begun = True, record
         callbacks = trainer.callback_handler.callbacks if trainer is not None else []
         writers = [(callback, tracker_writer(callback)) for callback in callbacks]

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..errors import NotAppliedError
-from ..log import event, log
+from ..log import event, warning
 
 
 @contextlib.contextmanager
@@ -22,4 +22,4 @@ def training_goes_on(without: str) -> Iterator[None]:
     # A run trains correctly without its record, so an error in writing it must not end the run.
     except Exception as error:  # noqa: BLE001
         kind, fields = type(error).__name__, event("no-record")
-        log.warning("the record of the run is not complete, %s (%s: %s)", without, kind, error, extra=fields)
+        warning("the record of the run is not complete, %s (%s: %s)", without, kind, error, extra=fields)

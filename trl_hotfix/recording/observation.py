@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..log import event, log
+from ..log import event, log, warning
 from ..matching.hits import Answer
 from ..model import Severity, State
 from ..reporting.report import Report
@@ -91,7 +91,7 @@ def log_begin(observed: Iterable[Observed]) -> None:
     """Log one line for each hit when training begins. The record has the rest."""
     for one in observed:
         if one.answer is Answer.HIT:
-            log.warning("%s", one.line(), extra=event("hit", patch=one.id, state=State.OBSERVED.value, **one.told()))
+            warning("%s", one.line(), extra=event("hit", patch=one.id, state=State.OBSERVED.value, **one.told()))
 
 
 def in_doubt(observed: Iterable[Observed]) -> str:

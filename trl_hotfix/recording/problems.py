@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import NotAppliedError, printable
-from ..log import event, log
+from ..log import event, warning
 from ..matching.hits import Answer
 from ..model import State, Strict
 from ..reporting.report import PatchStatus, Report
@@ -22,7 +22,7 @@ def compare_with_checkpoint(in_checkpoint: Any, record: dict[str, Any]) -> None:
     before = freeze_files.record(in_checkpoint)
     if before is None:
         unread = "the checkpoint's record of its repairs cannot be read; they may be other ones"
-        log.warning(unread, extra=event("checkpoint"))
+        warning(unread, extra=event("checkpoint"))
         return
     differences = ranks.differences(before, record, "in the checkpoint", "now")
     if differences:
@@ -33,7 +33,7 @@ def compare_with_checkpoint(in_checkpoint: Any, record: dict[str, Any]) -> None:
         more = f" and {len(differences) - _MANY} more" if len(differences) > _MANY else ""
         named = "; ".join(differences[:_MANY])
         fields = event("checkpoint", differences=differences)
-        log.warning("this run goes on from a checkpoint of other repairs: %s%s", named, more, extra=fields)
+        warning("this run goes on from a checkpoint of other repairs: %s%s", named, more, extra=fields)
 
 
 _MANY = 3

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import plain
-from ..log import event, log
+from ..log import event, warning
 from ..patching.engine import rank_and_world as rank_and_world
 
 RANK_TIMEOUT = 60.0
@@ -127,7 +127,7 @@ def _patience() -> float:
     if 0 <= seconds < math.inf:
         return seconds
     fields = event("patience-setting")
-    log.warning("TRL_HOTFIX_PATIENCE is %r, not a number of seconds; taken as %g", value, RANK_TIMEOUT, extra=fields)
+    warning("TRL_HOTFIX_PATIENCE is %r, not a number of seconds; taken as %g", value, RANK_TIMEOUT, extra=fields)
     return RANK_TIMEOUT
 
 

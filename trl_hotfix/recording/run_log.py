@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..log import event, log
+from ..log import event, log, warning
 from ..matching.hits import Answer
 from ..model import Severity, State
 from ..reporting.report import PatchStatus, Report
@@ -65,7 +65,7 @@ def ends(trainer: Any, report: Report) -> None:
     repairs = run.repairs(trainer, report)
     for repair in repairs:
         for problem in repair.problems():
-            log.warning("%s", problem, extra=event("problem", patch=repair.status.id))
+            warning("%s", problem, extra=event("problem", patch=repair.status.id))
     _log_repairs(run_hits.settled(run_hits.of(trainer, report), repairs), repairs)
     observation.log_end(observation.findings(trainer, report))
     if trainer is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trl_hotfix.log import event, warning
 from trl_hotfix.testing import recorded_warnings, single_process, stream
 
 
@@ -78,6 +79,13 @@ def test_the_warnings_of_this_thread_are_recorded_and_those_of_others_are_logged
         thread.join()
     assert messages == ["of this thread"]
     assert caplog.messages == ["of another"]
+
+
+def test_what_the_engine_warns_of_meanwhile_is_logged_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"), recorded_warnings() as messages:
+        warning("%s stays off", "another patch", extra=event("switched-off"))
+    assert messages == []
+    assert caplog.messages == ["another patch stays off"]
 
 
 def test_an_unrelated_function_of_the_name_stays(module: Any) -> None:
