@@ -18,16 +18,14 @@ import inspect
 import itertools
 import logging
 import operator
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...authoring import Mark, absent, act_of_this_call, argument, judge, replaced_argument
-from ...model import Outcome, Verdict
-from ...testing import CharacterTokenizer, default_arguments, single_process, stream, stub_trainer
+from ...model import Outcome
+from ...testing import CharacterTokenizer, default_arguments, recorded_warnings, single_process, stream, stub_trainer
 
 
 def start_the_completion_of_sft(
@@ -130,149 +128,41 @@ def _view(processing_class: Any, completions: int, code: str = "", act: Mark | N
     return View(processing_class)
 
 
-_ROWS = (
-    ("ab", "cd", "a"),
-    ("vwxab", "cd", "vwxa"),
-    ("vwxyz", "d", "vwxyz"),
-    ("xy", "zd", "xy"),
-    # This prompt begins with the one before.
-    ("xyzab", "cd", "xyza"),
-    # Where the very first token differs, the prompt is not cut.
-    ("b", "cd", "b"),
-)
-"""Prompts, completions, and what is left of each prompt if ``bc`` is one token."""
-
-
 def completion_is_whole(module: ModuleType) -> Outcome:
-    """Check prompts and completions where the prompt's last letter and the completion's first one are one token.
+    """Count the trained tokens of a completion ``cd`` after the prompt ``ab``, where ``bc`` is one token.
 
-    The tokens of ``ab`` and ``cd`` with an end of sequence are ``a``, ``bc``, ``d`` and the end. Three must be trained.
+    Together they are ``a``, ``bc``, ``d`` and the end. Three of these are the completion's, and two with the bug.
     """
     method = next(name for name in ("SFT", "DPO", "KTO") if name.lower() in module.__name__)
     if not hasattr(module, f"{method}Config"):
         return absent(f"the {method}Trainer of this release stands elsewhere, and is handed on here")
     trainer_class = getattr(module, f"{method}Trainer")
     prepare = getattr(trainer_class, "_prepare_dataset", None)
-    if prepare is None or "args" not in inspect.signature(prepare).parameters or hasattr(trainer_class, "tokenize_row"):
+    taken = {} if prepare is None else inspect.signature(prepare).parameters
+    if "args" not in taken or hasattr(trainer_class, "tokenize_row"):
         return absent("completions are tokenised by themselves")
-    with _no_warning(), single_process(module):
-        _check_view()
-        return _judged(module, trainer_class, method)
-
-
-def _judged(module: ModuleType, trainer_class: Any, method: str) -> Outcome:
-    tokenizer = _MergingTokenizer()
+    completions = {"chosen": "cd", "rejected": "d"} if method == "DPO" else {"completion": "cd", "label": True}
+    rows, tokenizer = stream([{"prompt": "ab", **completions}]), _MergingTokenizer()
     settings = default_arguments(getattr(module, f"{method}Config"), max_length=None, shuffle_dataset=False)
     known = {"completion_only_loss": True, "chat_template": None, "calculate_KL": False, "_is_vlm": False}
     trainer = stub_trainer(trainer_class, settings, _tokenizer=tokenizer, **known)
-    taken = inspect.signature(trainer_class._prepare_dataset).parameters
-
-    def prepared(rows: list[dict[str, Any]], formatting_func: Any = None) -> list[dict[str, Any]]:
-        tokenizer.decoded.clear()
-        options = {"packing": False, "formatting_func": formatting_func, "dataset_name": "eval"}
-        options = {name: value for name, value in options.items() if name in taken}
-        return list(trainer._prepare_dataset(stream(rows), tokenizer, settings, **options))
-
-    rows = [_row(method, number, *row[:2]) for number, row in enumerate(_ROWS)]
-    outcome, warns_once = None, False
-    # The trainer prepares a dataset to train on, and one to evaluate.
-    for start in (0, 4):
-        trained = [_trained(row) for row in prepared(rows[start:])]
-        if trained[0] is None:
-            return absent("there is no loss of the completion alone")
-        outcome = outcome or judge(float(len(trained[0][0])), right=3.0, wrong=2.0)
-        warns_once = tokenizer.decoded == ["b"]
-        lengths = [len(prompt if outcome.verdict is Verdict.REPRODUCED else left) for prompt, _, left in _ROWS]
-        if outcome.verdict is Verdict.FIXED and not warns_once:
-            lengths[-1] = 0  # TRL's own repair cuts such a prompt, too, and warns of each.
-        expected = [_expected(tokenizer, *row)[: len(trained[0])] for row in zip(rows, lengths, strict=True)]
-        if trained != expected[start:]:
-            raise AssertionError(f"{trained} instead of {expected[start:]}, warned of {tokenizer.decoded}")
-    assert outcome is not None
-    if method == "SFT" and warns_once:
-        # The end of the first text and the second letter of the second are one token, but these are no completions.
-        prepared([{"text": "ab"}, {"text": "ab\1cd"}])
-        texts_warned = list(tokenizer.decoded)
-        prepared(rows[:1], formatting_func=lambda row: row["prompt"])
-        if texts_warned or tokenizer.decoded:
-            raise AssertionError(f"texts are taken for prompts: warned of {texts_warned} and {tokenizer.decoded}")
-    return outcome
-
-
-def _row(method: str, number: int, prompt: str, completion: str) -> dict[str, Any]:
-    """Return a row of the method's format. In every other preference the rejected completion is the one that merges."""
-    if method != "DPO":
-        return {"prompt": prompt, "completion": completion, "label": True}
-    chosen, rejected = (completion, "yd") if number % 2 == 0 else ("yd", completion)
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-
-def _trained(row: dict[str, Any]) -> list[list[int]] | None:
-    """Return the trained tokens of each completion in a prepared row; in DPO and KTO those of the prompt, too."""
-    pieces = [row[name] for name in ("chosen_ids", "rejected_ids", "completion_ids", "prompt_ids") if name in row]
+    options = {"packing": False, "formatting_func": None, "dataset_name": "train"}
+    options = {name: value for name, value in options.items() if name in taken}
+    with recorded_warnings(), single_process(module):
+        (row,) = trainer._prepare_dataset(rows, tokenizer, settings, **options)
     if "completion_mask" in row:
-        pieces = [list(itertools.compress(row["input_ids"], row["completion_mask"]))]
+        trained = sum(row["completion_mask"])
     elif "labels" in row:
-        pieces = [[label for label in row["labels"] if label != -100]]
-    return pieces or None
-
-
-def _expected(tokenizer: Any, row: dict[str, Any], length: int) -> list[list[int]]:
-    """Return what is trained of ``row`` if the prompt has ``length`` tokens."""
-    texts = [row["prompt"] + row[name] + "\1" for name in ("chosen", "rejected", "completion") if name in row]
-    completions = [tokenizer(text)["input_ids"][length:] for text in texts]
-    return [*completions, tokenizer(row["prompt"])["input_ids"][:length]]
-
-
-def _check_view() -> None:
-    """Check the view where this release, or this method, does not use it so."""
-    tokenizer = _MergingTokenizer()
-    view = _view(tokenizer, 1)
-    between = view(text="x")["input_ids"]
-    text_ids, _ = (view(text=text)["input_ids"] for text in ("ab", "abcd"))
-    copied = copy.deepcopy(view)
-    copied_ids, _ = (copied(text=text)["input_ids"] for text in ("ab", "abcd"))
-    batch_of_one = _view(lambda text: {"input_ids": [tokenizer(text)["input_ids"]]}, 1)
-    batch_of_one.decode = tokenizer.decode
-    ((processed_ids,), _) = (batch_of_one(text=text)["input_ids"] for text in ("wab", "wabcd"))
-    conversation = [{"role": "user", "content": "v"}]
-    answered = [*conversation, {"role": "assistant", "content": "cd"}]
-    view.apply_chat_template(conversation, tokenize=False)
-    chat_ids = view.apply_chat_template(conversation, add_generation_prompt=True)
-    view.apply_chat_template(answered, return_dict=True)
-    found = [tokenizer.decode(ids) for ids in (between, text_ids, copied_ids, processed_ids, chat_ids)]
-    if found != ["x", "a", "a", "wa", "uv\1a"] or copied.__wrapped__ is tokenizer:
-        raise AssertionError(f"the view leaves {found} of the prompts")
-
-
-@contextmanager
-def _no_warning() -> Iterator[None]:
-    """Keep the warnings of this thread to itself: they are of no run."""
-    thread, log = threading.get_ident(), logging.getLogger("trl_hotfix")
-
-    def is_of_another_thread(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    log.addFilter(is_of_another_thread)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_of_another_thread)
+        trained = sum(label != -100 for label in row["labels"])
+    elif method == "SFT":
+        return absent("there is no loss of the completion alone")
+    else:
+        trained = len(row["chosen_ids" if method == "DPO" else "completion_ids"])
+    return judge(trained, right=3, wrong=2)
 
 
 class _MergingTokenizer(CharacterTokenizer):
-    """Make one token of ``bc``, and of an end of sequence with ``c``. Its generation prompt has a ``~`` too many."""
-
-    def __init__(self) -> None:
-        self.decoded: list[str] = []
+    """Make one token of ``bc``."""
 
     def __call__(self, text: str, **kwargs: Any) -> Any:
-        return super().__call__(text.replace("bc", "\2").replace("\1c", "\3"), **kwargs)
-
-    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
-        rendered = super().render(messages, add_generation_prompt=add_generation_prompt)
-        return rendered + "~" if add_generation_prompt else rendered
-
-    def decode(self, ids: list[int], **kwargs: Any) -> str:
-        self.decoded.append(super().decode(ids))
-        return self.decoded[-1]
+        return super().__call__(text.replace("bc", "\2"), **kwargs)
