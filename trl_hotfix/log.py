@@ -76,7 +76,7 @@ log.__class__ = _Logger
 
 
 def warning(text: str, *args: Any, extra: Mapping[str, Any] | None = None) -> None:
-    """Log a warning of ours, which is none of a patch.
+    """Log a warning of the engine or of the record.
 
     A self-test that records what its patch warns of has its own function at ``log.warning`` meanwhile.
     """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from trl_hotfix import witness
 
@@ -102,6 +104,33 @@ def acts(patch_id: str, target: str, instance: Any) -> int | None:
     """Return in how many of its calls of ``target`` the patch acted, or None if the patch was not on."""
     count = witness.counts_of(patch_id, target).known(instance)
     return None if count is None else count.acted
+
+
+@contextmanager
+def counted(patch_id: str, target: str = "") -> Iterator[Callable[[], witness.Count]]:
+    """Yield a function that returns the calls, and the acts, of a patch or of one target of it since the block began.
+
+    They are those of all trainers and of the process. A trainer may be gone by then: its ledger is kept.
+    """
+    ledgers = [witness.PROCESS, *witness._ledgers.all()]
+
+    class Kept(witness.Ledger):
+        def __init__(self, key: int = 0) -> None:
+            super().__init__(key)
+            ledgers.append(self)
+
+    def total() -> witness.Count:
+        counts = (
+            count
+            for ledger in ledgers
+            for _, each, count in ledger.every()
+            if each.patch == patch_id and target in ("", each.target)
+        )
+        return sum(counts, witness.Count())
+
+    before = total()
+    with mock.patch.object(witness, "Ledger", Kept):
+        yield lambda: total() - before
 
 
 @dataclass

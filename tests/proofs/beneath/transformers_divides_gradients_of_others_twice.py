@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from trl_hotfix import witness
 from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Outcome, Verdict
 
@@ -127,12 +126,8 @@ class _Run:
     def acted(self) -> int | None:
         """In how many steps the patch acted. None: it is not on."""
         names = {f"{cls.__module__}:{cls.__name__}.training_step" for cls in type(self.trainer).__mro__}
-        known = [
-            counts.known(self.trainer)
-            for (patch, target), counts in witness.every_target()
-            if patch == ID and target in names
-        ]
-        acts = [count.acted for count in known if count is not None]
+        known = [tiny.acts(ID, target, self.trainer) for target in names]
+        acts = [acted for acted in known if acted is not None]
         return sum(acts) if acts else None
 
     def outcomes(self) -> Iterator[Outcome]:

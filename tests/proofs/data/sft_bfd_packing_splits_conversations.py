@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trl_hotfix import witness
 from trl_hotfix.authoring import absent
 from trl_hotfix.model import Verdict
 
@@ -138,11 +137,11 @@ def check_other_data() -> None:
 
 def unaffected() -> tiny.TrainingResult:
     """Train on rows that fit, with the other strategy, and without packing."""
-    _, acted_before = witness.total(ID)
-    runs = {
-        "rows that fit": sft_steps(beginnings())[0],
-        "wrapped": sft_steps(rows(), packing_strategy="wrapped")[0],
-        "no packing": sft_steps(rows(), packing=False, eval_packing=False)[0],
-    }
-    assert witness.total(ID)[1] == acted_before, "the wrapper acts"
+    with tiny.counted(ID) as counts:
+        runs = {
+            "rows that fit": sft_steps(beginnings())[0],
+            "wrapped": sft_steps(rows(), packing_strategy="wrapped")[0],
+            "no packing": sft_steps(rows(), packing=False, eval_packing=False)[0],
+        }
+        assert not counts().acted, "the wrapper acts"
     return tiny.result_of_runs(runs, absent("no row is too long, or it is cut in another way"))

@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trl_hotfix import witness
 from trl_hotfix.authoring import absent
 
 import tiny
@@ -99,11 +98,11 @@ def train() -> tiny.TrainingResult:
 
 def unaffected() -> tiny.TrainingResult:
     """Train on the rows of one batch, on shuffled rows, which are in many pieces, and with another strategy."""
-    _, acted_before = witness.total(ID)
-    runs = {
-        "one batch": sft_steps(60)[0],
-        "shuffled": sft_steps(BLOCK + 40, shuffled=True)[0],
-        "bfd": sft_steps(BLOCK + 40, packing_strategy="bfd")[0],
-    }
-    assert witness.total(ID)[1] == acted_before, "the wrapper acts"
+    with tiny.counted(ID) as counts:
+        runs = {
+            "one batch": sft_steps(60)[0],
+            "shuffled": sft_steps(BLOCK + 40, shuffled=True)[0],
+            "bfd": sft_steps(BLOCK + 40, packing_strategy="bfd")[0],
+        }
+        assert not counts().acted, "the wrapper acts"
     return tiny.result_of_runs(runs, absent("no batch is a slice of rows in one piece, or the strategy is another one"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from trl_hotfix import witness
 from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Outcome, Verdict
 
@@ -29,12 +28,12 @@ STEPS, MICRO_BATCHES, BETA = 2, 2, 0.5
 def train() -> tiny.TrainingResult:
     if not distillation.divides_by_a_count("GKD"):
         return tiny.TrainingResult(absent("the loss is a mean over the micro-batch"))
-    acted = witness.counts_of(ID, GENERATES).process.acted
-    runs = {"student": _Run(lmbda=1.0), "teacher": _Run(lmbda=0.0, seq_kd=True)}
+    with tiny.counted(ID, GENERATES) as counts:
+        runs = {"student": _Run(lmbda=1.0), "teacher": _Run(lmbda=0.0, seq_kd=True)}
+        acted = counts().acted
     outcomes = [run.judged() for run in runs.values()]
     if {outcome.verdict for outcome in outcomes} != {outcomes[0].verdict}:
         raise AssertionError(f"not all completions are treated alike: {outcomes}")
-    acted = witness.counts_of(ID, GENERATES).process.acted - acted
     generated = len(runs) * STEPS * MICRO_BATCHES
     if acted != (generated if outcomes[0].verdict is Verdict.FIXED else 0):
         raise AssertionError(f"{acted} of {generated} generations are counted")

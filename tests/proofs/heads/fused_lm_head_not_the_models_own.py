@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trl_hotfix import witness
 from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Outcome, Verdict
 
@@ -45,24 +44,24 @@ def train() -> tiny.TrainingResult:
     is_fused = hasattr(sft_trainer, "add_fused_lm_head")
     if not is_fused and not hasattr(sft_trainer, "_patch_chunked_ce_lm_head"):
         return tiny.TrainingResult(absent("this release has no head of its own"))
-    before = witness.total(ID)
     makes: dict[str, Make] = {} if is_fused else {"granite": tiny.granite}
     # Up to 1.6 TRL's head asks the dense layer for its weights, and fails.
     if Version(trl.__version__) >= Version("1.7.0"):
         makes["modernbert"] = tiny.modernbert_decoder
-    results = {name: _judged_sft(make) for name, make in makes.items()}
-    if is_fused:
-        # Where the policy has an adapter, the reference is the policy without it.
-        reference = None if tiny.state.variant == "lora" else 1
-        run = dpo_steps.dpo_steps(_dpo_losses, _with_frozen_head, reference=reference)
-        results["dpo"] = run.result
-        results["dpo"].outcome = dpo_steps.judged_steps(run)
+    with tiny.counted(ID) as counts:
+        results = {name: _judged_sft(make) for name, make in makes.items()}
+        if is_fused:
+            # Where the policy has an adapter, the reference is the policy without it.
+            reference = None if tiny.state.variant == "lora" else 1
+            run = dpo_steps.dpo_steps(_dpo_losses, _with_frozen_head, reference=reference)
+            results["dpo"] = run.result
+            results["dpo"].outcome = dpo_steps.judged_steps(run)
+        count = counts()
     first = next(iter(results.values()))
     if any(result.outcome.verdict is not first.outcome.verdict for result in results.values()):
         raise AssertionError({name: result.outcome for name, result in results.items()})
-    called, acted = (now - then for now, then in zip(witness.total(ID), before, strict=True))
-    if acted != called:
-        raise AssertionError(f"the wrapper acts in {acted} of {called} calls")
+    if count.acted != count.called:
+        raise AssertionError(f"the wrapper acts in {count.acted} of {count.called} calls")
     return _together(results)
 
 

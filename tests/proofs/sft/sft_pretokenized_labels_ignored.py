@@ -9,7 +9,6 @@ from typing import Any
 
 from packaging.version import Version
 
-from trl_hotfix import witness
 from trl_hotfix.authoring import absent
 from trl_hotfix.model import Verdict
 
@@ -59,9 +58,9 @@ def train() -> tiny.TrainingResult:
     if release < Version("0.16.1"):
         return tiny.TrainingResult(absent("the collator of this release is that of transformers"))
     kinds = {"right": labels_of, "wrong": all_tokens}
-    acted_before = acts_of_collators()
-    trainer, model = sft_steps.sft_steps(rows())
-    acted = acts_of_collators() - acted_before
+    with tiny.counted(ID, COLLATOR) as counts:
+        trainer, model = sft_steps.sft_steps(rows())
+        acted = counts().acted
     outcome = sft_steps.judged_sft_steps(trainer, model, kinds)
     if outcome.verdict is Verdict.FIXED and release < Version("0.19"):
         # In two steps of two micro-batches, and in an evaluation. 0.16.1 keeps the labels.
@@ -71,11 +70,6 @@ def train() -> tiny.TrainingResult:
         check_without_padding()
         check_labels_that_are_tokens()
     return tiny.result_of_runs({"labels": trainer}, outcome)
-
-
-def acts_of_collators() -> int:
-    """Return in how many calls the collator's wrapper has acted in this process."""
-    return witness.counts_of(ID, COLLATOR).process.acted
 
 
 def check_other_runs(model: Any, kinds: Any) -> None:
@@ -102,11 +96,11 @@ def check_without_padding() -> None:
 
 def check_labels_that_are_tokens() -> None:
     """Train alike with labels that are the tokens, and without labels. The collator's wrapper does not act then."""
-    acted_before = acts_of_collators()
     same = [{**row, "labels": row["input_ids"]} for row in rows()]
-    runs = [tiny.sft_step(some) for some in (same, [{"input_ids": row["input_ids"]} for row in rows()])]
+    with tiny.counted(ID, COLLATOR) as counts:
+        runs = [tiny.sft_step(some) for some in (same, [{"input_ids": row["input_ids"]} for row in rows()])]
+        assert not counts().acted
     assert runs[0].difference(runs[1]) == 0.0
-    assert acts_of_collators() == acted_before
 
 
 def unaffected() -> tiny.TrainingResult:
@@ -117,16 +111,16 @@ def unaffected() -> tiny.TrainingResult:
         assert not reads_columns or all("labels" not in example for example in examples)
         return own([{"input_ids": example["input_ids"]} for example in examples])
 
-    _, acted_before = witness.total(ID)
     reads_columns = "_set_signature_columns_if_needed" in vars(sft_trainer.SFTTrainer)
     own = sft_trainer.DataCollatorForLanguageModeling(pad_token_id=0)
     tokens = [{"input_ids": row["input_ids"]} for row in rows()]
     texts = [{"text": " ".join(f"w{token - 3}" for token in row["input_ids"])} for row in rows()]
-    runs = {
-        "tokens": tiny.sft_step(tokens),
-        "texts": tiny.sft_step(texts),
-        "packed": tiny.sft_step(rows(), packing=True, max_length=16, max_seq_length=16),
-        "the user's": tiny.sft_step(rows(), trainer_arguments={"data_collator": collate}),
-    }
-    assert witness.total(ID)[1] == acted_before, "a wrapper acts"
+    with tiny.counted(ID) as counts:
+        runs = {
+            "tokens": tiny.sft_step(tokens),
+            "texts": tiny.sft_step(texts),
+            "packed": tiny.sft_step(rows(), packing=True, max_length=16, max_seq_length=16),
+            "the user's": tiny.sft_step(rows(), trainer_arguments={"data_collator": collate}),
+        }
+        assert not counts().acted, "a wrapper acts"
     return tiny.TrainingResult(absent("there are no labels, or another collator reads them"), *tiny.several(runs))

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import absent, act, judge, shadowed
+from ...authoring import absent, act, judge, module_of, shadowed
 from ...model import Outcome, Verdict
 from ...testing import default_arguments, stub_trainer
 
@@ -47,7 +47,7 @@ def gradient_is_divided_once(module: ModuleType) -> Outcome:
 
     class_name = module.__name__.rpartition(".")[2].replace("_", "")
     trainer_class = next(value for name, value in vars(module).items() if name.lower() == class_name)
-    if "training_step" not in vars(trainer_class) or trainer_class.__module__ != module.__name__:
+    if module_of(trainer_class.training_step) is not module:
         return absent("this module has no trainer with a step of its own")
     if not hasattr(Trainer, "_build_accelerator_args") or _trainer(trainer_class, steps=2).told == 1:
         return absent("this transformers tells accelerate of one micro-batch")
