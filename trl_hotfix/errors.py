@@ -154,6 +154,23 @@ def _rest(text: str, longest: int) -> str:
     return f"... ({len(text) - longest} more)" if len(text) > longest else ""
 
 
+def described_error(error: Exception) -> str:
+    """Return the class and the text of an error of other code. Making the text may fail; this does not.
+
+    The log and the record keep this, since the error itself has frames, and so batches and outputs.
+    """
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: Exception) -> str:
+    """Return the text of an error of any class."""
+    try:
+        return str(error)
+    # The class may be of somebody else, and its text may raise anything.
+    except Exception:  # noqa: BLE001
+        return "its text cannot be made"
+
+
 def reason(error: Exception) -> str:
     """Return in some words, on one line, why a file cannot be used. What a parser says may quote the whole file."""
     if isinstance(error, RecursionError):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 from ..call import Call, Wrapped
-from ..errors import NotAppliedError
+from ..errors import NotAppliedError, described_error
 from ..log import HEARD, event, log, warning
 from ..witness import Here
 
@@ -38,7 +38,7 @@ class Breaker:
         """
         if any(error is each for each in call.errors) or isinstance(error, NotAppliedError) or _is_out_of_memory(error):
             return False  # This is TRL's own error, or one that the caller may handle.
-        described = f"{type(error).__name__}: {_text(error)}"
+        described = described_error(error)
         failure = f"{self.patch_id} failed in a call ({described})"
         fields = {**HEARD, **event("failed-in-call", patch=self.patch_id)}
         if call.errors or (call.calls and not call.is_unchanged()):
@@ -63,14 +63,6 @@ class Breaker:
         self.broken, self.error = True, described
         warning("%s and is NOT on any more: from this call on TRL runs unpatched", failure, extra=fields)
         return True
-
-
-def _text(error: Exception) -> str:
-    try:
-        return str(error)
-    # The error may be of a class of somebody else, and this is no place to fail.
-    except Exception:
-        return "its text cannot be made"
 
 
 def _is_out_of_memory(error: Exception) -> bool:

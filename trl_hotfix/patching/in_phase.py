@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from ..errors import described_error
 from ..log import event, warning
 from ..witness import Here, Phase, doing, note_construction
 from . import given
@@ -43,5 +44,5 @@ def _note_arguments(trainer: Any, raw: FunctionType, args: tuple[Any, ...], kwar
         given.note(trainer, raw, args, kwargs)
     # The arguments are objects of the program, which may raise anything, and its trainer is to be made.
     except Exception as error:  # noqa: BLE001
-        kind, fields = type(error).__name__, event("not-noted")
-        warning("what a trainer is made with cannot be noted (%s: %s)", kind, error, extra=fields)
+        fields = event("not-noted")
+        warning("what a trainer is made with cannot be noted (%s)", described_error(error), extra=fields)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from ..errors import described_error, text_of
 from ..log import event, warning
 from ..witness import Here, Witnessed, elsewhere
 from .breaker import Breaker
@@ -29,9 +30,9 @@ def observing(
             (doing if instance is None or doing.key == id(instance) else elsewhere(instance)).of(witnessed).called += 1
         # What is only observed goes on whatever happens here, such as an instance that cannot be held weakly.
         except Exception as error:  # noqa: BLE001
-            breaker.broken, breaker.error = True, f"{type(error).__name__}: {error}"
-            fields = event("not-observed", patch=breaker.patch_id)
-            warning("%s is not observed any more: a call cannot be counted (%s)", breaker.patch_id, error, extra=fields)
+            breaker.broken, breaker.error = True, described_error(error)
+            fields, text = event("not-observed", patch=breaker.patch_id), text_of(error)
+            warning("%s is not observed any more: a call cannot be counted (%s)", breaker.patch_id, text, extra=fields)
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not compiling() and not breaker.broken:

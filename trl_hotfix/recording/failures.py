@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from ..errors import NotAppliedError
+from ..errors import NotAppliedError, described_error
 from ..log import event, warning
 
 
@@ -21,5 +21,5 @@ def training_goes_on(without: str) -> Iterator[None]:
         raise
     # A run trains correctly without its record, so an error in writing it must not end the run.
     except Exception as error:  # noqa: BLE001
-        kind, fields = type(error).__name__, event("no-record")
-        warning("the record of the run is not complete, %s (%s: %s)", without, kind, error, extra=fields)
+        fields = event("no-record")
+        warning("the record of the run is not complete, %s (%s)", without, described_error(error), extra=fields)

@@ -48,6 +48,32 @@ def test_a_trainer_of_a_repaired_class_is_noted(declare: Any) -> None:
     assert made() is None
 
 
+class WithoutTextError(Exception):
+    """An error of other code, whose text cannot be made either."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Callbacks(list[Any]):
+    def __len__(self) -> int:
+        raise WithoutTextError
+
+
+def test_an_argument_that_cannot_be_described_leaves_the_constructor_alone(
+    declare: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(is_marked, mark)
+    given_to: list[Any] = []
+    monkeypatch.setattr(DPOTrainer, "__init__", lambda self, callbacks: given_to.append(callbacks))
+    trl_hotfix.apply()
+    callbacks = Callbacks()
+    DPOTrainer(callbacks)
+    assert given_to == [callbacks]
+    noted = "what a trainer is made with cannot be noted (WithoutTextError: its text cannot be made)"
+    assert noted in caplog.messages
+
+
 def during(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the phases, and the trainers, that this thread is in beneath a method of the trainer's class."""
     seen: list[Any] = []
