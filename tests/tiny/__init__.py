@@ -20,7 +20,7 @@ from .dpo_runs import (
     precomputed_dpo,
     preference_log_probs,
 )
-from .grpo_runs import COMPLETION_LENGTHS, PROMPTS, grpo, grpo_of_one_length, one_step_of_unequal_lengths
+from .grpo_runs import COMPLETION_LENGTHS, PROMPTS, grpo, grpo_of_one_length
 from .launching import deepspeed, one_group, one_process
 from .measuring import FirstStep, TrainingResult, measured, warnings_of
 from .models import (
@@ -85,7 +85,6 @@ __all__ = [
     "one_group",
     "one_process",
     "one_step_of_moe_dpo",
-    "one_step_of_unequal_lengths",
     "online_completions",
     "online_dpo",
     "online_log_probs",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from .data import left_padding_tokenizer
-from .measuring import FirstStep, TrainingResult
-from .models import llama
 from .trainers import config, trainer
 
 COMPLETION_LENGTHS = (2, 4, 8, 6)
@@ -109,32 +106,3 @@ def _unit(rewards: Sequence[int]) -> float:
     """Return the factor that gives ``rewards`` a standard deviation of 1, so that scaling them changes nothing."""
     # TRL divides by the deviation plus 1e-4.
     return (1 - 1e-4) / statistics.stdev(rewards)
-
-
-def one_step_of_unequal_lengths(**settings: Any) -> TrainingResult:
-    """Train one step of the real GRPOTrainer and judge its weights: equal by sequence (right), or by token (wrong).
-
-    Policy and reference are the same, so the loss of a token is -advantage.
-    """
-    from trl import GRPOTrainer
-
-    from trl_hotfix.authoring import judge
-
-    losses: list[tuple[float, float, float]] = []
-
-    class RecordBothMeans(GRPOTrainer):  # type: ignore[misc, valid-type]
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-            # 0.14 computes the advantages within compute_loss.
-            if "advantages" in inputs:
-                sequence_losses, lengths = -inputs["advantages"], inputs["completion_mask"].sum(1)
-                per_token = (sequence_losses * lengths).sum() / lengths.sum()
-                losses.append((float(loss.detach()), float(sequence_losses.mean()), float(per_token)))
-            return loss
-
-    with tempfile.TemporaryDirectory() as folder:
-        policy = llama(folder, seed=0)
-        step = FirstStep(policy)
-        grpo(RecordBothMeans, policy, **settings).train()
-    loss, right, wrong = losses[0]
-    return TrainingResult(judge(loss, right=right, wrong=wrong), loss, step.gradients)
