@@ -43,9 +43,11 @@ def apply_now() -> None:
     leaves TRL unpatched with one warning, except in strict mode.
     """
     try:
-        from .api import apply
         from .import_hooks import FINDER
+        from .patching.collector import paused
 
+        with paused():
+            from .api import apply
         for name, meant in misspelt():
             warn(f"{name} is no variable of trl_hotfix and does nothing; did you mean {meant}?", "unknown-variable")
         add_callback = callback_is_on()

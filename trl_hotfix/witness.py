@@ -328,10 +328,13 @@ def event_ends(trainer: Any) -> None:
         Here.thread.doing, ledger.run.outer = ledger.run.outer, None
 
 
-def total(patch: str) -> Count:
-    """Return the calls of the targets of a patch by all trainers that exist and by functions, and the acts."""
-    ledgers = [PROCESS, *_ledgers.all()]
-    return _sum(count for ledger in ledgers for _, each, count in ledger.every() if each.patch == patch)
+def totals() -> dict[str, Count]:
+    """Return, by patch, the calls of its targets by all trainers that exist and by functions, and the acts."""
+    found: dict[str, Count] = {}
+    for ledger in [PROCESS, *_ledgers.all()]:
+        for _, each, count in ledger.every():
+            found[each.patch] = found.get(each.patch, _NONE) + count
+    return found
 
 
 @contextmanager

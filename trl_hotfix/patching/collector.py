@@ -2,7 +2,7 @@
 
 It runs once in so many new objects of any code. Now and then it looks through all that torch, transformers and
 TRL have made, which takes 0.2 seconds. Our work makes enough objects for one more such search, which finds next to
-nothing, as most of them stay. So the collector waits until the patches are on.
+nothing, as most of them stay. So the collector waits while our own modules are imported, and until the patches are on.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from ..reporting.report import PatchStatus, Report
 from ..reporting.runs import noted
 from ..selection.selection import Selection
 from ..settings import OBSERVE, STRICT, STRICT_ALL, callback_is_on, main_switch, switch, tries_unknown_body
+from ..witness import totals
 from . import collector, phases, previews
 from .announcements import Announcements
 from .application import try_apply
@@ -169,10 +170,14 @@ class Engine:
         selection = self._configuration.selection or Selection(packs=self._packs())
         trl, decisions = installed("trl"), self._configuration.decisions
         not_configured = Decision(State.DISABLED, Reason.SWITCHED_OFF)
-        statuses = []
+        counts, statuses = totals(), []
+        module_patches: dict[str, list[ModulePatch]] = {}
+        for module_patch in self._registry.all():
+            module_patches.setdefault(module_patch.patch.id, []).append(module_patch)
         for patch in self._patches():
             decision, options = decisions.get(patch.id, not_configured), selection.options_of(patch)
-            statuses.append(status_of(patch, trl, self._registry.of(patch.id), decision, options, objects))
+            here, count = module_patches.get(patch.id, ()), counts.get(patch.id)
+            statuses.append(status_of(patch, trl, here, decision, options, count, objects))
         return previews.report(trl, statuses, selection, observe=self._configuration.observe, runs=noted())
 
     @property

@@ -17,6 +17,7 @@ from ..model import Patch, State, Strict
 from ..reporting.report import PatchStatus, Report
 from ..reporting.runs import Run
 from ..selection.selection import Selection
+from ..witness import totals
 from .configuration import not_applied
 from .standing import status_of
 
@@ -42,7 +43,11 @@ def preview(
                 refused = foreseen.refused(patch, version_of, files, try_unknown_body=try_unknown_body)
                 decisions[patch.id] = refused or decisions[patch.id]
     trl = version_of("trl")
-    statuses = [status_of(patch, trl, (), decisions[patch.id], selection.options_of(patch)) for patch in patches]
+    counts = totals()
+    statuses = [
+        status_of(patch, trl, (), decisions[patch.id], selection.options_of(patch), counts.get(patch.id))
+        for patch in patches
+    ]
     return report(trl, statuses, selection, observe=observe)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..matching import gates
 from ..model import Decision, Evidence, Options, Patch, Reason, State, Target
 from ..reporting.report import PatchStatus, TargetStatus
-from ..witness import total
+from ..witness import Count
 from .module_patch import ModulePatch
 
 if TYPE_CHECKING:
@@ -37,11 +37,12 @@ def status_of(
     module_patches: Sequence[ModulePatch],
     decision: Decision,
     options: Options,
+    count: Count | None = None,
     objects: Sequence[object] = (),
 ) -> PatchStatus:
     """Return the status of ``patch``: the worst decision of its module patches, or else ``decision`` of the gates.
 
-    ``objects`` are the instances of the patched classes.
+    ``count`` has its calls, and ``objects`` are the instances of the patched classes.
     """
     fitting = gates.targets_for(patch, trl) if trl is not None else ()
     by_module = {module_patch.module: _current_decision(module_patch, objects) for module_patch in module_patches}
@@ -58,8 +59,8 @@ def status_of(
         return decision.state
 
     targets = tuple(TargetStatus(target, patch.range_of(target), state_of(target)) for target in patch.targets)
-    count = total(patch.id)
-    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options, count.called, count.acted)
+    calls = (count.called, count.acted) if count is not None else ()
+    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options, *calls)
 
 
 def overtaken(module_patch: ModulePatch) -> bool:

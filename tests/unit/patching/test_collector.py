@@ -57,6 +57,34 @@ def test_one_that_is_off_stays_off(declare: Any) -> None:
     assert not gc.isenabled()
 
 
+OWN_IMPORTS = """
+import gc, sys
+
+seen = []
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in ("trl_hotfix.api", "trl_hotfix.patching.engine", "msgspec"):
+            seen.append((name, gc.isenabled()))
+
+sys.meta_path.insert(0, Finder)
+{start}
+print(*sorted(seen), gc.isenabled())
+"""
+
+
+@pytest.mark.parametrize(
+    "start", ["from trl_hotfix import apply", "from trl_hotfix.autostart import apply_now; apply_now()"]
+)
+def test_it_waits_while_our_own_modules_are_imported(start: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", OWN_IMPORTS.format(start=start)], capture_output=True, text=True, check=False
+    )
+    names = "msgspec", "trl_hotfix.api", "trl_hotfix.patching.engine"
+    assert process.stdout == f"{' '.join(str((name, False)) for name in names)} True\n", process.stderr
+
+
 FORK = """
 import gc, os, threading
 from trl_hotfix.patching import collector, engine
