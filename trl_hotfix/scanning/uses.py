@@ -1,7 +1,15 @@
 """What a script does with an object that a name holds: which uses may change it, or hand it to code that may.
 
 An object is known only as far as every use of it is known to leave it as it was. So each use that is not on a list of
-harmless ones is a change. An alias (``b = a``) is followed.
+harmless ones is a change.
+
+The search begins with the uses of a name (``_Collector.add``). For each it looks at the node around it in the syntax
+tree (``_changes_by``) and finds one of three: the use is harmless, the use is a change, or the use hands the object on.
+Then the search follows the object: to its other names (``_add_alias``, for ``b = a``), into its parts (``by_attribute``
+and ``_by_item``, then ``_by_part`` and ``_by_inner_part``, for ``args.options["x"] = 1``), into a dict that keeps it
+(``_by_keeping``), or to a trainer that was made with it (``_by_trainer``), whose own uses are then searched in the same
+way. So these functions call one another. The search ends because it follows each node and each name once: ``followed``
+and ``_aliases`` have those that it has followed.
 """
 
 from __future__ import annotations
@@ -102,10 +110,10 @@ def changes_of(expression: ScopedExpression, is_pure: MethodTest = _no_method) -
     while bound is not None:
         value = bound.value()
         collected.add(reader.id, bound.scope, bound.binding.line)
-        if value is None or not isinstance(value.node, ast.Name) or value.node in collected.readers:
+        if value is None or not isinstance(value.node, ast.Name) or value.node in collected.followed:
             break
         reader = value.node
-        collected.readers.add(reader)
+        collected.followed.add(reader)
         bound = value.find(reader)
     return collected.changes
 
@@ -115,11 +123,11 @@ def changes_of_result(call: Place, is_pure: MethodTest) -> Changes:
     return _changes_of_result(call, is_pure, set())
 
 
-def _changes_of_result(call: Place, is_pure: MethodTest, visited: set[ast.AST]) -> Changes:
+def _changes_of_result(call: Place, is_pure: MethodTest, followed: set[ast.AST]) -> Changes:
     parent = call.parent
     assert parent is not None
     node = parent.node
-    collected = _Collector(is_pure, visited)
+    collected = _Collector(is_pure, followed)
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
@@ -136,11 +144,14 @@ def _changes_of_result(call: Place, is_pure: MethodTest, visited: set[ast.AST]) 
 
 
 class _Collector:
-    """The changes of one object, under all of its names. ``readers`` are the uses that the scan itself follows."""
+    """The changes of one object, under all of its names.
 
-    def __init__(self, is_pure: MethodTest, readers: set[ast.AST]) -> None:
+    ``followed`` has the nodes that the search, or the scan itself, has followed already: they are no changes.
+    """
+
+    def __init__(self, is_pure: MethodTest, followed: set[ast.AST]) -> None:
         self.changes = Changes()
-        self.readers = readers
+        self.followed = followed
         self._is_pure = is_pure
         self._aliases: set[tuple[str, int]] = set()
 
@@ -152,7 +163,7 @@ class _Collector:
         for use in owner.module.budget.counted(owner.uses.get(name, ())):
             # A use in an inner scope comes at any time.
             in_life = use.scope is not owner or bound_line <= use.line <= last_line
-            if in_life and use.node not in self.readers and not _is_before_binding(use, name, bound_line):
+            if in_life and use.node not in self.followed and not _is_before_binding(use, name, bound_line):
                 self.changes.changes += self._changes_by(use)
 
     def _add_alias(self, name: str, scope: Scope) -> list[Change]:
@@ -165,7 +176,7 @@ class _Collector:
         return [
             change._replace(value=None)
             for use in uses
-            if use.node not in self.readers
+            if use.node not in self.followed
             for change in self._changes_by(use)
         ]
 
@@ -280,10 +291,10 @@ class _Collector:
 
     def _by_trainer(self, call: Place) -> list[Change]:
         """``trainer = DPOTrainer(args=args)``, where ``trainer.args`` may be changed later."""
-        if call.node in self.readers:
+        if call.node in self.followed:
             return []
-        self.readers.add(call.node)
-        later = _changes_of_result(call, is_pure_method_of_trainer, self.readers)
+        self.followed.add(call.node)
+        later = _changes_of_result(call, is_pure_method_of_trainer, self.followed)
         if "args" in later.handed_out or ANY_PART in later.handed_out:
             return [Change(call)]
         return [
@@ -304,7 +315,7 @@ class _Collector:
             )
             return self._by_trainer(call) if is_trainer else [Change(place)]
         if isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
-            kept = _Collector(self._is_pure, self.readers)
+            kept = _Collector(self._is_pure, self.followed)
             for target in node.targets:
                 assert isinstance(target, ast.Name)
                 kept.changes.changes += kept._add_alias(target.id, place.scope)
