@@ -19,6 +19,7 @@ import wrapt
 from datasets import Dataset
 from trl.trainer import sft_trainer
 
+from trl_hotfix.call import Call, takes_call
 from trl_hotfix.patches.data.completion_start_prefix_mismatch import start_the_completion_of_sft
 from trl_hotfix.patches.sft.sft_eos_custom_text_field import end_the_texts
 from trl_hotfix.patches.sft.sft_formatting_func_ignored import tokenise_what_the_function_returns
@@ -80,13 +81,20 @@ def counted(row: Any) -> int:
     return sum(label != -100 for label in row.get("labels", row["input_ids"]))
 
 
+def by_four_arguments(wrapper: Any) -> Any:
+    """Return the wrapper as wrapt calls it."""
+    if not takes_call(wrapper):
+        return wrapper
+    return lambda wrapped, instance, args, kwargs: wrapper(Call(wrapped, instance, args, kwargs))
+
+
 def main(out: str) -> None:
     unpatched = sft_trainer.SFTTrainer._prepare_dataset
     results: list[Any] = []
     for order in itertools.permutations(WRAPPERS):
         sft_trainer.SFTTrainer._prepare_dataset = unpatched
         for wrapper in order:
-            wrapt.wrap_function_wrapper(sft_trainer, "SFTTrainer._prepare_dataset", wrapper)
+            wrapt.wrap_function_wrapper(sft_trainer, "SFTTrainer._prepare_dataset", by_four_arguments(wrapper))
         for make in (Dataset.from_list, stream):
             result = {name: prepared(make(rows), *arguments, ends=ends) for name, rows, *arguments, ends in CASES}
             if result not in results:

@@ -17,8 +17,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``references``  the loss of GRPO with a reference or an adapter (``stub_with_reference``), and that of its formula
                 (``token_losses_of_a_group``)
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``
-``sft``         SFT prepares a dataset (``sft_prepared``) and trains mixtures of experts (``sft_moe_loss``,
-                ``SftMoeStep`` to differentiate it)
+``sft``         SFT prepares a dataset (``sft_prepared``; ``quick_sft_prepared``, and ``quick_rows`` for self-tests) and
+                trains mixtures of experts (``sft_moe_loss``, ``SftMoeStep`` to differentiate it)
 ``gkd``         GKD and GOLD: ``distillation_stub``, the ``divergence`` of its models, ``compare_gradients``
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
@@ -64,7 +64,7 @@ from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_l
 from .online import online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
 from .references import stub_with_reference, token_losses_of_a_group
-from .sft import SftMoeStep, sft_moe_loss, sft_prepared
+from .sft import SftMoeStep, quick_rows, quick_sft_prepared, sft_moe_loss, sft_prepared
 from .tokenizers import CharacterTokenizer, tiny_tokenizer
 from .trainers import (
     ONE_PROCESS,
@@ -122,6 +122,8 @@ __all__ = [
     "pair_micro_batches",
     "prepared_completions",
     "quick_is_peft_model",
+    "quick_rows",
+    "quick_sft_prepared",
     "recorded_warnings",
     "scored_completions",
     "sft_moe_loss",

@@ -18,6 +18,8 @@ from trl_hotfix.testing import (
     divergence,
     dpo_stub,
     online_dpo_stub,
+    quick_rows,
+    quick_sft_prepared,
     sft_moe_loss,
     sft_prepared,
     stub_grpo_trainer,
@@ -95,7 +97,8 @@ def test_the_loss_of_the_other_online_trainers_is_two(method: str, values: int) 
     assert len(trainer._compute_logprobs()) == values
 
 
-def test_rows_are_neither_truncated_nor_packed() -> None:
+@pytest.mark.parametrize("prepare", [sft_prepared, quick_sft_prepared])
+def test_rows_are_neither_truncated_nor_packed(prepare: Any) -> None:
     pytest.importorskip("datasets")
 
     class SFTTrainer:
@@ -104,8 +107,43 @@ def test_rows_are_neither_truncated_nor_packed() -> None:
             return dataset.map(lambda row: {"input_ids": tokenizer.apply_chat_template(row["messages"])})
 
     rows = [{"messages": [{"role": "user", "content": "a"}]}]
-    prepared = sft_prepared(a_module(SFTTrainer, "SFT"), rows, CharacterTokenizer())
+    prepared = prepare(a_module(SFTTrainer, "SFT"), rows, CharacterTokenizer())
     assert [row["input_ids"] for row in prepared] == [[117, 97, 1]]
+
+
+def test_quick_rows_are_mapped_as_a_dataset_is() -> None:
+    datasets = pytest.importorskip("datasets")
+    given = [{"text": "a", "number": 1}, {"text": "bc", "number": 2}]
+    rows = quick_rows(given)
+    assert isinstance(rows, datasets.IterableDataset)
+    assert (rows.column_names, rows[1]) == (["text", "number"], given[1])
+    counted = rows.map(lambda row, by: {"length": by * len(row["text"])}, fn_kwargs={"by": 3}, num_proc=2)
+    assert list(counted) == [{**given[0], "length": 3}, {**given[1], "length": 6}]
+    assert list(rows.map(lambda row: {"letters": row["text"]}, remove_columns="text", desc="Renaming")) == [
+        {"letters": "a", "number": 1},
+        {"letters": "bc", "number": 2},
+    ]
+    # What is removed before is there if the function returns it.
+    assert list(rows.map(lambda row: {"text": "d"}, remove_columns=["text", "number"])) == [{"text": "d"}] * 2
+    doubled = rows.map(lambda columns: {"number": [2 * number for number in columns["number"]]}, batched=True)
+    assert list(doubled) == [{"number": 2}, {"number": 4}]
+    assert list(rows.filter(lambda row: row["number"] > 1, desc="Dropping")) == given[1:]
+    assert [list(rows.select_columns(names)) for names in ("number", ["number"])] == [
+        [{"number": 1}, {"number": 2}]
+    ] * 2
+    assert list(rows.rename_columns({"text": "other"})) == [{"other": "a", "number": 1}, {"other": "bc", "number": 2}]
+
+
+def test_a_function_that_changes_its_row_leaves_quick_rows_as_they_are() -> None:
+    pytest.importorskip("datasets")
+
+    def with_end(row: Any) -> Any:
+        row["text"] += "."
+        return row
+
+    rows = quick_rows([{"text": "a"}])
+    assert list(rows.map(with_end)) == [{"text": "a."}]
+    assert list(rows) == [{"text": "a"}]
 
 
 def test_the_moe_model_adds_its_auxiliary_loss() -> None:
