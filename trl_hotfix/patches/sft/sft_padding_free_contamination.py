@@ -20,60 +20,49 @@ there.
 
 from __future__ import annotations
 
-import copy
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ...authoring import (
+    Call,
     Once,
     absent,
-    act,
-    argument,
     attention_keeps_apart,
     in_rows,
     isolated,
     judge,
     places_in_rows,
     plain_model,
-    replaced_argument,
-    shadowed,
+    sequence_numbers,
+    wrapper,
 )
-from ...model import Outcome, Verdict
-from ...testing import (
-    StopConstruction,
-    constructed,
-    default_arguments,
-    single_process,
-    stub_trainer,
-    tiny_attention_model,
-    tiny_tokenizer,
-)
+from ...model import Outcome
+from ...testing import default_arguments, metrics_by_mode, stub_trainer, tiny_causal_lm
 
 _log = logging.getLogger("trl_hotfix")
 _first_warning = Once()
 
 
-def fit_the_collator(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def fit_the_collator(call: Call) -> None:
     """Make the trainer, and let its collator mask prompts and stay patched in worker processes."""
-    result = wrapped(*args, **kwargs)
-    collator: Any = instance.data_collator
+    call()
+    trainer = call.trainer
+    collator: Any = trainer.data_collator
     # Up to 0.18 it is transformers' DataCollatorWithFlattening: TRL refuses any other one with padding_free.
     is_of_trl = hasattr(collator, "padding_free")
-    if is_of_trl and collator.padding_free and instance.args.dataloader_num_workers:
+    if is_of_trl and collator.padding_free and trainer.args.dataloader_num_workers:
         # A worker that is not forked unpickles the collator and imports an unpatched class. A patched function is
         # pickled under a name of trl_hotfix, which applies the patch in the worker as well. A bound method is pickled
         # under its own name.
         collator.torch_call = functools.partial(type(collator).torch_call, collator)
-        act()
-    elif not is_of_trl and instance.args.padding_free and getattr(instance, "completion_only_loss", None):
-        instance.data_collator = _CompletionsOnly(collator)
-        act()
-    return result
+        call.act()
+    elif not is_of_trl and trainer.args.padding_free and getattr(trainer, "completion_only_loss", None):
+        trainer.data_collator = _CompletionsOnly(collator)
+        call.act()
 
 
 class _CompletionsOnly:
@@ -97,50 +86,48 @@ def _labels(example: Mapping[str, Any]) -> list[int]:
     return [token if is_completion else -100 for token, is_completion in pairs]
 
 
-def say_where_sequences_begin(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def say_where_sequences_begin(call: Call) -> Any:
     """Turn the collator's batch into the one that 0.23.1 emits."""
-    batch = wrapped(*args, **kwargs)
-    if not getattr(instance, "padding_free", None):
+    batch = call()
+    if not getattr(call.trainer, "padding_free", None):
         return batch
     import torch
 
     positions: list[int] = []
-    for example in argument(wrapped, args, kwargs, "examples"):
+    for example in call["examples"]:
         if "seq_lengths" in example:
             positions += [position for length in example["seq_lengths"] for position in range(length)]
         else:
             positions += example.get("position_ids", range(len(example["input_ids"])))
     # Padding to a multiple comes last; each of its tokens becomes a sequence of its own without a label.
     padding_length = batch["input_ids"].shape[1] - len(positions)
-    act()
+    call.act()
     batch["position_ids"] = torch.tensor([[*positions, *[0] * padding_length]])
     batch["labels"][batch["position_ids"] == 0] = -100
     batch.pop("attention_mask", None)
     return batch
 
 
-def keep_the_sequences_apart(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def keep_the_sequences_apart(call: Call) -> Any:
     """Compute the loss of a flattened batch so that no sequence attends to another."""
-    inputs, model = (argument(wrapped, args, kwargs, name) for name in ("inputs", "model"))
-    plain = plain_model(instance, model)
-    separation = attention_keeps_apart(plain) if _is_flattened(instance, inputs) else "padding"
-    if separation not in ("mask", "pad"):
-        return wrapped(*args, **kwargs)
+    trainer, model, inputs = call.trainer, call["model"], call["inputs"]
+    if not _is_flattened(trainer, inputs):
+        return call()
+    plain = plain_model(trainer, model)
+    separation = attention_keeps_apart(plain)
+    if separation == "flash":
+        return call()
     places = places_in_rows(inputs["position_ids"], several=separation == "mask")
     batch = in_rows(inputs, places)
     if separation == "mask":
-        view = isolated(model, batch["position_ids"], _dtype_of_attention(instance, plain))
-        args, kwargs = replaced_argument(wrapped, args, kwargs, "model", view)
+        model = isolated(model, batch["position_ids"], _dtype_of_attention(trainer, plain))
     else:
-        _warn_about_padding(instance, plain)
+        _warn_about_padding(trainer, plain)
         del batch["position_ids"]
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "inputs", batch)
-    result = wrapped(*args, **kwargs)
-    if argument(wrapped, args, kwargs, "return_outputs"):
+    result = call.with_(model=model, inputs=batch)()
+    if call["return_outputs"]:
         # Evaluation compares the logits with the labels of the caller's batch, which is flattened.
         outputs = result[1]
         if getattr(outputs, "logits", None) is not None and outputs.logits.shape[:2] == batch["input_ids"].shape:
@@ -182,280 +169,53 @@ def _warn_about_padding(trainer: Any, model: Any) -> None:
         )
 
 
-_Rows = tuple[list[int], ...]
-
-_STEPS: tuple[tuple[_Rows, ...], ...] = (
-    (([3, 5, 7, 9], [4, 4, 11, 2, 6, 13], [8, 10]), ([2, 6, 4], [12, 5, 9, 3, 7])),
-    (([9, 3, 12, 6, 2], [5, 11, 14]), ([7, 13, 3], [10, 2, 8, 4], [6, 9, 5, 11, 3])),
-)
-"""The sequences of two steps of two micro-batches. Two tokens of each second one are a prompt."""
-
-
 def flattened_batch_has_the_loss_of_the_padded_one(module: ModuleType) -> Outcome:
-    """Check rows that pass the collator of a trainer and ``compute_loss``, in training and in evaluation.
+    """Differentiate the loss of the second of two sequences by the logit of its token 10 after 8.
 
-    Right is the mean cross-entropy over the completions, of each sequence alone. Wrong is that of the collator's batch
-    as one sequence, with plain causal attention. Gradients are compared for each micro-batch.
+    The logits of the model are means over the tokens that it attends to, like an attention whose keys are all equal.
+    Alone 10 has seen 8, and 2 has seen 8 and 10. With the bug both have seen the first sequence, too.
     """
-    if not hasattr(default_arguments(module.SFTConfig), "padding_free"):
-        return absent("SFTConfig has no padding_free")
-    model = tiny_attention_model()
-    trainer, collate = _stub(module, model), _trainer_of_one_row(module, model).data_collator
-    numbers = {"measured": 0.0, "right": 0.0, "wrong": 0.0}
-    mistakes: list[str] = []
-    for step, micro_batches in enumerate(_STEPS):
-        trainer.state.global_step = step
-        for rows in micro_batches:
-            mistakes += _add_measurement(numbers, trainer, rows, collate(_examples(collate, rows)))
-    outcome = judge(**numbers)
-    if outcome.verdict is Verdict.FIXED:
-        second = _trainer_of_one_row(module, model, dataloader_num_workers=1).data_collator
-        batch = second(_examples(second, _STEPS[0][0]))
-        mistakes += _mistakes_elsewhere(module, batch)
-        mistakes += _mistakes_of_collators(module, second, batch)
-        mistakes += _mistakes_of_calls(module, dict(batch))
-        if mistakes:
-            raise AssertionError("; ".join(mistakes))
-    return outcome
-
-
-def _stub(module: ModuleType, model: Any) -> Any:
-    """Return a trainer for ``compute_loss``, which is not constructed."""
-    trainer = stub_trainer(
-        module.SFTTrainer,
-        default_arguments(module.SFTConfig, n_gpu=1),
-        model=model,
-        padding_free=True,
-        aux_loss_enabled=False,
-        label_smoother=None,
-        compute_loss_func=None,
-        model_accepts_loss_kwargs=False,
-        num_virtual_tokens=0,
-        current_gradient_accumulation_steps=1,
-        control=SimpleNamespace(should_evaluate=False),
-        state=SimpleNamespace(global_step=0),
-        _metrics=_Log(),
-        _total_train_tokens=0,
-        _tp_size=1,
-    )
-    vars(trainer.accelerator).update(parallelism_config=None, native_amp=False)
-    # It is no user's, so the wrapper must not warn about it.
-    _first_warning(trainer)
-    return trainer
-
-
-def _trainer_of_one_row(
-    module: ModuleType, model: Any, *, prompts: bool = True, data_collator: Any = None, **settings: Any
-) -> Any:
-    """Return a trainer as its constructor leaves it, with ``padding_free`` and prompts that are not trained on."""
-    from datasets import Dataset
-
-    # Releases before 0.17 know no prompts.
-    trainer_class = type("SFTTrainer", (module.SFTTrainer,), {"completion_only_loss": prompts})
-    usual = {"padding_free": True, "completion_only_loss": prompts, "loss_type": "nll", "max_length": None}
-    usual |= {"n_gpu": 1, "world_size": 1, "average_tokens_across_devices": False, "pad_to_multiple_of": None}
-    with single_process(module):
-        return constructed(
-            trainer_class,
-            model=model,
-            args=default_arguments(
-                module.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, **{**usual, **settings}
-            ),
-            data_collator=data_collator,
-            train_dataset=Dataset.from_list([{"input_ids": [5, 6, 7]}]),
-            processing_class=tiny_tokenizer(),
-        )
-
-
-def _completion_masks(rows: _Rows) -> list[list[int]]:
-    return [[int(place >= 2 * (number % 2)) for place in range(len(row))] for number, row in enumerate(rows)]
-
-
-def _examples(collate: Any, rows: _Rows) -> list[dict[str, list[int]]]:
-    """Return what a dataset has of these sequences, under the names of this release."""
-    examples = [
-        {"input_ids": row, "completion_mask": mask} for row, mask in zip(rows, _completion_masks(rows), strict=True)
-    ]
-    fields = getattr(collate, "__dataclass_fields__", {})
-    if "padding_free" in fields and "completion_only_loss" not in fields:
-        # These releases take the prompts out when they prepare the dataset.
-        return [{**example, "labels": _labels(example)} for example in examples]
-    return examples
-
-
-def _add_measurement(numbers: dict[str, float], trainer: Any, rows: _Rows, batch: Any) -> list[str]:
-    """Add the loss of a batch of ``rows`` to ``numbers``. Return what is wrong with its gradients."""
     import torch
 
-    model, pad = trainer.model, torch.nn.utils.rnn.pad_sequence
-    ids, mask = (
-        pad([torch.tensor(values) for values in each], batch_first=True) for each in (rows, _completion_masks(rows))
-    )
-    # Padding comes last, so that nothing attends to it.
-    right = model(input_ids=ids, labels=ids.masked_fill(mask == 0, -100)).loss
-    length = batch["input_ids"].shape[1]
-    causal = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
-    positions = batch.get("position_ids", torch.arange(length)[None])
-    with torch.no_grad():
-        wrong = model(
-            input_ids=batch["input_ids"],
-            labels=batch["labels"],
-            position_ids=positions,
-            attention_mask=causal,
-            use_cache=False,
-        ).loss
-    loss = trainer.compute_loss(model, dict(batch))
-    for name, value in (("measured", loss), ("right", right), ("wrong", wrong)):
-        numbers[name] += float(value.detach())
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    gradients = zip(torch.autograd.grad(loss, weights), torch.autograd.grad(right, weights), strict=True)
-    worst = max(float((measured - expected).abs().max()) for measured, expected in gradients)
-    return [f"the gradients of {rows} differ by {worst}"] if worst > 1e-5 else []
-
-
-def _mistakes_elsewhere(module: ModuleType, batch: Any) -> list[str]:
-    """Return what is wrong in evaluation, with another trainer, and where the model cannot take a mask."""
-    rows, model = _STEPS[0][0], tiny_attention_model()
-    mistakes: list[str] = []
-    for attribute in ("training", "sliding_window"):
-        if attribute == "training":
-            model.eval()
-        else:
-            # Such a model gets a padded batch.
-            model.config.sliding_window = 4
-        numbers = dict.fromkeys(("measured", "right", "wrong"), 0.0)
-        trainer = _stub(module, model)
-        mistakes += _add_measurement(numbers, trainer, rows, batch)
-        if abs(numbers["measured"] - numbers["right"]) > 1e-5:
-            mistakes.append(f"{attribute}: {numbers}")
-    return mistakes
-
-
-def _mistakes_of_collators(module: ModuleType, collate: Any, batch: Any) -> list[str]:
-    """Return what is wrong with the batches of packed rows and in workers, and of collators that are to stay."""
+    if "padding_free" not in module.SFTConfig.__dataclass_fields__:
+        return absent("SFTConfig has no padding_free")
     from transformers import DataCollatorWithFlattening
 
-    model, rows = tiny_attention_model(), _STEPS[0][0]
-    positions = [position for row in rows for position in range(len(row))]
-    mistakes = _mistakes_of_positions(batch, positions)
-    if "padding_free" in getattr(collate, "__dataclass_fields__", {}):
-        # 0.19 notes the positions, and later releases the lengths.
-        by_lengths = any("seq_lengths" in name for name in dir(collate))
-        collate.pad_to_multiple_of = 16
-        packed = {
-            "input_ids": [token for row in rows for token in row],
-            **({"seq_lengths": list(map(len, rows))} if by_lengths else {"position_ids": positions}),
-        }
-        mistakes += _mistakes_of_positions(collate([packed, packed]), 2 * positions)
-        batch_of_trl = inspect.unwrap(type(collate).torch_call)(collate, _examples(collate, rows))
-        if "attention_mask" in batch_of_trl and "torch_call" not in vars(collate):
-            mistakes.append("workers that are not forked import a class that is not patched")
-    for name, settings in {"padded": {"padding_free": False}, "prompts": {"prompts": False}}.items():
-        other = _trainer_of_one_row(module, model, dataloader_num_workers=1, **settings).data_collator
-        padded_rows = "attention_mask" in other([{"input_ids": row} for row in rows])
-        # `sft-eos-masked-when-pad-is-eos` gives the collator another method.
-        method = vars(other).get("torch_call") if name == "padded" else None
-        is_changed = getattr(method, "func", None) is getattr(type(other), "torch_call", ...)
-        if is_changed or isinstance(other, _CompletionsOnly) or padded_rows != (name == "padded"):
-            mistakes.append(f"{name}: the collator is {other}")
-    own = DataCollatorWithFlattening()
-    if _trainer_of_one_row(module, model, data_collator=own, padding_free=False).data_collator is not own:
-        mistakes.append("the collator of a user is another one")
-    without_workers = _trainer_of_one_row(module, model).data_collator
-    if "torch_call" in vars(without_workers):
-        mistakes.append("a collator is patched that no worker is given")
-    return mistakes
+    class Outputs(dict):  # type: ignore[type-arg]
+        __getattr__ = dict.__getitem__
 
+    class Mean(torch.nn.Module):  # type: ignore[misc]
+        config = SimpleNamespace(model_type="llama", _attn_implementation="sdpa")
+        weight = tiny_causal_lm().weight
 
-def _mistakes_of_positions(batch: Any, positions: list[int]) -> list[str]:
-    padding = [0] * (batch["input_ids"].shape[1] - len(positions))
-    expected = [*positions, *padding]
-    labelled = (batch["labels"][0] != -100).tolist()
-    right = batch["position_ids"].tolist() == [expected] and "attention_mask" not in batch
-    if right and not any(label for label, position in zip(labelled, expected, strict=True) if position == 0):
-        return []
-    return [f"the batch of the positions {positions} is {batch}"]
+        def forward(self, input_ids: Any, labels: Any, attention_mask: Any = None, **others: Any) -> Any:
+            seen = torch.ones(len(input_ids), *[input_ids.shape[1]] * 2).tril()
+            if attention_mask is not None and attention_mask.dim() == 4:
+                seen *= attention_mask[:, 0] == 0
+            elif attention_mask is None and not others.get("use_cache", True):
+                # transformers since 4.53 tells sequences apart by their positions, if there is no cache.
+                number = sequence_numbers(others["position_ids"])
+                seen *= number[:, :, None] == number[:, None]
+            logits = seen @ self.weight[input_ids] / seen.sum(-1, keepdim=True)
+            targets, learned = labels[:, 1:, None].clamp(min=0), labels[:, 1:] != -100
+            log_probs = logits[:, :-1].log_softmax(-1).gather(-1, targets)[..., 0] * learned
+            # TRL's own head, from 1.15.0 on, returns these four.
+            of_head = {"log_probs": log_probs, "label_mask": learned, "entropy": log_probs, "is_top1": learned}
+            return Outputs(loss=-log_probs.sum() / learned.sum(), logits=logits, **of_head)
 
-
-def _mistakes_of_calls(module: ModuleType, flat: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the outputs of a padded batch, and in calls that are to stay as they are."""
-    import torch
-
-    model, rows = tiny_attention_model(), _STEPS[0][0]
-    ids = flat["input_ids"]
-    mistakes: list[str] = []
-    seen: list[Any] = []
-    messages: list[Any] = []
-
-    def stop(model: Any, args: Any, kwargs: Any) -> None:
-        seen.append(kwargs)
-        raise StopConstruction
-
-    two_rows = {name: torch.cat([flat[name], flat[name]]) for name in ("input_ids", "labels", "position_ids")}
-    calls = {
-        "no flattened batches": ({"padding_free": False}, "sdpa", flat),
-        "FlashAttention": ({}, "flash_attention_2", flat),
-        "an attention mask": ({}, "sdpa", {**flat, "attention_mask": torch.ones_like(ids)}),
-        "two rows": ({}, "sdpa", two_rows),
-        "positions of all rows": ({}, "sdpa", {**two_rows, "position_ids": flat["position_ids"]}),
-        "no positions": ({}, "sdpa", {"input_ids": ids, "labels": flat["labels"]}),
-    }
-    hook = model.register_forward_pre_hook(stop, with_kwargs=True)
-    for name, (attributes, attention, batch) in calls.items():
-        trainer = _stub(module, model)
-        vars(trainer).update(attributes)
-        with shadowed(model.config, "_attn_implementation_internal", attention), suppress(StopConstruction):
-            trainer.compute_loss(model, dict(batch))
-        changed = [key for key, value in batch.items() if seen[-1].get(key) is not value]
-        if changed or "attention_mask" in {*seen[-1]} - {*batch}:
-            mistakes.append(f"{name}: the model is given {seen[-1]} instead of {batch}")
-    for precision, dtype in {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.items():
-        trainer = _stub(module, model)
-        vars(trainer.accelerator).update(native_amp=precision != "no", mixed_precision=precision)
-        with suppress(StopConstruction):
-            trainer.compute_loss(model, dict(flat))
-        # A fixed release needs no mask. Here the first and the last of three sequences fit into one row.
-        mask = seen[-1].get("attention_mask")
-        if mask is not None and (mask.dtype != dtype or mask.shape != (2, 1, 6, 6)):
-            mistakes.append(f"with mixed_precision={precision} the mask is {mask.dtype} {tuple(mask.shape)}")
-    is_patched = mask is not None
-    hook.remove()
-    expected = torch.cat([model(input_ids=torch.tensor([row])).logits for row in rows], dim=1)
-    for window in (None, 4):
-        model.config.sliding_window = window
-        # A copy has not been warned about.
-        trainer = copy.copy(_stub(module, model))
-        with shadowed(_log, "warning", lambda *args: messages.append(args)):
-            outputs = [trainer.compute_loss(model, dict(flat), return_outputs=True)[1].logits for _ in range(2)]
-        if not all(logits.shape == expected.shape for logits in outputs):
-            mistakes.append(f"sliding_window={window}: the logits are {outputs}")
-        elif not torch.allclose(outputs[0], expected, atol=1e-5):
-            mistakes.append(f"sliding_window={window}: the logits are those of other sequences")
-        if len(messages) != (is_patched and window is not None):
-            mistakes.append(f"sliding_window={window}: {messages} is said")
-    # Liger's loss has no logits, and prompt tuning has some for its virtual tokens.
-    trainer.args.use_liger_kernel = True
-    for logits in (None, expected.new_zeros(3, 9, 2)):
-        hook = model.register_forward_hook(lambda model, args, outputs, logits=logits: _with_logits(outputs, logits))
-        measured = trainer.compute_loss(model, dict(flat), return_outputs=True)[1].logits
-        hook.remove()
-        if measured is not logits:
-            mistakes.append(f"the logits {logits} become {measured}")
-    return mistakes
-
-
-def _with_logits(outputs: Any, logits: Any) -> Any:
-    """Give the outputs these logits, and the accuracy that TRL expects of Liger's."""
-    import torch
-
-    outputs.logits, outputs.token_accuracy = logits, torch.ones(())
-    return outputs
-
-
-class _Log(dict):  # type: ignore[type-arg]
-    """Accepts ``[mode][name].append`` and, as some releases call it, ``[name].append``."""
-
-    def __missing__(self, key: str) -> Any:
-        return _Log()
-
-    def append(self, value: float) -> None: ...
+    collator_class = module.DataCollatorForLanguageModeling
+    # Up to 0.18 the trainer makes that of transformers.
+    is_of_trl = hasattr(collator_class, "padding_free")
+    collate = collator_class(pad_token_id=0, padding_free=True) if is_of_trl else DataCollatorWithFlattening()
+    batch = collate([{"input_ids": [3, 5], "labels": [-100] * 2}, {"input_ids": [8, 10, 2], "labels": [8, 10, 2]}])
+    model, args = Mean(), default_arguments(module.SFTConfig, n_gpu=1, padding_free=True, loss_type="nll")
+    attributes: dict[str, Any] = {"label_smoother": None, "compute_loss_func": None, "model_accepts_loss_kwargs": False}
+    attributes |= {"aux_loss_enabled": False, "num_virtual_tokens": 0, "_total_train_tokens": 0, "_tp_size": 1}
+    attributes |= {"control": SimpleNamespace(should_evaluate=False), "_metrics": metrics_by_mode()}
+    trainer = stub_trainer(module.SFTTrainer, args, model=model, **attributes)
+    vars(trainer.accelerator).update(parallelism_config=None, native_amp=True, mixed_precision="bf16")
+    (gradient,) = torch.autograd.grad(trainer.compute_loss(model, dict(batch)), model.weight)
+    contexts = (8,), (8, 10), (3, 5, 8), (3, 5, 8, 10)
+    p = {seen: float(model.weight[list(seen)].mean(0).softmax(-1)[10]) for seen in contexts}
+    wrong = ((p[3, 5, 8] - 1) / 3 + p[3, 5, 8, 10] / 4) / int((batch["labels"] != -100).sum())
+    return judge(float(gradient[8, 10]), right=(p[8,] - 1 + p[8, 10] / 2) / 2, wrong=wrong)
