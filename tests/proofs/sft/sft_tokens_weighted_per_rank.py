@@ -32,8 +32,8 @@ TARGET = "trl.trainer.sft_trainer:SFTTrainer.__init__"
 OVERLAYS = ()
 PARITY = True
 EQUIVALENT = {
-    'divide_by_the_mean_count: `if getattr(instance.args, "world_size", 1) > 1 and _is_sft(instance):` -> '
-    '`if getattr(instance.args, "world_size", 0) > 1 and _is_sft(instance):`': "neither is more than one rank",
+    'divide_by_the_mean_count: `if getattr(trainer.args, "world_size", 1) > 1 and _is_sft(trainer):` -> '
+    '`if getattr(trainer.args, "world_size", 0) > 1 and _is_sft(trainer):`': "neither is more than one rank",
 }
 VARIANTS = "a count is changed before the model is called, whatever part of it is compiled or trained"
 
