@@ -23,7 +23,7 @@ OVERLAYS = ("deepspeed",)
 PARITY = True
 EQUIVALENT = {
     "applied twice": "the first five of five values are the same values",
-    "unpack_reference: `with _five_values(instance, after=0):` -> `with _five_values(instance, after= -1):`": (
+    "unpack_reference: `with _five_values(call.trainer, after=0):` -> `with _five_values(call.trainer, after= -1):`": (
         "no call has a number below 0"
     ),
 }

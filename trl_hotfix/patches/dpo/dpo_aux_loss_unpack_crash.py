@@ -1,57 +1,47 @@
 """DPO unpacks the six values of the reference's forward into five names.
 
 With ``output_router_logits=True``, ``concatenated_forward`` returns six values, the auxiliary loss last. For the policy
-``get_batch_loss_metrics`` takes the first five and then the sixth. The reference's are unpacked into five names, there
-and in ``compute_reference_log_probs``. TRL 0.11.0 takes the values that it needs (pull request 2039). The repair lets
+``get_batch_loss_metrics`` takes the first five and then the sixth. It unpacks the reference's into five names, and so
+does ``compute_reference_log_probs``. TRL 0.11.0 takes the values that it needs (pull request 2039). The repair lets
 the calls for the reference return five values.
 
 As soon as the step runs, these releases also read the coefficient from the wrapped model, so that under DeepSpeed it
-would be 0 (see ``moe_aux_loss_lost_under_deepspeed``). Therefore ``get_batch_loss_metrics`` is given the plain model's
-config too.
+would be 0 (see ``moe_aux_loss_lost_under_deepspeed``). So the wrapper also gives ``get_batch_loss_metrics`` the plain
+model's config.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import itertools
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import shadowed, with_coefficient_of_plain_model
-from ...model import Outcome, Verdict
-from ...testing import (
-    dpo_stub,
-    judge_with_gradients,
-    pair_batch,
-    pair_micro_batches,
-    tiny_moe_lm,
-    wrapped_like_deepspeed,
-)
-
-_CRASH = "too many values to unpack"
-_COEFFICIENT = 0.5  # of the self-test
+from ...authoring import Call, judge, shadowed, with_config, wrapper
+from ...model import Outcome
+from ...testing import Pair, dpo_stub, pair_batch, tiny_moe_lm
 
 
-def unpack_reference_of_loss(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def unpack_reference_of_loss(call: Call) -> Any:
     """Give ``get_batch_loss_metrics`` six values of the policy, which it calls first, and five of the reference."""
-    if not instance.aux_loss_enabled:
-        return wrapped(*args, **kwargs)
-    args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)
-    with _five_values(instance, after=1):
-        return wrapped(*args, **kwargs)
+    trainer = call.trainer
+    if not trainer.aux_loss_enabled:
+        return call()
+    model, changed = call["model"], call.with_()
+    if not hasattr(getattr(model, "config", None), "router_aux_loss_coef"):
+        changed = call.with_(model=with_config(model, trainer.accelerator.unwrap_model(trainer.model).config))
+    with _five_values(trainer, after=1):
+        return changed()
 
 
-def unpack_reference(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def unpack_reference(call: Call) -> Any:
     """Give ``compute_reference_log_probs``, which calls the reference only, five values."""
-    if not instance.aux_loss_enabled:
-        return wrapped(*args, **kwargs)
-    with _five_values(instance, after=0):
-        return wrapped(*args, **kwargs)
+    if not call.trainer.aux_loss_enabled:
+        return call()
+    with _five_values(call.trainer, after=0):
+        return call()
 
 
 def _five_values(trainer: Any, after: int) -> AbstractContextManager[None]:
@@ -67,76 +57,27 @@ def _five_values(trainer: Any, after: int) -> AbstractContextManager[None]:
 
 
 def loss_and_reference_are_computed(module: ModuleType) -> Outcome:
-    """Check the losses of two steps and of an evaluation, with their gradients, and the log-probs of the reference.
+    """Add the derivative of the loss by the router's weight, 2, and the reference's log-prob of 3 after 2.
 
-    The loss is that without the auxiliary loss, plus coefficient * aux_loss of the policy. The reference is as without
-    the auxiliary loss.
+    The loss has 0.5 times the weight's square times the mean of all tokens of the pair. With the bug neither is
+    computed: both calls end with the same error.
     """
-    config = SimpleNamespace(router_aux_loss_coef=_COEFFICIENT, output_router_logits=True, model_type="tiny")
-    model, reference = tiny_moe_lm(config), tiny_moe_lm(config, router=3.0)
-    trainers = [dpo_stub(module, model=model, ref_model=reference, state=SimpleNamespace()) for _ in range(2)]
-    calls = [*_calls_of_loss(module, *trainers), *_calls_of_reference(module, *trainers)]
-    results, failures = [], []
-    for call in calls:
-        try:
-            results.append(call())
-        except ValueError as error:
-            if _CRASH not in str(error):
-                raise
-            failures.append(str(error))
-    if len(failures) == len(calls):
-        return Outcome(Verdict.REPRODUCED, {"error": failures[0]})
-    if failures:
-        raise AssertionError(f"{len(failures)} of {len(calls)} calls fail: {failures[0]}")
-    if any("concatenated_forward" in vars(trainer) for trainer in trainers):
-        raise AssertionError("the trainer's forward is not its own any more")
-    return judge_with_gradients([model.weight, model.router], filter(None, results))
-
-
-def _calls_of_loss(module: ModuleType, training: Any, evaluating: Any) -> Iterator[Callable[[], Any]]:
-    """Give a call for each micro-batch, which returns the loss as it is measured, right and wrong.
-
-    One trainer trains, another evaluates.
-    """
-    policies = [training.model]
-    # 0.11 unpacks no names that it does not use. It loses the term of a wrapped model, which another patch repairs.
-    if "_" in inspect.unwrap(module.DPOTrainer.compute_reference_log_probs).__code__.co_varnames:
-        policies.append(wrapped_like_deepspeed(training.model))
-
-    def call(policy: Any, micro_batch: Any) -> tuple[Any, Any, Any]:
-        trainer = training if micro_batch.is_training else evaluating
-        trainer.state.global_step = micro_batch.step
-        trainer.model.train(micro_batch.is_training)
-        batch = pair_batch(module, micro_batch.pairs)
-        mode = "train" if micro_batch.is_training else "eval"
-        trainer.aux_loss_enabled = False
-        without, _ = trainer.get_batch_loss_metrics(policy, batch, train_eval=mode)
-        trainer.aux_loss_enabled = True
-        trainer.model.aux_losses.clear()
-        measured, _ = trainer.get_batch_loss_metrics(policy, batch, train_eval=mode)
-        (aux_loss,) = trainer.model.aux_losses
-        return measured, without + _COEFFICIENT * aux_loss, without
-
-    for policy in policies:
-        for micro_batch in pair_micro_batches():
-            yield functools.partial(call, policy, micro_batch)
-
-
-def _calls_of_reference(module: ModuleType, training: Any, evaluating: Any) -> Iterator[Callable[[], Any]]:
-    """Give a call for each micro-batch, which checks the log-probs of the reference."""
     import torch
 
-    def call(micro_batch: Any) -> None:
-        trainer = training if micro_batch.is_training else evaluating
-        batch = pair_batch(module, micro_batch.pairs)
-        trainer.state.global_step = micro_batch.step
-        trainer.model.train(micro_batch.is_training)
-        trainer.aux_loss_enabled = False
-        right = torch.cat(trainer.compute_reference_log_probs(batch))
-        trainer.aux_loss_enabled = True
-        measured = torch.cat(trainer.compute_reference_log_probs(batch))
-        if not torch.equal(measured, right):
-            raise AssertionError(f"the reference is {measured}, and without the auxiliary loss {right}")
+    model = tiny_moe_lm(SimpleNamespace(router_aux_loss_coef=0.5, output_router_logits=True, model_type="tiny"))
+    trainer = dpo_stub(module, model=model, ref_model=model, aux_loss_enabled=True, state=SimpleNamespace())
+    batch = pair_batch(module, [Pair([1, 2], [3], [4], (0.0, 0.0))])
 
-    for micro_batch in pair_micro_batches():
-        yield functools.partial(call, micro_batch)
+    def of_loss() -> Any:
+        loss, _ = trainer.get_batch_loss_metrics(model, batch, train_eval="train")
+        return torch.autograd.grad(loss, model.router)[0]
+
+    measured = 0.0
+    for compute in (of_loss, lambda: trainer.compute_reference_log_probs(batch)[0].sum()):
+        try:
+            measured += float(compute())
+        except ValueError as error:
+            if "too many values to unpack" not in str(error):
+                raise
+    log_prob = model.weight[2].log_softmax(-1)[3]
+    return judge(measured, right=2 * (1 + 2 + 3 + 1 + 2 + 4) / 6 + float(log_prob.detach()), wrong=0.0)
