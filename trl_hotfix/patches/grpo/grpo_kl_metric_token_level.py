@@ -16,13 +16,11 @@ are all masked counts as 0, as it does in the loss.
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from ...authoring import argument, judge, shadowed
+from ...authoring import Call, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import stub_grpo_trainer
 
@@ -49,138 +47,44 @@ def _kl_counts(trainer: Any) -> dict[str, int]:
     return {mode: len(metrics.get("kl", ())) for mode, metrics in trainer._metrics.items()}
 
 
-def note_the_kl_that_the_loss_has(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def note_the_kl_that_the_loss_has(call: Call) -> Any:
     """Replace the ``kl`` that ``_compute_loss`` logs by the mean over sequences."""
-    if instance.loss_type not in _OVER_SEQUENCES or instance.beta == 0.0:
-        return wrapped(*args, **kwargs)
-    inputs = argument(wrapped, args, kwargs, "inputs")
-    before = _kl_counts(instance)
-    beta = _Coefficient(instance.beta)
-    with shadowed(instance, "beta", beta):
-        loss = wrapped(*args, **kwargs)
+    trainer = call.trainer
+    if trainer.loss_type not in _OVER_SEQUENCES or trainer.beta == 0.0:
+        return call()
+    inputs = call["inputs"]
+    before = _kl_counts(trainer)
+    beta = _Coefficient(trainer.beta)
+    with shadowed(trainer, "beta", beta):
+        loss = call()
     mask = inputs["completion_mask"]
     # Tokens that a tool wrote are not trained on: from 0.26.0 on the loss and the metric leave them out.
     mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
     kl_per_sequence = (beta.factor * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
-    mean = instance.accelerator.gather(kl_per_sequence.mean()).mean().item()
-    for mode, count in _kl_counts(instance).items():
+    mean = trainer.accelerator.gather(kl_per_sequence.mean()).mean().item()
+    for mode, count in _kl_counts(trainer).items():
         if count > before[mode]:
-            instance._metrics[mode]["kl"][-1] = mean
+            trainer._metrics[mode]["kl"][-1] = mean
     return loss
 
 
 def kl_metric_is_the_kl_of_the_loss(module: ModuleType) -> Outcome:
-    """With advantages of 0 the loss is ``beta`` times the KL divergence. The metric must be that divergence.
-
-    Three micro-batches of training and one of an evaluation are on one of two ranks.
-    """
-    _check_that_others_are_left_alone(module)
-    outcomes = list(_outcomes(module, "grpo"))
-    try:
-        outcomes += _outcomes(module, "sapo")
-    except ValueError as error:
-        if "Unknown loss type" not in str(error):
-            raise
-    if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
-        raise AssertionError(f"some metrics are of one kind, and some are of the other: {outcomes}")
-    return outcomes[0]
-
-
-_BETA = 0.5
-_LOG_RATIOS = (0.2, 0.4, 0.8, 0.6)
-"""Of reference and policy, for each token of a sequence."""
-
-_KL_OF_OTHER_RANK = 0.25
-"""For each token on the other rank, which has as many tokens."""
-
-
-class _Rank:
-    """A trainer on one of two ranks, and what its metric can be."""
-
-    def __init__(self, module: ModuleType, kind: str, beta: float = _BETA) -> None:
-        import torch
-
-        log_ratio = torch.tensor(_LOG_RATIOS).unsqueeze(1)
-        self.log_probs = (torch.sin(torch.arange(32.0)).reshape(4, 8) - 2).requires_grad_()
-        self.reference = self.log_probs.detach() + log_ratio
-        # Of each token (arXiv:2402.03300, equation 4), and its derivative.
-        self.kl, self.slope = torch.exp(log_ratio) - log_ratio - 1, 1 - torch.exp(log_ratio)
-        # Later releases multiply the divergence by the ratio, which is 1, unless they are told not to.
-        settings: dict[str, Any] = {"loss_type": kind, "beta": beta, "use_bias_correction_kl": False}
-        self.trainer = stub_grpo_trainer(module, self.log_probs, self.reference, **settings)
-        other = torch.tensor([_KL_OF_OTHER_RANK, 1.0])
-        gather = dict.fromkeys(("gather", "gather_for_metrics"), lambda value: torch.stack([value.mean(), other[0]]))
-        # From 1.9.0 on the sum of the divergence and the number of tokens are reduced.
-        vars(self.trainer.accelerator).update(gather, reduce=lambda sums, reduction: sums + other * sums[1])
-
-    def loss(self, lengths: tuple[int, ...], **inputs: Any) -> tuple[Any, Any]:
-        """Compute the loss of sequences of these lengths, and return it with their mask."""
-        import torch
-
-        mask = (torch.arange(8) < torch.tensor(lengths).unsqueeze(1)).long()
-        shared = {
-            "prompt_ids": torch.ones(4, 1, dtype=torch.long),
-            "prompt_mask": torch.ones(4, 1, dtype=torch.long),
-            "completion_ids": torch.ones_like(mask),
-            "advantages": torch.zeros(4),
-            "old_per_token_logps": None,
-            "ref_per_token_logps": self.reference,
-        }
-        loss = self.trainer._compute_loss(None, {**shared, "completion_mask": mask, **inputs})
-        return loss, mask
-
-    def over_sequences(self, mask: Any) -> float:
-        weights = mask / mask.sum(1, keepdim=True).clamp(min=1)
-        return float((self.kl * weights).sum(1).mean())
-
-    def over_tokens(self, mask: Any) -> float:
-        return float((self.kl * mask).sum() / mask.sum())
-
-
-def _over_ranks(kl: float) -> float:
-    return (kl + _KL_OF_OTHER_RANK) / 2
-
-
-def _check_that_others_are_left_alone(module: ModuleType) -> None:
-    """Assert that another loss keeps its metric, and that without ``beta`` there is none."""
-    rank = _Rank(module, "bnpo")
-    _, mask = rank.loss((2, 4, 8, 6))
-    judge(rank.trainer._metrics["train"]["kl"][-1], right=_over_ranks(rank.over_tokens(mask)), wrong=math.nan)
-    without = _Rank(module, "grpo", beta=0.0)
-    without.loss((2, 4, 8, 6))
-    if any("kl" in metrics for metrics in without.trainer._metrics.values()):
-        raise AssertionError(f"a divergence is noted, and there is none: {without.trainer._metrics}")
-
-
-def _outcomes(module: ModuleType, kind: str) -> Iterator[Outcome]:
-    """Judge the metric of each micro-batch, and compare its loss and gradient with the formula."""
+    """Compare the ``kl`` of a sequence of one token and one of three, the KL of which is 0 and e - 2 for each token."""
     import torch
 
-    rank = _Rank(module, kind)
-    # From 0.26.0 on. The tool has written half of the tokens, and all of the second sequence.
-    trained = torch.tensor([[1, 0] * 4, [0, 0] * 4, [0, 1] * 4, [1, 1] * 4])
-    has_tools = "tool_mask" in inspect.unwrap(module.GRPOTrainer._compute_loss).__code__.co_consts
-    expected: dict[str, list[tuple[float, float]]] = {"train": [], "eval": []}
-    for global_step, mode, lengths, with_tool in (
-        (0, "train", (2, 4, 8, 6), False),
-        (0, "eval", (2, 4, 8, 6), False),
-        (0, "train", (5, 0, 3, 7), False),
-        (1, "train", (2, 4, 8, 6), has_tools),
-    ):
-        rank.trainer.state.global_step = global_step
-        rank.trainer.model.training, rank.trainer.control.should_evaluate = mode == "train", mode == "eval"
-        # 0.26 looks at the tools of the trainer, and later releases at the batch.
-        rank.trainer.tools = with_tool
-        loss, mask = rank.loss(lengths, **({"tool_mask": trained} if with_tool else {}))
-        mask = mask * trained if with_tool else mask
-        right = rank.over_sequences(mask)
-        gradient = _BETA / 4 * rank.slope * mask / mask.sum(1, keepdim=True).clamp(min=1)
-        (measured,) = torch.autograd.grad(loss, rank.log_probs)
-        if abs(float(loss.detach()) - _BETA * right) > 1e-6 or not torch.allclose(measured, gradient, atol=1e-6):
-            raise AssertionError(f"{kind}: the loss {float(loss)} or its gradient is not that of the formula")
-        expected[mode].append((right, rank.over_tokens(mask)))
-    for mode, means in expected.items():
-        for logged, (right, wrong) in zip(rank.trainer._metrics[mode]["kl"], means, strict=True):
-            yield judge(logged, right=_over_ranks(right), wrong=_over_ranks(wrong), mode=mode, loss_type=kind)
+    log_probs = torch.full((2, 3), -2.0)
+    reference = log_probs + torch.tensor([[0.0], [1.0]])
+    trainer = stub_grpo_trainer(module, log_probs, reference, loss_type="grpo", beta=0.5, use_bias_correction_kl=False)
+    inputs = {
+        "prompt_ids": torch.ones(2, 1, dtype=torch.long),
+        "prompt_mask": torch.ones(2, 1, dtype=torch.long),
+        "completion_ids": torch.ones(2, 3, dtype=torch.long),
+        "completion_mask": torch.tensor([[1, 0, 0], [1, 1, 1]]),
+        "advantages": torch.zeros(2),
+        "old_per_token_logps": None,
+        "ref_per_token_logps": reference,
+    }
+    trainer._compute_loss(None, inputs)
+    (measured,) = trainer._metrics["train"]["kl"]
+    return judge(measured, right=(math.e - 2) / 2, wrong=3 * (math.e - 2) / 4)
