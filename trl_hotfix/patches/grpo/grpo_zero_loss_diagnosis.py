@@ -33,17 +33,17 @@ A step without ``grad_norm`` (``max_grad_norm=0``, some engines) or with an infi
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import act, argument, judge, shadowed
+from ...authoring import Call, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import stub_grpo_trainer
 
@@ -234,34 +234,33 @@ def _diagnose(trainer: Any, run: _Run, logs: Mapping[str, Any], metrics: Mapping
     return None
 
 
-def say_why_the_loss_is_zero(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def say_why_the_loss_is_zero(call: Call) -> Any:
     """Examine each log entry of a training step until one case is proven."""
-    run = _runs.setdefault(instance, _Run())
-    logs = argument(wrapped, args, kwargs, "logs")
+    trainer = call.trainer
+    run = _runs.setdefault(trainer, _Run())
+    logs = call["logs"]
     message = None
     # The entry at the end of a run has no loss, that of an evaluation has an eval_loss, a callback's own has neither.
-    if instance.accelerator.is_main_process and "loss" in logs:
+    if trainer.accelerator.is_main_process and "loss" in logs:
         # Up to 0.15 the metrics are not kept by mode.
-        message = _diagnose(instance, run, logs, instance._metrics.get("train", instance._metrics))
-    result = wrapped(*args, **kwargs)
+        message = _diagnose(trainer, run, logs, trainer._metrics.get("train", trainer._metrics))
+    result = call()
     if message is not None and (case := message.partition(":")[0]) not in run.reported:
         run.reported.add(case)
-        act()
+        call.act()
         _log.log(logging.INFO if case == "no bug" else logging.WARNING, "GRPO: %s", message)
     return result
 
 
-def say_what_became_of_the_adapter(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def say_what_became_of_the_adapter(call: Call) -> Any:
     """Compare the model that was given with the one that the trainer has after ``__init__``."""
-    model = argument(wrapped, args, kwargs, "model")
+    trainer, model = call.trainer, call["model"]
     before: dict[str, Any] = {}
     messages = []
     if _is_peft(model):
-        if argument(wrapped, args, kwargs, "peft_config") is not None:
+        if call["peft_config"] is not None:
             before = _adapter(model)
         elif not any(tensor.requires_grad for tensor in model.parameters()):
             adapters = [name for name in model.active_adapters if model.peft_config[name].inference_mode]
@@ -272,302 +271,36 @@ def say_what_became_of_the_adapter(
                     "PeftModel.from_pretrained(..., is_trainable=True)"
                 )
                 # That follows from it, and would be reported twice.
-                _runs.setdefault(instance, _Run()).reported.add("no gradient")
-    result = wrapped(*args, **kwargs)
+                _runs.setdefault(trainer, _Run()).reported.add("no gradient")
+    result = call()
     if before:
-        messages.append(_lost(before, model, instance.model))
-    liger = getattr(instance, "use_liger_loss", False) or getattr(instance, "use_liger_kernel", False)
-    if liger and _is_peft(instance.model):
+        messages.append(_lost(before, model, trainer.model))
+    liger = getattr(trainer, "use_liger_loss", False) or getattr(trainer, "use_liger_kernel", False)
+    if liger and _is_peft(trainer.model):
         messages += [
             f"the Liger loss goes past an adapter: no gradient reaches {adapter}. Train without Liger, or without it"
-            for adapter in _missed(instance.model)
+            for adapter in _missed(trainer.model)
         ]
     for message in messages:
-        act()
-        if instance.accelerator.is_main_process:
+        call.act()
+        if trainer.accelerator.is_main_process:
             _log.warning("GRPO: %s", message)
     return result
 
 
-_Messages = dict[int, str]
-"""What was said of a run, with its level, by the number of the log entry. What is said before the first one has 0."""
-
-_LEARNING: Mapping[str, Any] = {"loss": 0.1, "grad_norm": 0.5, "reward_std": [0.3], "frac_reward_zero_std": [0.0]}
-_ZERO = {**_LEARNING, "loss": 0.0}
-_NO_GRADIENT = {**_ZERO, "grad_norm": 0.0}
-_NO_SIGNAL = {**_NO_GRADIENT, "reward_std": [0.0], "frac_reward_zero_std": [1.0]}
-
-
-class _Metrics(dict[str, list[float]]):
-    """Metrics that are also those of each mode, for releases that keep them by mode and for those that do not."""
-
-    def __missing__(self, mode: str) -> _Metrics:
-        return self
-
-
 def the_case_is_named(module: ModuleType) -> Outcome:
-    """Count the runs of which exactly what is so was said, and at the log entry that proves it.
-
-    They are short: but for the first one, four generations are enough here.
-    Of healthy runs nothing may be said, and what is said of an adapter must be what became of it.
-    """
-    messages: _Messages = {}
-    entry = 0
-
-    def keep(record: logging.LogRecord) -> bool:
-        text = record.getMessage().removeprefix("GRPO: ")
-        messages[entry] = f"{messages[entry]}; {text}" if entry in messages else f"{record.levelname}: {text}"
-        return False
-
-    def said(*entries: tuple[int, Mapping[str, Any]], trainer: Any = None, **settings: Any) -> _Messages:
-        """Return what is said of a run with this many of each log entry: the metrics are the values that are lists."""
-        nonlocal entry
-        trainer = trainer or _trainer(module, **settings)
-        messages.clear()
-        entry = 0
-        for values in [values for times, values in entries for _ in range(times)]:
-            entry += 1
-            metrics = {name: value for name, value in values.items() if isinstance(value, list)}
-            trainer._metrics = _Metrics(metrics)
-            trainer.log({name: value for name, value in values.items() if name not in metrics})
-        return messages.copy()
-
-    def fate(given: Any, peft_config: Any = None, become: Callable[[], Any] = lambda: None, **settings: Any) -> Any:
-        """Return a trainer that was constructed of a model, and what was said. ``become`` is what TRL does to it."""
-        nonlocal entry
-        trainer = _trainer(module, **settings)
-
-        def construct(model: Any, peft_config: Any = None) -> None:
-            trainer.model = become() or model
-
-        messages.clear()
-        entry = 0
-        say_what_became_of_the_adapter(construct, trainer, (), {"model": given, "peft_config": peft_config})
-        return trainer, messages.get(0, "")
-
-    level = _log.level
-    _log.setLevel(logging.INFO)
-    _log.addFilter(keep)
-    try:
-        cases = [(said((12, _NO_SIGNAL)), {10: ["first 10 generations"]})]
-        with shadowed(sys.modules[__name__], "_PATIENCE", 4):
-            cases += _cases(said)
-        wrong = [
-            (found, expected)
-            for found, expected in cases
-            if found.keys() != expected.keys() or not all(part in found[at] for at in expected for part in expected[at])
-        ]
-        if 0 < len(wrong) < len(cases):
-            raise AssertionError(f"of a run it was said: {wrong[0][0]}. Expected: {wrong[0][1]}")
-        if not wrong:
-            with shadowed(sys.modules[__name__], "_PATIENCE", 4):
-                _check_healthy(said)
-            if "peft" in sys.modules:
-                _check_adapters(said, fate)
-    finally:
-        _log.removeFilter(keep)
-        _log.setLevel(level)
-    return judge(len(cases) - len(wrong), right=len(cases), wrong=0)
-
-
-def _trainer(module: ModuleType, *, main: bool = True, model: Any = None, **settings: Any) -> Any:
-    optimizer = SimpleNamespace(param_groups=[{"params": [1]}, {"params": []}])
-    usual = {"beta": 0.0, "optimizer": optimizer, "fp16": False, "gradient_checkpointing": False}
-    trainer = stub_grpo_trainer(module, **{**usual, **settings})
-    trainer.accelerator.is_main_process = main
-    trainer.model = _usual_model() if model is None else model
-    trainer.use_liger_loss = settings.get("use_liger_loss", False)
-    trainer.state = SimpleNamespace(epoch=None, log_history=[], global_step=1, num_input_tokens_seen=0)
-    trainer.callback_handler = SimpleNamespace(on_log=lambda args, state, control, logs: control)
-    return trainer
-
-
-def _with_embedding(model: Any) -> Any:
+    """Log a step of a run in which nothing was trainable, and count the lines that say so."""
     import torch
 
-    model.embedding = torch.nn.Embedding(1, 1)
-    model.get_input_embeddings = lambda: model.embedding
-    return model
-
-
-@functools.cache
-def _usual_model() -> Any:
-    import torch
-
-    return _with_embedding(torch.nn.Module())
-
-
-_NO_PARAMETERS = SimpleNamespace(param_groups=[{"params": []}])
-
-
-def _cases(said: Callable[..., _Messages]) -> Iterator[tuple[_Messages, dict[int, list[str]]]]:
-    """Yield what was said of runs, and parts of what should have been."""
-    import torch
-
-    # No bug: at the third zero in a row. The KL term is the mean over the generations.
-    yield said((5, _ZERO)), {3: ["INFO: no bug: the loss is 0, grad_norm is 0.5", "beta * KL = 0 * 0 = 0. Its"]}
-    yield said((2, _ZERO), (1, _LEARNING), (3, _ZERO)), {6: ["no bug"]}
-    yield said((2, _ZERO), (1, {"loss": 0.0, "grad_norm": 0.5}), (1, _ZERO)), {4: ["no bug"]}
-    few = {**_ZERO, "loss": -4e-5, "kl": [0.001, 0.003]}
-    yield said((3, few), beta=0.1), {3: ["the loss is 4e-05", "beta * KL = 0.1 * 0.002 = 0.0002. Its"]}
-    yield said((3, {**_ZERO, "kl": [10 * _SHOWN_AS_ZERO]}), beta=1.0), {3: ["beta * KL = 1 * 0.0005 = 0.0005"]}
-    yield said((3, _ZERO), beta=1.0), {3: ["beta * KL = 1 * 0 = 0"]}
-    checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": None}
-    yield said((3, _ZERO), **checkpointing), {3: ["no bug"]}
-    yield said((3, _ZERO), model=_frozen(), **{**checkpointing, "gradient_checkpointing": False}), {3: ["no bug"]}
-    not_reentrant = {**checkpointing, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-    yield said((3, _ZERO), model=_frozen(), **not_reentrant), {3: ["no bug"]}
-
-    # No signal: at the fourth generation. The share of the groups is not logged before 0.18.
-    rewards = {"rewards/a/mean": [0.5], "rewards/a/std": [0.0], "rewards/b": [0.0, 0.5], "completions/length": [9.0]}
-    none = {4: ["WARNING: no learning signal so far", "first 4 generations", "nothing is trained", ": a (mean 0.5), b"]}
-    none[4].append("b (mean 0.25)")
-    yield said((6, {**_NO_SIGNAL, **rewards})), none
-    yield said((6, {**_NO_SIGNAL, "reward_std": [0.0, 0.0]})), {2: ["first 4 generations"]}
-    without_share = {name: value for name, value in _NO_SIGNAL.items() if name != "frac_reward_zero_std"}
-    yield said((6, without_share)), {4: ["no learning signal"]}
-    yield said((6, {**_NO_SIGNAL, "reward_std": [0.3]}), scale_rewards="batch"), {4: ["no learning signal"]}
-    yield said((6, {**_NO_SIGNAL, "reward_std": [9e-7], "frac_reward_zero_std": [0.0]})), {4: ["no learning signal"]}
-    yield said((6, {**_NO_SIGNAL, "grad_norm": 0.5})), {4: ["no learning signal"]}
-    kl_alone = {**_NO_SIGNAL, "loss": 1.45e-4, "grad_norm": 0.5, "kl": [1e-5]}
-    yield said((6, kl_alone), beta=1.0), {4: ["the KL term alone moves the policy"]}
-    yield said((1, {"loss": 0.0}), (4, _NO_SIGNAL)), {5: ["first 4 generations"]}
-    yield said((4, _NO_SIGNAL), (4, _NO_GRADIENT)), {4: ["no learning signal"], 8: ["no gradient"]}
-
-    # No gradient: when the shares of the groups that have a signal add up to four, or to sixteen under fp16.
-    numbers = "In numbers: the optimizer has 1 of 1 parameter tensors; gradient checkpointing is off; "
-    none = {4: ["WARNING: no gradient", "in all 4 logged steps, with rewards that differ. ", numbers, "inputs are on"]}
-    yield said((6, _NO_GRADIENT)), none
-    yield said((6, {**without_share, "reward_std": [1e-6]})), {4: ["no gradient"]}
-    yield said((6, {**_NO_GRADIENT, "reward_std": [1e-6]})), {4: ["no gradient"]}
-    yield said((10, {**without_share, "reward_std": [0.0, 0.3]})), {8: ["no gradient"]}
-    yield said((10, {**_NO_GRADIENT, "frac_reward_zero_std": [0.0, 1.0]})), {8: ["in all 8 logged steps"]}
-    yield said((18, _NO_GRADIENT), fp16=True), {16: ["in all 16 logged steps"]}
-    yield said((6, _NO_GRADIENT), is_deepspeed_enabled=True), {4: ["differ. In numbers: gradient checkpointing"]}
-    cut = {**_NO_GRADIENT, "completions/clipped_ratio": [1.0]}
-    yield said((6, cut), mask_truncated_completions=True), {4: ["differ; every completion was cut off, and"]}
-    yield said((6, cut)), {4: ["with rewards that differ. In"]}
-    half_cut = {**cut, "completions/clipped_ratio": [1.0, 0.0]}
-    yield said((6, half_cut), mask_truncated_completions=True), {4: ["with rewards that differ. In"]}
-    state = ["gradient checkpointing is on; gradients of the inputs are off"]
-    yield said((6, _NO_GRADIENT), model=_frozen(), **checkpointing), {4: state}
-    hooked = _frozen()
-    hooked.embedding.register_forward_hook(lambda module, args, output: None)
-    yield said((6, _NO_GRADIENT), model=hooked), {4: ["gradients of the inputs are on"]}
-    yield (
-        said((6, _NO_GRADIENT), model=torch.nn.Linear(1, 1)),
-        {4: ["of 2 parameter", "gradients of the inputs are on"]},
+    trainer = stub_grpo_trainer(module, beta=0.0, fp16=False, gradient_checkpointing=False)
+    vars(trainer).update(
+        model=torch.nn.Module(),
+        optimizer=SimpleNamespace(param_groups=[]),
+        state=SimpleNamespace(epoch=None, log_history=[], global_step=1, num_input_tokens_seen=0),
+        callback_handler=SimpleNamespace(on_log=lambda args, state, control, logs: control),
+        _metrics=defaultdict(dict),
     )
-    nothing = {1: ["no gradient: nothing was trainable when training began. In numbers: the optimizer has 0 of 1"]}
-    yield said((6, _LEARNING), optimizer=_NO_PARAMETERS), nothing
-    if "peft" in sys.modules:
-        frozen = _with_adapter().requires_grad_(False)
-        state = ["0 of 7 parameter tensors; of adapter default, 4 of 4 are frozen; "]
-        yield said((1, _LEARNING), model=frozen, optimizer=_NO_PARAMETERS), {1: state}
-
-
-def _frozen() -> Any:
-    import torch
-
-    return _with_embedding(torch.nn.Module()).requires_grad_(False)
-
-
-def _check_healthy(said: Callable[..., _Messages]) -> None:
-    """Raise if anything is said of a run that is healthy, or of which nothing is proven."""
-    batch = {"scale_rewards": "batch"}
-    sums = {"multi_objective_aggregation": "normalize_then_sum"}
-    checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": None}
-    for times, values, settings in (
-        (6, _LEARNING, {}),
-        (6, _LEARNING, {"optimizer": _NO_PARAMETERS, "is_deepspeed_enabled": True}),
-        # A loss besides the rewards, which are equal.
-        (6, {**_NO_SIGNAL, "loss": -0.1, "grad_norm": 0.5}, {}),
-        (6, {**_NO_SIGNAL, "loss": _SHOWN_AS_ZERO}, {}),
-        (6, {**_NO_SIGNAL, "loss": 1.55e-4, "kl": [1e-5]}, {"beta": 1.0}),
-        # Another rank; an evaluation.
-        (6, _NO_SIGNAL, {"main": False}),
-        (6, {"eval_loss": 0.0, "reward_std": [0.0]}, {}),
-        # Not a loss of 0, a signal or a gradient.
-        (3, {**_NO_SIGNAL, "grad_norm": 0.5}, {}),
-        (4, {**_ZERO, "loss": _SHOWN_AS_ZERO}, {}),
-        (4, {**_ZERO, "loss": -0.1}, {}),
-        (4, {**_ZERO, "kl": [5.1e-4]}, {"beta": 1.0}),
-        (4, {**_ZERO, "grad_norm": math.inf}, {}),
-        (6, {**_ZERO, "grad_norm": -1.0}, {}),
-        (4, {**_ZERO, "grad_norm": 1e-6}, {}),
-        (4, {"loss": 0.0, "reward_std": [0.3]}, {}),
-        (4, _ZERO, {"model": _frozen(), **checkpointing}),
-        # The share of the batch, or of no generation.
-        (6, _NO_GRADIENT, batch),
-        (6, _NO_GRADIENT, sums),
-        (6, {"loss": 0.0, "grad_norm": 0.0}, {}),
-    ):
-        if messages := said((times, values), **settings):
-            raise AssertionError(f"of a healthy run, {values} with {settings}, it was said: {messages}")
-    for entries in [((1, _LEARNING), (6, _NO_SIGNAL)), ((3, _NO_GRADIENT), (1, _LEARNING), (6, _NO_GRADIENT))]:
-        if messages := said(*entries):
-            raise AssertionError(f"of a run that was healthy once, {entries}, it was said: {messages}")
-
-
-def _with_adapter(*modules: str) -> Any:
-    """Return a model with a trained LoRA on these modules. Half of each matrix B is 0."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    base = _with_embedding(torch.nn.Module())
-    base.q, base.lm_head = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
-    base.get_output_embeddings = lambda: base.lm_head
-    model = get_peft_model(base, LoraConfig(r=1, target_modules=list(modules or ("q", "lm_head"))))
-    for name, tensor in model.named_parameters():
-        if ".lora_B." in name:
-            tensor.data[0] = 1.0
-    return model
-
-
-def _check_adapters(said: Callable[..., _Messages], fate: Callable[..., Any]) -> None:
-    """Raise unless exactly what became of an adapter is said of it."""
-    import torch
-
-    def expect(found: tuple[Any, str], *parts: str) -> None:
-        if bool(found[1]) != bool(parts) or not all(part in found[1] for part in parts):
-            raise AssertionError(f"of an adapter it was said: {found[1]!r}. Expected: {parts}")
-
-    def initialise(model: Any, *modules: str) -> None:
-        for name, tensor in model.named_parameters():
-            if any(f".{module}.lora_" in name for module in modules):
-                tensor.data.zero_()
-
-    config = object()
-    trained = _with_adapter()
-    expect(fate(trained, config), "WARNING: peft_config was given with", "its 4 tensors were put aside")
-    expect(fate(trained, config, lambda: torch.nn.Sequential(trained)), "its 4 tensors were put aside")
-    expect(fate(trained, config, lambda: torch.nn.Linear(1, 1)), "its 4 tensors were merged into the base model")
-    expect(fate(trained, config, main=False))
-    expect(fate(trained))
-    expect(fate(trained, config, lambda: initialise(trained, "q")), "were initialised again in 2 cases, and")
-    # One of its matrices B is 0 now.
-    expect(fate(trained, config))
-    expect(fate(torch.nn.Linear(1, 1), config))
-
-    frozen = _with_adapter().requires_grad_(False)
-    expect(fate(frozen))
-    frozen.peft_config["default"].inference_mode = True
-    expect(fate(frozen, config), "put aside")
-    trainer, message = fate(frozen, optimizer=_NO_PARAMETERS)
-    expect(
-        (trainer, message), "WARNING: 0 of 7 parameter tensors are trainable, since the adapter (default) was loaded"
-    )
-    if messages := said((1, _LEARNING), trainer=trainer):
-        raise AssertionError(f"of an adapter that was loaded for inference it was said again: {messages}")
-    both, of_q = _with_adapter(), _with_adapter("q")
-    head = "WARNING: the Liger loss goes past an adapter: no gradient reaches the 2 adapter tensors of the LM head."
-    expect(fate(both, use_liger_loss=True), head)
-    expect(fate(both, use_liger_kernel=True), head)
-    expect(fate(of_q, use_liger_loss=True))
-    expect(fate(torch.nn.Linear(1, 1), use_liger_loss=True))
-    of_q.peft_config["prompt"] = SimpleNamespace(is_prompt_learning=True)
-    expect(fate(of_q, use_liger_loss=True), "past an adapter: no gradient reaches prompt learning (prompt).")
-    both.base_model.model.lm_head.requires_grad_(False)
-    expect(fate(both, use_liger_loss=True))
-    both.peft_config["default"].inference_mode = True
-    expect(fate(both))
+    lines: list[str] = []
+    with shadowed(_log, "log", lambda level, message, *values: lines.append(message % values)):
+        trainer.log({"loss": 0.0})
+    return judge(sum("nothing was trainable when training began" in line for line in lines), right=1, wrong=0)
