@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...authoring import absent, act, judge, only_rows
+from ...authoring import Call, absent, judge, only_rows, wrapper
 from ...model import Outcome
 from ...testing import CharacterTokenizer, dpo_stub
 
@@ -27,58 +26,59 @@ _NOT_TRAINED_ON = -100
 _SIDES = ("chosen", "rejected")
 
 
-def cut_each_row_at_the_limit(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def cut_each_row_at_the_limit(call: Call) -> Any:
     """Tokenise a pair, and keep of each response what fits into ``max_length`` after its prompt."""
     from transformers.utils import is_torch_xla_available
 
     # On a TPU ORPO pads each row to max_length.
-    if instance.is_encoder_decoder or is_torch_xla_available():
-        return wrapped(*args, **kwargs)
-    limit = instance.max_length
-    instance.max_length = sys.maxsize
+    trainer = call.trainer
+    if trainer.is_encoder_decoder or is_torch_xla_available():
+        return call()
+    limit = trainer.max_length
+    trainer.max_length = sys.maxsize
     try:
-        row = wrapped(*args, **kwargs)
+        row = call()
     finally:
-        instance.max_length = limit
+        trainer.max_length = limit
     prompts = {side: row[f"{side}_labels"].count(_NOT_TRAINED_ON) for side in _SIDES}
     longer_response = max(len(row[f"{side}_labels"]) - prompts[side] for side in _SIDES)
     if max(prompts.values()) + longer_response > limit:  # TRL cuts.
-        act()
+        call.act()
     for side in _SIDES:
         for name in ("input_ids", "attention_mask", "labels"):
             row[f"{side}_{name}"] = row[f"{side}_{name}"][: max(limit, prompts[side])]
     return row
 
 
-def drop_rows_without_a_response(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def drop_rows_without_a_response(call: Call) -> None:
     """Make the trainer, and drop the rows whose prompt alone fills ``max_length``."""
-    wrapped(*args, **kwargs)
-    instance.train_dataset = _with_responses(instance, instance.train_dataset, "train")
-    evaluation = instance.eval_dataset
+    call()
+    trainer = call.trainer
+    trainer.train_dataset = _with_responses(call, trainer.train_dataset, "train")
+    evaluation = trainer.eval_dataset
     if isinstance(evaluation, dict):
-        kept = {name: _with_responses(instance, dataset, name) for name, dataset in evaluation.items()}
-        instance.eval_dataset = type(evaluation)(kept)
+        kept = {name: _with_responses(call, dataset, name) for name, dataset in evaluation.items()}
+        trainer.eval_dataset = type(evaluation)(kept)
     elif evaluation is not None:
-        instance.eval_dataset = _with_responses(instance, evaluation, "eval")
+        trainer.eval_dataset = _with_responses(call, evaluation, "eval")
 
 
-def _with_responses(trainer: Any, dataset: Any, name: str) -> Any:
+def _with_responses(call: Call, dataset: Any, name: str) -> Any:
     import accelerate  # type: ignore[import-untyped]
 
     # tokenize_row may be the user's.
     if not {f"{side}_labels" for side in _SIDES} <= set(dataset.column_names):
         return dataset
+    trainer = call.trainer
 
     def has_responses(row: Any) -> bool:
         return all(max(row[f"{side}_labels"]) > _NOT_TRAINED_ON for side in _SIDES)
 
     kept = only_rows(accelerate, dataset, has_responses, trainer.args, f"Dropping rows without a response from {name}")
     if kept is not dataset:
-        act()
+        call.act()
         _log.warning(
             "cpo-orpo-truncation-by-longer-response: %s of %s rows are dropped from the %s dataset. Their prompt fills "
             "max_length=%s, and nothing is left of a response. Raise max_length to train on them",
@@ -97,4 +97,4 @@ def responses_fill_the_room(module: ModuleType) -> Outcome:
         return absent("prompts are cut at max_prompt_length")
     trainer = dpo_stub(module, method, max_length=20, processing_class=CharacterTokenizer())
     row = trainer.tokenize_row({"prompt": 10 * "p", "chosen": 12 * "c", "rejected": "r"})
-    return judge(float(sum(label != _NOT_TRAINED_ON for label in row["chosen_labels"])), right=10.0, wrong=7.0)
+    return judge(sum(label != _NOT_TRAINED_ON for label in row["chosen_labels"]), right=10, wrong=7)
