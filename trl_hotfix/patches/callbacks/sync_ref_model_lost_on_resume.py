@@ -1,6 +1,6 @@
 """With ``sync_ref_model`` the reference model moves, and no checkpoint has it.
 
-``SyncRefModelCallback`` changes the reference model in place. A resumed run makes it anew, from ``ref_model`` or from
+``SyncRefModelCallback`` changes the reference model in place. A resumed run makes it again, from ``ref_model`` or from
 the path of the policy: the reference of the first step.
 
 transformers tells callbacks when training begins and when it has saved, by ``on_train_begin`` and ``on_save``. TRL's
@@ -20,16 +20,17 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ...authoring import (
+    Call,
     Once,
     absent,
-    act_of_this_call,
     is_sharded,
     judge,
     keep_beside_checkpoint,
     kept_beside_checkpoint,
     shadowed,
+    wrapper,
 )
-from ...model import Outcome, Verdict
+from ...model import Outcome
 from ...testing import recorded_warnings
 
 _FILE = "trl_hotfix_reference.safetensors"
@@ -38,13 +39,13 @@ _log = logging.getLogger("trl_hotfix")
 _is_first_sharded_save = Once()
 
 
-def keep_the_reference_with_checkpoints(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def keep_the_reference_with_checkpoints(call: Call) -> None:
     """Have the callback write the reference model into each checkpoint, and read it from the one that is resumed."""
-    wrapped(*args, **kwargs)
-    instance.on_train_begin = partial(_begin, instance, act_of_this_call())
-    instance.on_save = partial(_save, instance)
+    call()
+    callback = call.trainer
+    callback.on_train_begin = partial(_begin, callback, call.act_later())
+    callback.on_save = partial(_save, callback)
 
 
 def _begin(callback: Any, act: Callable[[], None], args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -98,126 +99,21 @@ def _shapes(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reference_goes_on_in_a_resumed_run(module: ModuleType) -> Outcome:
-    """Compare runs that are resumed with runs without a stop, in which nothing else differs."""
+    """Read the reference's weight in a run that is resumed from step 1: half-way to the policy, and 1 if it is lost."""
     if "sync_target_model" not in vars(getattr(module, "SyncRefModelCallback", object)):
         return absent("this module has no SyncRefModelCallback of its own")
-    # The policy's weight is 1 + step / 10, and the reference begins with 1. It is synchronized after steps 2 and 4.
-    in_step_4 = (1.1 + 1.4) / 2
-    with tempfile.TemporaryDirectory() as folder:
-        run = partial(_Run, module)
-        here, other, unsaved, one = (f"{folder}/{name}" for name in ("here", "other", "unsaved", "one"))
-        whole = run(here)
-        resumed = run(here, begin=3)
-        outcome = judge(resumed.reference, right=in_step_4, wrong=1.2)
-        is_fixed = outcome.verdict is Verdict.FIXED
-        at_once = run(here, begin=3, end=3)
-        elsewhere = run(other, begin=3, resume_from_checkpoint=f"{here}/checkpoint-3")
-        run(unsaved, should_save=False)
-        run(one, alpha=1)
-        # Without the patch, runs that are resumed have another reference: that of the first step, moved since then.
-        for name, found, right, wrong in (
-            ("whole", whole, in_step_4, in_step_4),
-            ("again", run(here), in_step_4, in_step_4),
-            ("resumed", resumed, in_step_4, 1.2),
-            ("resumed, no step", at_once, 1.1, 1.0),
-            ("resumed in another folder", elsewhere, in_step_4, 1.2),
-            ("resumed, alpha is 1", run(one, begin=3, end=3, alpha=1), 1.2, 1.0),
-            ("resumed, alpha is 1, no reference", run(unsaved, begin=4, end=4, alpha=1), 1.4, 1.0),
-            ("resumed before it moved", run(unsaved, begin=1, end=1), 1.0, 1.0),
-            ("a teacher", run(here, end=0, is_teacher=True), 1.0, 1.0),
-            ("a teacher, resumed", run(here, begin=3, end=3, is_teacher=True), 1.1, 1.0),
-        ):
-            if found.warnings or abs(found.reference - (right if is_fixed else wrong)) > 1e-6:
-                raise AssertionError(f"{name}: the reference is {found.reference}; {found.warnings}")
-        if is_fixed and any((resumed_run.weights != whole.weights).any() for resumed_run in (resumed, elsewhere)):
-            raise AssertionError(f"{resumed.weights}, {elsewhere.weights}, and without a stop {whole.weights}")
-        for name, found, expected in (
-            ("no reference", run(unsaved, begin=3), 1.2),
-            ("no reference, in a step that synchronizes", run(unsaved, begin=2, end=2), 1.0),
-            ("no reference, alpha is 1", run(unsaved, begin=3, end=3, alpha=1), 1.0),
-            ("a teacher, no reference", run(unsaved, begin=1, end=1, is_teacher=True), 1.0),
-            ("other weights", run(here, begin=3, end=3, scale=2.0), 1.0),
-            ("another shape", run(here, begin=3, end=3, size=3), 1.0),
-            ("sharded", run(f"{folder}/sharded", is_sharded=True), in_step_4),
-            ("resumed, sharded", run(f"{folder}/sharded", begin=3, is_sharded=True), 1.2),
-        ):
-            if len(found.warnings) != is_fixed or abs(found.reference - expected) > 1e-6:
-                raise AssertionError(f"{name}: the reference is {found.reference}, not {expected}; {found.warnings}")
-        without = run(f"{folder}/without", has_reference=False), run(f"{folder}/without", begin=3, has_reference=False)
-        if any(found.warnings for found in without) or list(Path(folder, "without").glob("*/*")):
-            raise AssertionError("there is no reference model, and something is done about it")
-    return outcome
+    import torch
 
-
-class _Run:
-    """The callback in a run that is resumed after the step ``begin``, and saves checkpoints after steps 1 and 3."""
-
-    def __init__(
-        self,
-        module: ModuleType,
-        folder: str,
-        *,
-        begin: int = 0,
-        end: int = 5,
-        alpha: float = 0.5,
-        scale: float = 1.0,
-        size: int = 2,
-        is_sharded: bool = False,
-        has_reference: bool = True,
-        is_teacher: bool = False,
-        **arguments: Any,
-    ) -> None:
-        import torch
-
-        told: list[str] = []
-
-        class Callback(module.SyncRefModelCallback):  # type: ignore[misc, name-defined]
-            def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-                told.append(f"begin {state.global_step}")
-                return control
-
-            def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-                told.append(f"save {state.global_step}")
-                return control
-
-        class Model(torch.nn.Module):  # type: ignore[misc]
-            def __init__(self, size: int) -> None:
-                super().__init__()
-                self.weight = torch.nn.Parameter(torch.ones(size, device="cpu"))
-
-        settings = {"output_dir": folder, "should_save": True}
-        if not is_teacher:
-            settings |= {"ref_model_sync_steps": 2, "ref_model_mixup_alpha": alpha}
-        args, control, policy, reference = (
-            SimpleNamespace(**settings | arguments),
-            SimpleNamespace(),
-            Model(2),
-            Model(size),
-        )
-        if is_sharded:
-            # As DeepSpeed marks parameters under ZeRO-3.
-            reference.weight.ds_id = 0
-        answers = []
-        with recorded_warnings() as self.warnings, shadowed(module, "AcceleratorState", _NoDeepSpeed):
-            callback = Callback(ref_model=reference if has_reference else None, accelerator=None)
-            for step in range(begin, end + 1):
-                policy.weight.data.fill_(scale * (1 + step / 10))
-                state = SimpleNamespace(global_step=step)
-                event = callback.on_train_begin if step == begin else callback.on_step_end
-                answers.append(event(args, state, control, model=policy))
-                if begin < step and step in (1, 3):
-                    Path(folder, f"checkpoint-{step}").mkdir(parents=True, exist_ok=True)
-                    answers.append(callback.on_save(args, state, control, model=policy))
-        self.weights = reference.weight.detach()
-        if answers.count(control) != len(told) or len(told) != 1 + sum(begin < step <= end for step in (1, 3)):
-            raise AssertionError(f"the callback's own methods are called as {told}, and answer {answers}")
-
-    @property
-    def reference(self) -> float:
-        return float(self.weights[0])
-
-
-class _NoDeepSpeed:
-    """The state of accelerate in a run without DeepSpeed."""
-
-    deepspeed_plugin = None
+    policy, moved, initial = (
+        torch.nn.ParameterList([torch.nn.Parameter(torch.tensor([weight], device="cpu"))]) for weight in (3.0, 1.0, 1.0)
+    )
+    whole, resumed = (module.SyncRefModelCallback(ref_model=model, accelerator=None) for model in (moved, initial))
+    step = SimpleNamespace(global_step=1)
+    with tempfile.TemporaryDirectory() as folder, recorded_warnings():
+        args = SimpleNamespace(output_dir=folder, should_save=True, ref_model_sync_steps=1, ref_model_mixup_alpha=0.5)
+        with shadowed(module, "AcceleratorState", lambda: SimpleNamespace(deepspeed_plugin=None)):
+            whole.on_step_end(args, step, None, model=policy)
+        Path(folder, "checkpoint-1").mkdir()
+        whole.on_save(args, step, None, model=policy)
+        resumed.on_train_begin(args, step, None, model=policy)
+    return judge(float(initial[0]), right=2.0, wrong=1.0)
