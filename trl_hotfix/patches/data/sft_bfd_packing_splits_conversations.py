@@ -23,7 +23,7 @@ def pack_the_beginnings(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Pack the first ``seq_length`` tokens of each row, if a row has more."""
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow.compute as pc
 
     examples, seq_length = (argument(wrapped, args, kwargs, name) for name in ("examples", "seq_length"))
     # TRL refuses other columns.
