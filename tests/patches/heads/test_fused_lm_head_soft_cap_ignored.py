@@ -48,7 +48,7 @@ def capped(logits: Any, cap: float | None) -> Any:
 class Model(torch.nn.Module):
     """A model of an embedding and a head. Its config, or the one of its text part, has these settings."""
 
-    def __init__(self, *, text_part: bool = False, **settings: Any) -> None:
+    def __init__(self, *, text_part: Any = False, **settings: Any) -> None:
         super().__init__()
         self.text_config = SimpleNamespace(model_type="tiny", **settings)
         self.config = SimpleNamespace(model_type="whole") if text_part else self.text_config
@@ -99,8 +99,7 @@ def assert_caps(model: Any, cap: float | None) -> None:
 @pytest.mark.parametrize("text_part", [False, True], ids=["config", "text config"])
 @pytest.mark.parametrize(("name", "cap"), [(NAMES[0], 0.5), (NAMES[1], 0.5), (NAMES[0], 3.0), (NAMES[1], 30.0)])
 def test_the_logits_are_capped_in_each_micro_batch(name: str, cap: float, text_part: bool) -> None:
-    settings: dict[str, Any] = {name: cap}
-    assert_caps(with_head(Model(text_part=text_part, **settings)), cap)
+    assert_caps(with_head(Model(text_part=text_part, **{name: cap})), cap)
 
 
 @pytest.mark.parametrize("name", NAMES)
