@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
 from trl_hotfix.patching import engine
 from trl_hotfix.reporting.report import Report
+from trl_hotfix.testing import recorded_warnings
 
 
 class Switch:
@@ -53,3 +55,27 @@ def patched(switch: Switch) -> Iterator[None]:
     """Have the patch on during each test."""
     with switch.on():
         yield
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """Return what is logged as trl_hotfix, a line each, and keep it off of the log."""
+    with recorded_warnings() as said:
+        yield said
+
+
+@pytest.fixture
+def handed_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the tokenizers that TRL gives to the functions it maps over a stream."""
+    from datasets import IterableDataset
+
+    found: list[Any] = []
+    of_datasets = IterableDataset.map
+
+    def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
+        arguments = kwargs.get("fn_kwargs") or {}
+        found.extend(arguments[name] for name in ("tokenizer", "processing_class") if name in arguments)
+        return of_datasets(self, *args, **kwargs)
+
+    monkeypatch.setattr(IterableDataset, "map", recording)
+    return found

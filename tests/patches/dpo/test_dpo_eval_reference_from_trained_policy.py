@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,9 @@ import torch
 import transformers
 from trl.trainer import dpo_trainer
 
-from trl_hotfix.testing import default_arguments, recorded_warnings, stub_trainer
+from trl_hotfix.testing import default_arguments, stub_trainer
+
+pytestmark = pytest.mark.usefixtures("messages")
 
 BEFORE, AFTER = -1.0, -2.0
 """The policy's log-prob of a chosen completion before training, and at the first evaluation."""
@@ -45,11 +46,8 @@ class Parent(transformers.Trainer):
 
 
 @pytest.fixture(autouse=True)
-def messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Return what is said as trl_hotfix."""
+def no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dpo_trainer, "tqdm", lambda iterable, **kwargs: iterable)
-    with recorded_warnings() as said:
-        yield said
 
 
 def stub(*, training: bool = True, do_eval: bool = True, **attributes: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,21 +18,15 @@ from trl_hotfix.testing import (
     forwarded,
     pair_batch,
     pair_micro_batches,
-    recorded_warnings,
     tiny_attention_model,
     tiny_causal_lm,
     wrapped_like_deepspeed,
 )
 
+pytestmark = pytest.mark.usefixtures("messages")
+
 MICRO_BATCHES = tuple(pair_micro_batches())
 PAIRS = MICRO_BATCHES[0].pairs
-
-
-@pytest.fixture(autouse=True)
-def messages() -> Iterator[list[str]]:
-    """Return what is said as trl_hotfix."""
-    with recorded_warnings() as said:
-        yield said
 
 
 def stub(model: Any, **attributes: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +16,10 @@ from trl_hotfix.testing import (
     pair_batch,
     pair_log_probs,
     pair_micro_batches,
-    recorded_warnings,
     tiny_causal_lm,
 )
+
+pytestmark = pytest.mark.usefixtures("messages")
 
 MICRO_BATCHES = tuple(pair_micro_batches())
 PAIRS = MICRO_BATCHES[0].pairs
@@ -26,13 +27,6 @@ PAIRS = MICRO_BATCHES[0].pairs
 
 class Encoded(Exception):
     """The encoder was asked for: from there on an encoder-decoder model goes another way."""
-
-
-@pytest.fixture(autouse=True)
-def messages() -> Iterator[list[str]]:
-    """Return what is said as trl_hotfix."""
-    with recorded_warnings() as said:
-        yield said
 
 
 def model_of() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,10 @@ from trl_hotfix.testing import (
     pair_batch,
     pair_log_probs,
     pair_micro_batches,
-    recorded_warnings,
     tiny_causal_lm,
 )
+
+pytestmark = pytest.mark.usefixtures("messages")
 
 MICRO_BATCHES = tuple(pair_micro_batches())
 PAIRS = MICRO_BATCHES[0].pairs
@@ -39,13 +40,6 @@ if TAKES_LISTS:
     TERMS += [(f"loss_type={name!r}", {"loss_type": ["sigmoid", name]}) for name in ("ipo", "sft")]
 
 each_term = pytest.mark.parametrize(("term", "settings"), TERMS)
-
-
-@pytest.fixture(autouse=True)
-def messages() -> Iterator[list[str]]:
-    """Return what is said as trl_hotfix."""
-    with recorded_warnings() as said:
-        yield said
 
 
 def stub(**settings: Any) -> Any:

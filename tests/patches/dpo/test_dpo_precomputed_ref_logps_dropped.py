@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +21,10 @@ from trl_hotfix.testing import (
     pair_log_probs,
     pair_loss,
     pair_micro_batches,
-    recorded_warnings,
     tiny_causal_lm,
 )
+
+pytestmark = pytest.mark.usefixtures("messages")
 
 COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 MICRO_BATCHES = tuple(pair_micro_batches())
@@ -37,13 +38,6 @@ class Forgetful:
         return PreferenceCollator(pad_token_id=0)(
             [{key: row[key] for key in row if key not in COLUMNS} for row in rows]
         )
-
-
-@pytest.fixture(autouse=True)
-def messages() -> Iterator[list[str]]:
-    """Return what is said as trl_hotfix."""
-    with recorded_warnings() as said:
-        yield said
 
 
 def stub(*, workers: int = 0, **attributes: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import wrapt
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from datasets.fingerprint import Hasher
 from packaging.version import Version
 from trl import SFTConfig, SFTTrainer
@@ -87,21 +87,6 @@ def texts(rows: list[dict[str, Any]], tokenizer: Any = None, function: Any = Non
         columns = ("input_ids", "attention_mask", "completion_mask", "labels")
         assert len({len(row[name]) for name in columns if name in row}) == 1, row
     return ["".join(map(chr, row["input_ids"])).removesuffix("\1") for row in prepared]
-
-
-@pytest.fixture
-def handed_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect the tokenizers that TRL gives to the functions it maps."""
-    found: list[Any] = []
-    of_datasets = IterableDataset.map
-
-    def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments = kwargs.get("fn_kwargs") or {}
-        found.extend(arguments[name] for name in ("tokenizer", "processing_class") if name in arguments)
-        return of_datasets(self, *args, **kwargs)
-
-    monkeypatch.setattr(IterableDataset, "map", recording)
-    return found
 
 
 def of_column(name: str) -> list[dict[str, Any]]:

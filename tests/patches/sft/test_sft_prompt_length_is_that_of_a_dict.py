@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from tokenizers import Encoding
 from transformers import BatchEncoding
 from trl import SFTConfig, SFTTrainer
@@ -61,21 +61,6 @@ class Tokenizer(CharacterTokenizer):
         **kwargs: Any,
     ) -> Any:
         return super().apply_chat_template(messages, tokenize, return_dict, add_generation_prompt, **kwargs)
-
-
-@pytest.fixture
-def handed_on(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect the tokenizers that TRL gives to the functions it maps."""
-    found: list[Any] = []
-    of_datasets = IterableDataset.map
-
-    def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments = kwargs.get("fn_kwargs") or {}
-        found.extend(arguments[name] for name in ("tokenizer", "processing_class") if name in arguments)
-        return of_datasets(self, *args, **kwargs)
-
-    monkeypatch.setattr(IterableDataset, "map", recording)
-    return found
 
 
 def lengths_of_prompts() -> list[int]:
