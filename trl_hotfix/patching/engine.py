@@ -170,10 +170,7 @@ class Engine:
         selection = self._configuration.selection or Selection(packs=self._packs())
         trl, decisions = installed("trl"), self._configuration.decisions
         not_configured = Decision(State.DISABLED, Reason.SWITCHED_OFF)
-        counts, statuses = totals(), []
-        module_patches: dict[str, list[ModulePatch]] = {}
-        for module_patch in self._registry.all():
-            module_patches.setdefault(module_patch.patch.id, []).append(module_patch)
+        counts, module_patches, statuses = totals(), self._registry.by_patch(), []
         for patch in self._patches():
             decision, options = decisions.get(patch.id, not_configured), selection.options_of(patch)
             here, count = module_patches.get(patch.id, ()), counts.get(patch.id)

@@ -40,8 +40,15 @@ class Registry:
         with self._lock:
             return list(self._module_patches.values())
 
+    def by_patch(self) -> dict[str, list[ModulePatch]]:
+        """Return the module patches by the id of their patch."""
+        found: dict[str, list[ModulePatch]] = {}
+        for module_patch in self.all():
+            found.setdefault(module_patch.patch.id, []).append(module_patch)
+        return found
+
     def of(self, patch_id: str) -> list[ModulePatch]:
-        return [module_patch for module_patch in self.all() if module_patch.patch.id == patch_id]
+        return self.by_patch().get(patch_id, [])
 
     def is_busy(self, module_patch: ModulePatch) -> bool:
         """Return whether a thread works on it now."""

@@ -59,8 +59,8 @@ def status_of(
         return decision.state
 
     targets = tuple(TargetStatus(target, patch.range_of(target), state_of(target)) for target in patch.targets)
-    calls = (count.called, count.acted) if count is not None else ()
-    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options, *calls)
+    count = count or Count()
+    return PatchStatus(patch, decision.state, decision.reason, evidence, targets, options, count.called, count.acted)
 
 
 def overtaken(module_patch: ModulePatch) -> bool:

@@ -8,7 +8,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
                 ``default_arguments`` of a config, ``absent_if_reexported``, ``quick_is_peft_model``; the classes of a
                 module (``trainer_and_config``), a tokenizer as they take it (``as_tokenizer_of``)
 ``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``; steps of pairs and their loss by the formula (``Pair``,
-                ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``, ``weighted_log_probs``,
+                ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``,
                 ``pair_loss``, ``judge_with_gradients``); batches that may be flattened (``absent_if_never_flattened``,
                 ``forwarded``)
 ``grpo``        the loss of GRPO: ``stub_grpo_trainer``, and an empty ``metrics_by_mode``
@@ -55,7 +55,6 @@ from .dpo import (
     pair_log_probs,
     pair_loss,
     pair_micro_batches,
-    weighted_log_probs,
 )
 from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
 from .gkd import compare_gradients, distillation_stub, divergence
@@ -141,6 +140,5 @@ __all__ = [
     "tiny_tokenizer",
     "token_losses_of_a_group",
     "trainer_and_config",
-    "weighted_log_probs",
     "wrapped_like_deepspeed",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
@@ -137,30 +137,6 @@ def pair_log_probs(model: Any, pairs: Iterable[Pair]) -> tuple[Any, Any]:
     rows = [(log_prob(pair.prompt, pair.chosen), log_prob(pair.prompt, pair.rejected)) for pair in pairs]
     chosen, rejected = (torch.stack(side) for side in zip(*rows, strict=True))
     return chosen, rejected
-
-
-def weighted_log_probs(
-    module: ModuleType,
-    model: Any,
-    trainers: tuple[Any, Any],
-    formula: Callable[[Sequence[Pair]], tuple[Any, Any]],
-) -> Iterator[tuple[Any, Any, Any]]:
-    """Give of each micro-batch a sum of log-probs: measured, right and wrong. Each row has a weight of its own.
-
-    ``trainers`` is one to train and one to evaluate. They measure by ``concatenated_forward``; ``formula`` gives the
-    others, chosen before rejected.
-    """
-    import torch
-
-    for micro_batch in pair_micro_batches():
-        trainer = trainers[not micro_batch.is_training]
-        trainer.state.global_step = micro_batch.step
-        model.train(micro_batch.is_training)
-        outputs = trainer.concatenated_forward(model, pair_batch(module, micro_batch.pairs))
-        measured = torch.cat([outputs["chosen_logps"], outputs["rejected_logps"]])
-        right, wrong = formula(micro_batch.pairs)
-        weights = torch.arange(1, 1 + len(measured))
-        yield (measured * weights).sum(), (right * weights).sum(), (wrong * weights).sum()
 
 
 def pair_loss(beta: float, policy: tuple[Any, Any], reference: tuple[Any, Any]) -> Any:
