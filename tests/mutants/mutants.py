@@ -17,7 +17,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,17 +106,13 @@ def sources_of(patch: Patch) -> dict[str, str]:
     return {mutant.name: mutant.source for mutant in code_mutants(source_of(patch), functions_of(patch))}
 
 
-def run(patch: Patch, place: Place, code: Mapping[str, str], killers: Mapping[str, str]) -> Mapping[str, Any] | str:
-    """Return the answer about each mutant in a place, or why there is none.
-
-    ``killers`` has what killed mutants in other places: those that the self-test killed are not made again, and of the
-    others only the self-test is asked.
-    """
+def run(patch: Patch, place: Place, code: Mapping[str, str], killed: Collection[str]) -> Mapping[str, Any] | str:
+    """Return the answer about each mutant in a place, or why there is none. Those in ``killed`` are not made."""
     functions = functions_of(patch)
     task = {
         "patch": patch.id,
         "code": code,
-        "killers": killers,
+        "killed": sorted(killed),
         "noting gradients": noting_gradients(source_of(patch), functions),
         "functions": sorted(functions),
         "targets": [target.name for target in place.targets_of(patch)],
@@ -198,7 +194,7 @@ def mutants_of(patch: Patch, answers: Mapping[Place | str, Mapping[str, Any] | s
     for name, judgements in by_name.items():
         killers = [judged["killer"] for judged in judgements if judged["killer"]]
         if killers:
-            found.killed[name] = "self-test" if "self-test" in killers else killers[0]
+            found.killed[name] = killers[0]
         elif name in declared:
             found.equivalent[name] = declared.pop(name)
         elif any(judged.get("had effect", True) for judged in judgements):  # A mistake in the code always has one.
@@ -256,11 +252,11 @@ def count(
 
     def judged(patch: Patch) -> Iterable[tuple[str, Mutants]]:
         answers: dict[Place | str, Mapping[str, Any] | str] = {}
-        killers: dict[str, str] = {}
+        killed: set[str] = set()
         for place in places_of(patch):
-            answers[place] = answer = run(patch, place, code[patch.id], killers)
+            answers[place] = answer = run(patch, place, code[patch.id], killed)
             if not isinstance(answer, str):
-                killers |= {name: one["killer"] for name, one in answer.items() if name and one["killer"]}
+                killed |= {name for name, one in answer.items() if name and one["killer"]}
         found = mutants_of(patch, answers)
         if (found.survived or found.missed) and tests_of(patch):
             answers["its tests"] = run_by_tests(patch, found.survived, code[patch.id])

@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,16 +42,12 @@ TOLERANCE = 1e-6
 
 @dataclass
 class Judge:
-    """What a patch is judged by. ``unaffected``: loss and gradients of the runs that the bug does not hit.
-
-    ``self_test_only``: the rest has noticed this mutant elsewhere already.
-    """
+    """What a patch is judged by. ``unaffected``: loss and gradients of the runs that the bug does not hit."""
 
     patch: Patch
     proof: Any
     unaffected: Any = None
     fixed: Mapping[str, Any] | None = None
-    self_test_only: bool = False
     _gradients: Mapping[str, Any] = field(default_factory=dict)
 
     def killer(self) -> tuple[str, str]:
@@ -63,8 +59,6 @@ class Judge:
             "unaffected": self._by_unaffected,
             "parity": self._by_parity,
         }
-        if self.self_test_only:
-            stages = {"self-test": self._by_self_test}
         for name, stage in stages.items():
             try:
                 why = stage()
@@ -206,9 +200,8 @@ def _answers(
         for breakage in breakages.breakages(targets)
     }
     for name, judged in work.items():
-        killer = task["killers"].get(name)
-        if killer != "self-test" and name not in no_mutants:
-            yield name, in_fork(functools.partial(judged, replace(judge, self_test_only=bool(killer))))
+        if name not in task["killed"] and name not in no_mutants:
+            yield name, in_fork(functools.partial(judged, judge))
 
 
 if __name__ == "__main__":
