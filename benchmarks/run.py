@@ -23,6 +23,7 @@ from rich.table import Table
 import applying
 import costs
 import gain
+import importing
 import listing
 import measure
 import per_call
@@ -33,6 +34,7 @@ import training
 BENCHMARKS: dict[str, ModuleType] = {
     "start": start,
     "list": listing,
+    "import": importing,
     "apply": applying,
     "call": per_call,
     "step": training,
