@@ -29,9 +29,12 @@ def file_of(patch_id: str) -> Path:
     return FOLDER / modules.family_of(patch_id) / f"test_{patch_id.replace('-', '_')}.py"
 
 
-@dataclass
+@dataclass(eq=False)
 class Outcomes:
-    """A plugin of pytest that keeps the outcome of each test, with the report of one that did not pass."""
+    """A plugin of pytest that keeps the outcome of each test, with the report of one that did not pass.
+
+    It has a hash, since pytest puts plugins into a set where a folder of tests has a ``conftest.py``.
+    """
 
     by_test: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -53,9 +56,11 @@ def outcomes(files: Sequence[Path], *options: str) -> dict[str, tuple[str, str]]
 
     found = Outcomes()
     # The settings of the repository's other tests, and their conftest, are not meant for another environment.
-    own = [f"--confcutdir={FOLDER}", f"--rootdir={FOLDER}", "-c", os.devnull, "--import-mode=importlib"]
+    own = [f"--confcutdir={FOLDER}", f"--rootdir={FOLDER}", "-c", os.devnull, "--import-mode=importlib", "-W", "ignore"]
+    # To collect garbage at the end takes as long as some tests do.
+    own += ["-p", "no:cacheprovider", "-p", "no:unraisableexception"]
     with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
-        pytest.main([*own, "-p", "no:cacheprovider", "-W", "ignore", *options, *map(str, files)], plugins=[found])
+        pytest.main([*own, *options, *map(str, files)], plugins=[found])
     return found.by_test
 
 

@@ -58,3 +58,9 @@ def test_the_tests_of_a_patch_pass(answers: Mapping[Around, Any], place: layout.
 def test_every_file_is_of_a_patch_and_in_its_family() -> None:
     files = set(patch_tests.FOLDER.glob("*/test_*.py"))
     assert files == {patch_tests.file_of(patch_id) for patch_id in PATCHES}
+
+
+def test_pytest_can_put_the_plugin_into_a_set() -> None:
+    """It does so where the folder of a family has a conftest of its own, as that of ``beneath``."""
+    one, other = patch_tests.Outcomes(), patch_tests.Outcomes()
+    assert len({one, other}) == 2

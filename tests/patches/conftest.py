@@ -15,7 +15,7 @@ import pytest
 
 import trl_hotfix
 from trl_hotfix.catalogue import loading
-from trl_hotfix.model import Patch
+from trl_hotfix.model import Patch, State
 from trl_hotfix.patching import engine
 from trl_hotfix.reporting.report import Report
 from trl_hotfix.testing import recorded_warnings
@@ -26,6 +26,7 @@ class Switch:
 
     def __init__(self, patch: Patch) -> None:
         self._patch = patch
+        self._was_off = False
 
     def on(self, **options: str) -> AbstractContextManager[Report]:
         """Have the patch on with these options, for the block of a ``with`` statement."""
@@ -36,25 +37,39 @@ class Switch:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Have TRL as it is, for the block of a ``with`` statement."""
+        self._was_off = True
         trl_hotfix.revert()
         try:
             yield
         finally:
             trl_hotfix.apply(only=[self._patch.id], unknown_body="try")
 
+    def restore(self) -> None:
+        """Put the patch on as at the beginning, if a test has had it off or has replaced its target."""
+        if self._was_off or trl_hotfix.status()[self._patch.id].state is not State.APPLIED:
+            trl_hotfix.revert()
+            trl_hotfix.apply(only=[self._patch.id], strict="all", unknown_body="try")
+            self._was_off = False
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def switch(request: pytest.FixtureRequest) -> Switch:
     name = Path(request.path).stem.removeprefix("test_").replace("_", "-")
     (patch,) = (patch for patch in loading.load() if patch.id == name)
     return Switch(patch)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def patched(switch: Switch) -> Iterator[None]:
-    """Have the patch on during each test."""
+    """Have the patch on during the tests. To put it on for each would take as long as all else that they do."""
     with switch.on():
         yield
+
+
+@pytest.fixture(autouse=True)
+def still_patched(patched: None, switch: Switch) -> None:
+    """Begin each test with the patch on."""
+    switch.restore()
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def resumed(run: Run) -> Run:
     return Run(run.method, TrainerState(**json.loads(run.saved())))
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=TARGETS, scope="module")
 def method(request: pytest.FixtureRequest) -> Any:
     module, _, attribute = TARGETS[request.param].partition(":")
     try:
