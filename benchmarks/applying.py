@@ -162,10 +162,14 @@ def with_made_up() -> dict[str, Any]:
 
 
 def trainer_sample(release: str, module: str, order: str) -> dict[str, Any]:
+    return run_beside(release, installed_package(), __file__, "trainer", module, order)
+
+
+def run_beside(release: str, package: Path, *arguments: str) -> dict[str, Any]:
+    """Run the Python of this release with the folder ``package`` beside TRL, as ``measure.process`` does."""
     place = measure.place(release)
-    path = f"{place.overlay}:{installed_package()}"
-    command = [place.python, __file__, "trainer", module, order]
-    return measure.process(command, measure.release_environment(release, PYTHONPATH=path))
+    environment = measure.release_environment(release, PYTHONPATH=f"{place.overlay}:{package}")
+    return measure.process([place.python, *arguments], environment)
 
 
 @functools.cache
@@ -175,10 +179,7 @@ def installed_package() -> Path:
 
 
 def made_up_sample(folder: Path) -> dict[str, Any]:
-    place = measure.place(MADE_UP_ON)
-    path = f"{place.overlay}:{folder}"
-    command = [place.python, __file__, "made-up"]
-    sample = measure.process(command, measure.release_environment(MADE_UP_ON, PYTHONPATH=path))
+    sample = run_beside(MADE_UP_ON, folder, __file__, "made-up")
     if sample["pending"] != len(IN_RANGE):
         raise RuntimeError(f"{sample['pending']} patches are in range, expected {len(IN_RANGE)}: {', '.join(IN_RANGE)}")
     return sample

@@ -16,14 +16,21 @@ GOAL = 1.05
 
 
 def sample(release: str, names: Sequence[str], *, patched: bool) -> measure.Sample:
-    """Return the times of a process that imports these trainers, after ``apply()`` or without it."""
-    script = f"from trl import {', '.join(names)}\n"
+    """Return the CPU time in which a process has imported these trainers, after ``apply()`` or without it, in ms."""
+    before, after = "", ""
     if patched:
-        applied = "any(status.state.value == 'applied' for status in trl_hotfix.status())"
-        script = f"import trl_hotfix\ntrl_hotfix.apply()\n{script}assert {applied}\n"
-    place = measure.place(release)
-    path = f"{place.overlay}:{applying.installed_package()}"
-    return measure.process([place.python, "-c", script], measure.release_environment(release, PYTHONPATH=path))
+        before = "import trl_hotfix; trl_hotfix.apply()"
+        # Not in the measured time: to ask for the states is no part of a start.
+        after = "assert any(status.state.value == 'applied' for status in trl_hotfix.status())"
+    script = f"""
+import time
+{before}
+from trl import {", ".join(names)}
+import_ms = time.process_time() * 1e3
+{after}
+print(f'{{{{"import_ms": {{import_ms}}}}}}')
+"""
+    return applying.run_beside(release, applying.installed_package(), "-c", script)
 
 
 def run(*, quick: bool) -> Result:
@@ -37,6 +44,6 @@ def run(*, quick: bool) -> Result:
             }
             rounds = measure.run_rounds(variants, 2 if quick else 9)
             result.samples[case] = measure.as_plain_data(rounds)
-            ratio = measure.ratio(rounds, "with", "without", "cpu_ms")
+            ratio = measure.ratio(rounds, "with", "without", "import_ms")
             result.findings.append(Finding(f"{case}: CPU time with the patches / without", ratio, goal=GOAL))
     return result
