@@ -113,6 +113,8 @@ def test_each_trainer_has_its_own_data() -> None:
 def test_prompts_and_completions_beside_conversations_have_the_roles_too(make: Any) -> None:
     if "concat_prompt_completion" in inspect.unwrap(sft_trainer.SFTTrainer._prepare_dataset).__code__.co_varnames:
         pytest.skip("this release makes one text of a prompt and its completion before it converts them")
+    if hasattr(sft_trainer, "apply_chat_template"):
+        pytest.skip("this release refuses messages beside a prompt and its completion")
     first = {"conversations": ASKED, "prompt": ASKED[:1], "completion": ASKED[1:]}
     second = {"conversations": ASKED, "prompt": RENAMED[:1], "completion": ASKED[1:]}
     assert Prepared([first, second], make=make).texts == [TEXTS[0]] * 2

@@ -63,8 +63,20 @@ def target_of(trainer: Any) -> str:
     return f"{trainer_class.__module__}:{trainer_class.__name__}._generate_and_score_completions"
 
 
+def language_model() -> Any:
+    """Return a model that computes the logits of the last ``logits_to_keep`` tokens alone, as 0.19.0 relies on."""
+    model = tiny_causal_lm(vocabulary=16)
+
+    def keep(model: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        if kwargs.get("logits_to_keep"):
+            outputs.logits = outputs.logits[:, -kwargs["logits_to_keep"] :]
+
+    model.register_forward_hook(keep, with_kwargs=True)
+    return model
+
+
 def stub(module: ModuleType, *, training: bool = True, rows: int = len(COMPLETIONS), **settings: Any) -> Any:
-    policy, reference = tiny_causal_lm(vocabulary=16), tiny_causal_lm(vocabulary=16)
+    policy, reference = language_model(), language_model()
     with torch.no_grad():
         reference.weight.add_(torch.cos(torch.arange(256.0)).reshape(16, 16))
     defaults = {"num_generations": GROUP, "num_generations_eval": GROUP, "beta": 0.0, "temperature": 1.0}
