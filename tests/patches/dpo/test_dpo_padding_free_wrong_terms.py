@@ -27,12 +27,13 @@ MICRO_BATCHES = tuple(pair_micro_batches())
 PAIRS = MICRO_BATCHES[0].pairs
 KNOWN = {field.name for field in fields(dpo_trainer.DPOConfig)}
 TAKES_LISTS = "loss_weights" in KNOWN
+KEEPS_LOGITS = "use_logits_to_keep" if "use_logits_to_keep" in KNOWN else "use_num_logits_to_keep"
 SETTINGS = {
     "rpo_alpha": {"rpo_alpha": 0.5},
     "ld_alpha": {"ld_alpha": 0.5},
     "use_weighting": {"use_weighting": True},
-    "use_logits_to_keep": {"use_logits_to_keep": True},
-    "use_num_logits_to_keep": {"use_num_logits_to_keep": True},
+    # A release that knows both names reads the first.
+    KEEPS_LOGITS: {KEEPS_LOGITS: True},
 }
 TERMS = [(name, setting) for name, setting in SETTINGS.items() if name in KNOWN]
 TERMS.append(("loss_type='ipo'", {"loss_type": "ipo"}))
