@@ -13,6 +13,8 @@
 ``views``                 views of tokenizers, which TRL is given: how they are pickled
 ``verdicts``              the answer of a self-test: ``judge``, ``absent``, ``absent_on`` an error, ``agreed`` by cases
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
+``heads``                 TRL's own LM heads: ``with_names``, a copy of a function with other global names, and
+                          ``decoder_returns``, a model whose decoder is not run
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
 ========================  =============================================================================================
 
@@ -39,6 +41,7 @@ from .flattened_batches import (
     sequence_numbers,
     why_sequences_mix,
 )
+from .heads import decoder_returns, with_names
 from .once import Once, WarnOnce
 from .training import (
     GeneratedLabels,
@@ -75,6 +78,7 @@ __all__ = [
     "called_with",
     "copies_of_a_loss_of_all_gpus",
     "copies_of_the_loss",
+    "decoder_returns",
     "deepspeed_divides",
     "deepspeed_engine",
     "has_own_collator",
@@ -100,5 +104,6 @@ __all__ = [
     "why_sequences_mix",
     "with_coefficient_of_plain_model",
     "with_config",
+    "with_names",
     "wrapper",
 ]
