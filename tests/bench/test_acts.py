@@ -24,12 +24,25 @@ NOT_TRAINED = "the proof trains another of the trainers that have this method"
 WARNS = "it warns, and changes nothing"
 NOTES_COLLATOR = "it notes whether the trainer is given a collator, and _prepare_dataset drops rows"
 NOTES_ADAPTER = "it keeps the weights of the adapter, which are taken where the reference is computed"
+UNDER_DEEPSPEED = ("deepspeed-offload-drops-micro-batches", "deepspeed-divides-by-accumulation-twice")
 NOTES = "it notes the dataset that is cut, and _prepare_dataset says what is lost"
 IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("dpo-aux-loss-dropped", "self-test"): {"DPOTrainer._compute_loss_liger": WARNS},
     ("dpo-aux-loss-dropped", "proof"): {"DPOTrainer._compute_loss_liger": WARNS},
     ("dpo-precomputed-ref-logps-cache-key", "self-test"): {
         f"{method}Trainer._precompute_ref_logps": ENDS_EARLY for method in ("DPO", "KTO")
+    },
+    **{
+        (patch_id, "self-test"): {target.attribute: ENDS_EARLY for target in PATCHES[patch_id].targets}
+        for patch_id in UNDER_DEEPSPEED
+    },
+    **{
+        (patch_id, "proof"): {
+            target.attribute: NOT_TRAINED
+            for target in PATCHES[patch_id].targets
+            if target.attribute.partition("Trainer")[0] not in ("SFT", "DPO", "CPO", "Base", "_Base")
+        }
+        for patch_id in UNDER_DEEPSPEED
     },
     **{
         ("dpo-fully-truncated-completions-kept", run): {
@@ -39,6 +52,9 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     },
     **{
         ("sft-fully-truncated-examples", run): {"SFTTrainer.__init__": NOTES_COLLATOR} for run in ("self-test", "proof")
+    },
+    ("gkd-grad-accum-scaling", "self-test"): {
+        "GKDTrainer.generate_on_policy_outputs": "the self-test computes the loss of the dataset"
     },
     ("grpo-continuous-batching-casts-master-weights", "self-test"): dict.fromkeys(
         (
