@@ -10,14 +10,13 @@ so that the trainer's own arguments stay as they are, as those of the other trai
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-from ...authoring import argument, judge, replaced_argument
-from ...model import Outcome, Verdict
+from ...authoring import Call, judge, wrapper
+from ...model import Outcome
 
 
 @dataclass
@@ -29,107 +28,44 @@ class _ReadArguments:
     gradient_checkpointing_kwargs: Any
 
 
-def let_the_arguments_be_copied(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def let_the_arguments_be_copied(call: Call) -> Any:
     """Call ``prepare_peft_model`` with arguments that have no ``__post_init__``, if it would copy them."""
-    model, settings = (argument(wrapped, args, kwargs, name) for name in ("model", "args"))
+    model, settings = call["model"], call["args"]
     quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
-    if quantised and hasattr(settings, "steps_per_generation"):
-        read = _ReadArguments(settings.bf16, settings.gradient_checkpointing, settings.gradient_checkpointing_kwargs)
-        args, kwargs = replaced_argument(wrapped, args, kwargs, "args", read)
-    return wrapped(*args, **kwargs)
+    if not quantised or not hasattr(settings, "steps_per_generation"):
+        return call()
+    read = _ReadArguments(settings.bf16, settings.gradient_checkpointing, settings.gradient_checkpointing_kwargs)
+    return call.with_(args=read)()
+
+
+class _CopyError(ValueError):
+    """Raised where arguments are computed a second time."""
 
 
 def adapter_of_a_quantised_model_is_made(module: ModuleType) -> Outcome:
-    """Make adapters on models that claim to be loaded in 4 or 8 bits, with arguments that can be computed only once.
-
-    The arguments of other trainers can be copied, and TRL copies them itself.
-    """
-    outcomes = []
-    for bits in (4, 8):
-        for checkpointing in (True, False):
-            base, arguments = _base(f"is_loaded_in_{bits}bit"), _Arguments(gradient_checkpointing=checkpointing)
-            outcomes.append(_made(module, base, arguments))
-            if outcomes[-1].verdict is Verdict.FIXED:
-                _check(base, arguments, checkpointing=checkpointing, in_half=bits == 4)
-    if any(outcome.verdict is not outcomes[0].verdict for outcome in outcomes):
-        raise AssertionError(f"some adapters are made, and others are not: {outcomes}")
-    # TRL reads no others of these. A record is made of all three.
-    read = SimpleNamespace(bf16=True, gradient_checkpointing=False, steps_per_generation=1)
-    if _made(module, _base(), read).verdict is not Verdict.FIXED:
-        raise AssertionError("no adapter is made for a model that is not quantised")
-    base, others = _base("is_loaded_in_4bit"), _OtherArguments()
-    if _made(module, base, others).verdict is not Verdict.FIXED:
-        raise AssertionError(f"no adapter is made with {others}")
-    _check(base, others, checkpointing=True, in_half=True)
-    # TRL 0.23.0 changes the arguments, and does not copy them.
-    copies = len(others.count) - 1
-    if copies != int("dataclasses" in inspect.unwrap(module.prepare_peft_model).__code__.co_names):
-        raise AssertionError(f"the arguments of another trainer are copied {copies} times")
-    return outcomes[0]
-
-
-@dataclass
-class _OtherArguments:
-    """The arguments of a trainer, with how often they were computed, copies included."""
-
-    bf16: bool = True
-    gradient_checkpointing: bool = True
-    gradient_checkpointing_kwargs: Any = field(default_factory=lambda: {"use_reentrant": False})
-    count: list[None] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.count.append(None)
-
-
-@dataclass
-class _Arguments(_OtherArguments):
-    """The rule of ``GRPOConfig`` and ``RLOOConfig``."""
-
-    generation_batch_size: int | None = None
-    steps_per_generation: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.generation_batch_size is not None and self.steps_per_generation is not None:
-            raise ValueError("generation_batch_size and steps_per_generation")
-        self.generation_batch_size, self.steps_per_generation = 8, 1
-
-
-def _base(mark: str = "") -> Any:
-    """Return a model with this mark. ``checkpointing`` has what its checkpointing was switched on with."""
+    """Count the trained matrices of an adapter for a model marked as loaded in 4 bits. None is made with the bug."""
     import torch
-
-    model: Any = torch.nn.Module()
-    model.inner, model.lm_head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    model.checkpointing = []
-    model.gradient_checkpointing_enable = lambda gradient_checkpointing_kwargs=None: model.checkpointing.append(
-        gradient_checkpointing_kwargs
-    )
-    model.enable_input_require_grads = lambda: None
-    if mark:
-        setattr(model, mark, True)
-    return model
-
-
-def _made(module: ModuleType, base: Any, arguments: Any) -> Outcome:
-    """Judge by the number of trainable weights: two of a new adapter."""
     from peft import LoraConfig
 
-    try:
-        model = module.prepare_peft_model(base, LoraConfig(r=1, target_modules=["inner"]), arguments)
-    except ValueError as error:
-        if str(error) != "generation_batch_size and steps_per_generation":
-            raise
-        return judge(0, right=2, wrong=0, error=f"ValueError: {error}")
-    return judge(sum(weight.requires_grad for weight in model.parameters()), right=2, wrong=0)
+    @dataclass
+    class Arguments:
+        """They have the rule of ``GRPOConfig`` and ``RLOOConfig``."""
 
+        bf16: bool = False
+        gradient_checkpointing: bool = False
+        gradient_checkpointing_kwargs: Any = None
+        steps_per_generation: int | None = None
 
-def _check(base: Any, arguments: Any, *, checkpointing: bool, in_half: bool) -> None:
-    """Assert that a quantised model was prepared with what the arguments say."""
-    import torch
+        def __post_init__(self) -> None:
+            if self.steps_per_generation is not None:
+                raise _CopyError
+            self.steps_per_generation = 1
 
-    if base.checkpointing != ([arguments.gradient_checkpointing_kwargs] if checkpointing else []):
-        raise AssertionError(f"checkpointing is on with {base.checkpointing}: expected that of {arguments}")
-    if (base.lm_head.weight.dtype == torch.bfloat16) is not in_half:
-        raise AssertionError(f"the head is in {base.lm_head.weight.dtype} with {arguments}")
+    model: Any = torch.nn.Module()
+    model.inner, model.is_loaded_in_4bit = torch.nn.Linear(2, 2), True
+    trained = 0
+    with suppress(_CopyError):
+        prepared = module.prepare_peft_model(model, LoraConfig(r=1, target_modules=["inner"]), Arguments())
+        trained = sum(weight.requires_grad for weight in prepared.parameters())
+    return judge(trained, right=2, wrong=0)
