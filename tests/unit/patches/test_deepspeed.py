@@ -132,7 +132,7 @@ def test_the_hook_divides_only_if_it_is_to(options: dict[str, Any], gradient: fl
         engine.backward(1.0, **options)
         return "loss"
 
-    assert divides.divide_if_told(step, trainer_with(engine), (), {}) == "loss"
+    assert divides.divide_if_told(Call(step, trainer_with(engine))) == "loss"
     assert engine.gradients == [gradient]
     del engine.hook
     assert {**vars(engine), "gradients": []} == {**before, "gradients": []}
@@ -145,17 +145,17 @@ def test_without_accumulation_the_engine_is_not_touched(engine: Any) -> None:
     def step() -> None:
         seen.append(engine is None or {"backward", "_backward_prologue_per_tensor"}.isdisjoint(vars(engine)))
 
-    divides.divide_if_told(step, trainer_with(engine), (), {})
+    divides.divide_if_told(Call(step, trainer_with(engine)))
     assert seen == [True]
 
 
 def test_a_backward_that_the_engine_does_not_see_is_divided_as_by_deepspeed() -> None:
     engine = Engine()
     step = lambda: engine._backward_prologue_per_tensor(8.0)  # noqa: E731
-    assert divides.divide_if_told(step, trainer_with(engine), (), {}) == 2.0
+    assert divides.divide_if_told(Call(step, trainer_with(engine))) == 2.0
 
 
 def test_each_micro_batch_returns_its_own_loss() -> None:
     engine = Engine()
-    losses = [divides.divide_if_told(lambda loss: loss, trainer_with(engine), (loss,), {}) for loss in (1.0, 2.0)]
+    losses = [divides.divide_if_told(Call(lambda loss: loss, trainer_with(engine), (loss,))) for loss in (1.0, 2.0)]
     assert losses == [1.0, 2.0]

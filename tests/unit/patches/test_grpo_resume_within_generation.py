@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers.trainer_callback import TrainerState
 
+from trl_hotfix.call import Call
 from trl_hotfix.patches.grpo import grpo_resume_within_generation as patch
 
 
@@ -44,16 +45,13 @@ class Trainer:
         return self._buffered_inputs[0]
 
     def used(self, *places: int) -> list[int]:
-        return [
-            patch.go_on_within_the_generation(self.prepare_inputs, self, (place,), {})  # type: ignore[misc]
-            for place in places
-        ]
+        return [patch.go_on_within_the_generation(Call(self.prepare_inputs, self, (place,))) for place in places]
 
 
 @pytest.fixture
 def acts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
-    monkeypatch.setattr(patch, "act", lambda: counted.append(1))
+    monkeypatch.setattr(Call, "act", lambda call: counted.append(1))
     return counted
 
 
