@@ -1,19 +1,18 @@
 """DeepSpeed 0.18.3 divides gradients by ``gradient_accumulation_steps``, although transformers has done so.
 
-From 4.49 on transformers divides the loss itself, and calls ``engine.backward(loss, scale_wrt_gas=False)``. In 0.18.3
-the engine divides in a hook on its output, ``_backward_prologue_per_tensor``, which ignores that argument. In 0.18.4
-(DeepSpeed PR 7724) it heeds it.
+From 4.49 on transformers divides the loss itself, and calls ``engine.backward(loss, scale_wrt_gas=False)``. The engine
+of 0.18.3 divides in a hook on its outputs, ``_backward_prologue_per_tensor``, which ignores that argument. 0.18.4
+(DeepSpeed PR 7724) heeds it.
 
 During a micro-batch the engine of this trainer has a hook of its own, which divides only if ``backward`` was called to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import absent, act_of_this_call, deepspeed_divides, deepspeed_engine, judge, shadowed
+from ...authoring import Call, absent, deepspeed_divides, deepspeed_engine, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import class_with_steps, deepspeed_method, micro_batch_under_deepspeed
 
@@ -21,12 +20,13 @@ HOOK = "_backward_prologue_per_tensor"
 MICRO_BATCHES = 4
 
 
-def divide_if_told(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def divide_if_told(call: Call) -> Any:
     """Run the micro-batch with an engine whose hook heeds ``scale_wrt_gas``."""
-    engine = deepspeed_engine(instance)
-    act = act_of_this_call()
+    engine = deepspeed_engine(call.trainer)
+    act = call.act_later()
     if engine is None or engine.gradient_accumulation_steps() == 1:
-        return wrapped(*args, **kwargs)
+        return call()
     divide, engine_backward = getattr(engine, HOOK), engine.backward
     divides = True
 
@@ -43,7 +43,7 @@ def divide_if_told(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, 
         return gradient
 
     with shadowed(engine, HOOK, divide_or_not), shadowed(engine, "backward", backward):
-        return wrapped(*args, **kwargs)
+        return call()
 
 
 def gradient_is_not_divided_again(module: ModuleType) -> Outcome:
@@ -52,7 +52,7 @@ def gradient_is_not_divided_again(module: ModuleType) -> Outcome:
     if trainer_class is None or deepspeed_divides():
         return absent("the step is that of a base, or of a loop of its own, or transformers has DeepSpeed divide")
     if method is None or "_scale_wrt_gas" in method.__code__.co_names:
-        return absent("DeepSpeed does not divide in this hook, or heeds what it is told")
+        return absent("DeepSpeed does not divide in this hook, or heeds the argument")
 
     def backward(loss: float, *, scale_wrt_gas: bool) -> None:
         gradients.append(engine.hook(loss))
