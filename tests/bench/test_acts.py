@@ -97,7 +97,9 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         (f"{method}Trainer.__init__" for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
     ("num-tokens-reset-on-resume", "proof"): {"KTOTrainer.compute_loss": NOT_TRAINED},
-    ("peft-config-reinitialises-peftmodel", "self-test"): {"GRPOTrainer.__init__": ENDS_EARLY},
+    ("peft-config-reinitialises-peftmodel", "self-test"): {
+        target.attribute: ENDS_EARLY for target in PATCHES["peft-config-reinitialises-peftmodel"].targets
+    },
     ("peft-non-default-adapter-name", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
