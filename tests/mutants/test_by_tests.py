@@ -11,9 +11,10 @@ from trl_hotfix.catalogue import loading
 
 import mutants
 
-ID = "deepspeed-divides-by-accumulation-twice"
-WRONG = "divide_if_told: `divides = True` -> `divides = False`"
-"""Only a backward that the engine does not see tells the difference."""
+ID = "transformers-gradients-times-gas"
+LINE = "return divides and not _is_multiplied_before()"
+WRONG = f"_is_divided_later: `{LINE}` -> `{LINE.replace('not', '')}`"
+"""Only a run under DeepSpeed tells the difference."""
 
 
 @pytest.fixture(scope="module")
@@ -40,4 +41,4 @@ def test_the_same_code_is_no_mutant(answer: Mapping[str, Any]) -> None:
 def test_what_the_tests_reach_is_counted(answer: Mapping[str, Any]) -> None:
     reached = answer[""]["reached"]
     assert reached["missing"] == []
-    assert any(name.startswith("divide_if_told.divide_or_not: ") for name in reached["executed"])
+    assert any(name.startswith("take_the_mean_of_the_micro_batches.compute_share: ") for name in reached["executed"])

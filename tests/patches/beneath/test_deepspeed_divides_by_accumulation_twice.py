@@ -165,3 +165,9 @@ def test_a_step_that_fails_leaves_the_engine_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError):
         divide_if_told(Call(lambda: 1 / 0, trainer_with(engine)))
     assert vars(engine) == before
+
+
+def test_each_micro_batch_returns_its_own_loss() -> None:
+    engine = Engine()
+    losses = [divide_if_told(Call(lambda loss: loss, trainer_with(engine), (loss,))) for loss in (1.0, 2.0)]
+    assert losses == [1.0, 2.0]
