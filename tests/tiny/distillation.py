@@ -39,6 +39,24 @@ def predicted_labels(batch: dict[str, Any]) -> int:
     return int((batch["labels"][:, 1:] != -100).sum())
 
 
+def divisor(trainer: Any, batch: dict[str, Any], counted: int | None) -> float:
+    """Return what ``compute_loss`` divides the sum over the tokens by, in the loss and in its gradient.
+
+    ``trainer`` is a ``distillation_stub``, and ``counted`` the number of tokens that it is given.
+    """
+    import torch
+
+    from trl_hotfix import testing
+
+    count = None if counted is None else torch.tensor(counted)
+    loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
+    total = (testing.divergence(trainer, batch["input_ids"]) * (batch["labels"][:, 1:] != -100)).sum()
+    by = float(total / loss)
+    gradient, right = (torch.autograd.grad(value, trainer.model.weight)[0] for value in (loss, total / by))
+    torch.testing.assert_close(gradient, right, rtol=1e-4, atol=1e-7)
+    return by
+
+
 def growing_completions() -> Any:
     """Return a ``generate`` whose rows are unequally long, and longer in every call, with the end of sequence."""
     import torch

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from trl_hotfix.call import Call
+from trl_hotfix.patches.distillation.gkd_eos_masked_when_pad_is_eos import keep_the_first_end
 from trl_hotfix.testing import distillation_stub
 
 import tiny
@@ -151,3 +153,18 @@ def test_the_wrapper_acts_where_something_is_unmasked() -> None:
         assert counts().acted == 0
         Generated(trainer, COMPLETIONS[1])
         assert counts().acted == 1
+
+
+def test_the_tensors_of_trl_are_changed_in_place() -> None:
+    """What another patch has noted of them is theirs."""
+    prompts = torch.tensor([[1, 2]])
+    tokens = torch.tensor([[1, 2, 5, 0, 0]])
+    of_trl = tokens, (tokens != 0).long(), tokens.where(tokens != 0, -100)
+
+    def generate(model: Any, inputs: Any, generation_config: Any) -> Any:
+        return of_trl
+
+    inputs = {"prompts": prompts, "prompt_attention_mask": torch.ones_like(prompts)}
+    found = keep_the_first_end(Call(generate, None, (None, inputs, SimpleNamespace(eos_token_id=0))))
+    assert all(one is other for one, other in zip(found, of_trl, strict=True))
+    assert [tensor.tolist() for tensor in of_trl[1:]] == [[[1, 1, 1, 1, 0]], [[1, 2, 5, 0, -100]]]

@@ -10,9 +10,10 @@ import pytest
 import torch
 from trl.experimental.gkd import gkd_trainer
 
-from trl_hotfix.testing import distillation_stub, divergence
+from trl_hotfix.testing import distillation_stub
 
 import tiny
+from tiny import distillation
 
 ID, TARGET = (
     "gkd-onpolicy-normaliser-from-dataset-labels",
@@ -42,7 +43,7 @@ def generated(trainer: Any, number: int = 0) -> dict[str, Any]:
     generate = trainer.generate_on_policy_outputs
     padding = (PADDING,) if "pad_token_id" in signature(generate).parameters else ()
     ids, mask, labels = generate(writer, batch, SimpleNamespace(eos_token_id=0), *padding)
-    assert tokens_of(labels) == 4 + number
+    assert distillation.predicted_labels({"labels": labels}) == 4 + number
     # Copies, since Trainer may make some on the way.
     return {"input_ids": ids, "attention_mask": mask, "labels": labels.clone(), "prompts": prompts}
 
@@ -53,19 +54,8 @@ def of_dataset(trainer: Any, number: int = 0) -> dict[str, Any]:
     return {**batch, "labels": torch.where(batch["labels"] == -100, -100, batch["labels"] + 1)}
 
 
-def tokens_of(labels: Any) -> int:
-    return int((labels[:, 1:] != -100).sum())
-
-
 def divisor(trainer: Any, batch: dict[str, Any], counted: int | None = COUNTED) -> float:
-    """Return what the sum over the tokens is divided by, in the loss and in its gradient."""
-    count = None if counted is None else torch.tensor(counted)
-    loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
-    total = (divergence(trainer, batch["input_ids"]) * (batch["labels"][:, 1:] != -100)).sum()
-    by = float(total / loss)
-    gradient, right = (torch.autograd.grad(value, trainer.model.weight)[0] for value in (loss, total / by))
-    torch.testing.assert_close(gradient, right, rtol=1e-4, atol=1e-7)
-    return by
+    return distillation.divisor(trainer, batch, counted)
 
 
 @pytest.mark.parametrize("accumulated", [1, 2, 3])

@@ -9,9 +9,10 @@ import pytest
 import torch
 from trl.experimental.gold import gold_trainer
 
-from trl_hotfix.testing import distillation_stub, divergence, single_process
+from trl_hotfix.testing import distillation_stub, single_process
 
 import tiny
+from tiny import distillation
 
 ID, TARGET = (
     "gold-loss-normaliser-counts-dataset-labels",
@@ -55,14 +56,7 @@ def stub(ranks: int = 1, **settings: Any) -> Any:
 
 
 def divisor(trainer: Any, part: dict[str, Any], counted: int | None = COUNTED) -> float:
-    """Return what the sum over the tokens is divided by, in the loss and in its gradient."""
-    count = None if counted is None else torch.tensor(counted)
-    loss = trainer.compute_loss(trainer.model, dict(part), num_items_in_batch=count)
-    total = (divergence(trainer, part["input_ids"]) * (part["labels"][:, 1:] != -100)).sum()
-    by = float(total / loss)
-    gradient, right = (torch.autograd.grad(value, trainer.model.weight)[0] for value in (loss, total / by))
-    torch.testing.assert_close(gradient, right, rtol=1e-4, atol=2e-6)
-    return by
+    return distillation.divisor(trainer, part, counted)
 
 
 def divisors_of_step(trainer: Any, generated: tuple[int, ...] = (), counted: int = COUNTED) -> list[float]:
