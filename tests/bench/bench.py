@@ -144,14 +144,11 @@ def run(
 ) -> None:
     """Run self-tests and proofs, and count the verdicts. Exit code 1 if one of them is a failure."""
     console = Console()
+    # Proofs are planned, runs are shared and evidence is written by the code of every release.
+    layout.build_release_overlays(Path(sys.executable), click.echo)
     cases = chosen_cells(patches, places, again, shard)
-    if cases:
-        # New proofs are planned by the code of every release.
-        layout.build_release_overlays(Path(sys.executable), click.echo)
     proof_cases = chosen_proofs(patches, places, again, shard) if which == "all" else []
     if cases or proof_cases:
-        # Also runs are shared, and evidence is written, by the code of every release.
-        layout.build_release_overlays(Path(sys.executable), click.echo)
         layout.build({case.place for case in [*cases, *proof_cases]}, click.echo)
     folder = into or evidence.EVIDENCE
     cell_answers = cells.run(cases, jobs, console, share=not again, fresh=again)
