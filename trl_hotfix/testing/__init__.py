@@ -25,6 +25,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
 ``completions`` the completions of such messages, as SFT prepares them: ``prepared_completions``
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
+``steps``       one of two micro-batches, divided by transformers and by accelerate: ``gradient_of_one_of_two``
 ``deepspeed``   a step under DeepSpeed (``micro_batch_under_deepspeed``) of a ``class_with_steps``, and a method of the
                 installed one (``deepspeed_method``), which is not imported
 ``vllm``        the class that hands weights over to vLLM, or generates with it (``class_with_vllm``)
@@ -64,6 +65,7 @@ from .online import online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
 from .references import stub_with_reference, token_losses_of_a_group
 from .sft import SftMoeStep, quick_rows, quick_sft_prepared, sft_moe_loss, sft_prepared
+from .steps import gradient_of_one_of_two
 from .tokenizers import CharacterTokenizer, tiny_tokenizer
 from .trainers import (
     ONE_PROCESS,
@@ -106,6 +108,7 @@ __all__ = [
     "divergence",
     "dpo_stub",
     "forwarded",
+    "gradient_of_one_of_two",
     "judge_adapters",
     "judge_gradients",
     "judge_with_gradients",
