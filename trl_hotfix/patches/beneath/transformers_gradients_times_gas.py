@@ -1,10 +1,10 @@
-"""transformers 4.46 and 4.47 leave the division by ``gradient_accumulation_steps`` to nobody.
+"""transformers 4.46 and 4.47 never divide the loss by ``gradient_accumulation_steps``.
 
-From 4.46 on ``Trainer`` has the loss divided by the items of the whole step, ``num_items_in_batch``. A model that takes
-no ``**kwargs``, and a trainer that computes its loss itself, return the mean of a micro-batch instead, and
-``Trainer.training_step`` divides only the loss that it returns for the log. 4.46.0 and 4.46.1 undo the division of
-accelerate by a multiplication, and report the loss times the accumulation as well, as 4.47.1 does where a batch has
-labels. 4.48 divides the loss before it goes backward (pull request 35438); 4.48.1 settles where.
+From 4.46 on ``Trainer`` has the model divide the loss by the items of the whole step, ``num_items_in_batch``. A model
+that takes no ``**kwargs``, and a trainer that computes its loss itself, return the mean of a micro-batch instead, and
+``Trainer.training_step`` divides only the loss that it returns for the log. 4.46.0 and 4.46.1 multiply away the
+division of accelerate, and log the loss times the accumulation as well, as 4.47.1 does where a batch has labels. 4.48
+divides the loss before it goes backward (pull request 35438); 4.48.1 settles where.
 
 The step is wrapped and not ``compute_loss``: what a subclass adds to TRL's loss is divided too, and the evaluation,
 which calls the same ``compute_loss``, is left alone. Releases from 0.14.0 on set ``model_accepts_loss_kwargs`` to
@@ -14,36 +14,33 @@ False, which these releases of transformers do not ask before they go backward.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import absent, argument, judge, micro_batches, module_of, shadowed
+from ...authoring import Call, absent, judge, micro_batches, module_of, shadowed, wrapper
 from ...model import Outcome
 from ...testing import default_arguments, stub_trainer
 
 
-def take_the_mean_of_the_micro_batches(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def take_the_mean_of_the_micro_batches(call: Call) -> Any:
     """Run the step with a ``compute_loss`` that divides by the micro-batches, and return for the log what it returned.
 
     The loss is a new tensor for the log: 4.46.0 and 4.46.1 multiply the one that they are given, in place.
     """
-    steps = micro_batches(instance)
-    items = argument(wrapped, args, kwargs, "num_items_in_batch")
-    if steps == 1 or _is_divided_by(items, instance) or _is_divided_later(instance):
-        return wrapped(*args, **kwargs)
-    compute_loss, logged = instance.compute_loss, []
+    trainer, steps = call.trainer, micro_batches(call.trainer)
+    if steps == 1 or _is_divided_by(call["num_items_in_batch"], trainer) or _is_divided_later(trainer):
+        return call()
+    compute_loss, logged = trainer.compute_loss, []
 
     def compute_share(*args: Any, **kwargs: Any) -> Any:
         share = compute_loss(*args, **kwargs) / steps
         logged.append(share.detach().mean())
         return share
 
-    with shadowed(instance, "compute_loss", compute_share):
-        result = wrapped(*args, **kwargs)
+    with shadowed(trainer, "compute_loss", compute_share):
+        result = call()
     # SageMaker's model parallelism calls the model itself, and divides.
     return logged[0] if logged else result
 
