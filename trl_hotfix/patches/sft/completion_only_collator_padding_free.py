@@ -12,11 +12,10 @@ and labels of the flattened one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import Once, absent, act, judge, why_sequences_mix
+from ...authoring import Call, Once, absent, judge, why_sequences_mix, wrapper
 from ...model import Outcome
 from ...testing import (
     CharacterTokenizer,
@@ -32,21 +31,20 @@ _log = logging.getLogger("trl_hotfix")
 _first_warning = Once()
 
 
-def pad_what_the_model_would_mix(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def pad_what_the_model_would_mix(call: Call) -> Any:
     """Switch ``padding_free`` of the collator off, unless the model keeps the sequences of a flattened batch apart."""
-    result = wrapped(*args, **kwargs)
-    collator: Any = instance.data_collator
+    result, trainer = call(), call.trainer
+    collator: Any = trainer.data_collator
     class_names = {base.__name__ for base in type(collator).__mro__}
     if "DataCollatorForCompletionOnlyLM" not in class_names or not getattr(collator, "padding_free", False):
         return result
-    reason = why_sequences_mix(instance.model)
+    reason = why_sequences_mix(trainer.model)
     if reason is None:
         return result
     collator.padding_free = False
-    act()
-    if _first_warning(instance):
+    call.act()
+    if _first_warning(trainer):
         _log.warning(
             "%s(padding_free=True), but the sequences of a flattened batch would attend to one another: %s. Its "
             "padding_free is switched off: the batches are padded, and right. To keep padding_free, load the model in "
