@@ -18,48 +18,39 @@ import inspect
 import itertools
 import logging
 import operator
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...authoring import Mark, absent, act_of_this_call, argument, judge, replaced_argument
+from ...authoring import Call, Mark, absent, judge, wrapper
 from ...model import Outcome
 from ...testing import CharacterTokenizer, default_arguments, recorded_warnings, single_process, stream, stub_trainer
 
 
-def start_the_completion_of_sft(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def start_the_completion_of_sft(call: Call) -> Any:
     """Handle rows of a prompt and a completion. With a formatting function, and without prompts, a row is one text."""
-    formatting_func = argument(wrapped, args, kwargs, "formatting_func")
-    if formatting_func is None and "prompt" in next(iter(argument(wrapped, args, kwargs, "dataset"))):
-        args, kwargs = _with_view(wrapped, args, kwargs, 1)
-    return wrapped(*args, **kwargs)
+    if call["formatting_func"] is None and "prompt" in next(iter(call["dataset"])):
+        return _with_view(call, completions=1)
+    return call()
 
 
-def start_the_completion_of_kto(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def start_the_completion_of_kto(call: Call) -> Any:
     """Handle rows of a prompt and a completion, into which TRL also splits pairs, and whose prompts it extracts."""
-    args, kwargs = _with_view(wrapped, args, kwargs, 1)
-    return wrapped(*args, **kwargs)
+    return _with_view(call, completions=1)
 
 
-def start_the_completions_of_dpo(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def start_the_completions_of_dpo(call: Call) -> Any:
     """Handle rows of a prompt and two completions, whose prompts TRL extracts if there are none."""
-    args, kwargs = _with_view(wrapped, args, kwargs, 2)
-    return wrapped(*args, **kwargs)
+    return _with_view(call, completions=2)
 
 
-def _with_view(
-    wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], completions: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the method with a view of its tokenizer."""
-    view = _view(argument(wrapped, args, kwargs, "processing_class"), completions, act=act_of_this_call())
-    return replaced_argument(wrapped, args, kwargs, "processing_class", view)
+def _with_view(call: Call, completions: int) -> Any:
+    """Call the method with a view of its tokenizer."""
+    view = _view(call["processing_class"], completions, act=call.act_later())
+    return call.with_(processing_class=view)()
 
 
 def _view(processing_class: Any, completions: int, code: str = "", act: Mark | None = None) -> Any:
