@@ -16,42 +16,38 @@ from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import absent, argument, judge, shadowed
+from ...authoring import Call, absent, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import CharacterTokenizer, constructed, default_arguments, single_process, stub_trainer, tiny_causal_lm
 
 
-def leave_the_end_to_the_template(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def leave_the_end_to_the_template(call: Call) -> Any:
     """Wrap ``_prepare_dataset``, which prepares one dataset (0.14.0 and later)."""
-    processing_class = argument(wrapped, args, kwargs, "processing_class")
-    if not _template_ends_the_turn(argument(wrapped, args, kwargs, "dataset"), processing_class):
-        return wrapped(*args, **kwargs)
-    with _rows_without_the_last_token(instance):
-        return wrapped(*args, **kwargs)
+    if not _template_ends_the_turn(call["dataset"], call["processing_class"]):
+        return call()
+    with _rows_without_the_last_token(call.trainer):
+        return call()
 
 
-def leave_the_end_of_both_to_the_template(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def leave_the_end_of_both_to_the_template(call: Call) -> None:
     """Wrap the constructor, which prepares both datasets (0.12 and 0.13)."""
-    processing_class = argument(wrapped, args, kwargs, "processing_class")
-    train, evaluation = (argument(wrapped, args, kwargs, name) for name in ("train_dataset", "eval_dataset"))
+    train, evaluation, processing_class = call["train_dataset"], call["eval_dataset"], call["processing_class"]
     datasets = [train, *(evaluation.values() if isinstance(evaluation, dict) else [evaluation])]
     ended_by_template = {
         _template_ends_the_turn(dataset, processing_class) for dataset in datasets if dataset is not None
     }
     if ended_by_template == {True}:
-        with _rows_without_the_last_token(instance):
-            wrapped(*args, **kwargs)
+        with _rows_without_the_last_token(call.trainer):
+            call()
         return
     if True in ended_by_template:
         logging.getLogger("trl_hotfix").warning(
             "Conversations of one dataset keep an end-of-sequence token too many, since the other dataset has none. "
             "Give the trainer conversations for training and for evaluation"
         )
-    wrapped(*args, **kwargs)
+    call()
 
 
 def _template_ends_the_turn(dataset: Any, processing_class: Any) -> bool:
