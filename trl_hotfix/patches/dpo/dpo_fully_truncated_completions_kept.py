@@ -13,38 +13,26 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...authoring import (
-    absent,
-    argument,
-    has_own_collator,
-    judge,
-    module_of,
-    note_own_collator,
-    only_rows,
-    replaced_argument,
-)
+from ...authoring import Call, absent, has_own_collator, judge, module_of, note_own_collator, only_rows, wrapper
 from ...model import Outcome
 from ...testing import CharacterTokenizer, default_arguments, single_process, stream, stub_trainer
 
 
-def note_the_collator(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def note_the_collator(call: Call) -> None:
     """Make the trainer, and note before whether it is given a collator."""
-    note_own_collator(wrapped, instance, args, kwargs)
-    wrapped(*args, **kwargs)
+    note_own_collator(call.__wrapped__, call.trainer, call.args, call.kwargs)
+    call()
 
 
-def drop_rows_without_an_answer(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def drop_rows_without_an_answer(call: Call) -> Any:
     """Prepare a dataset without the rows whose prompt fills ``max_length``."""
-    settings, name = (argument(wrapped, args, kwargs, parameter) for parameter in ("args", "dataset_name"))
-    prepared, limit = wrapped(*args, **kwargs), _limit(instance, settings)
+    settings, name = call["args"], call["dataset_name"]
+    prepared, limit = call(), _limit(call.trainer, settings)
     if limit is None:
         return prepared
 
@@ -52,11 +40,10 @@ def drop_rows_without_an_answer(
         return len(row["prompt_ids"]) < limit
 
     doing = f"Dropping rows without an answer from {name} dataset"
-    kept = only_rows(module_of(wrapped), prepared, has_room, settings, doing)
+    kept = only_rows(module_of(call), prepared, has_room, settings, doing)
     if kept is prepared or "KL_completion_ids" not in next(iter(kept), ()):
         return kept
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "dataset", kept.remove_columns(["KL_completion_ids"]))
-    return wrapped(*args, **kwargs)
+    return call.with_(dataset=kept.remove_columns(["KL_completion_ids"]))()
 
 
 def _limit(trainer: Any, settings: Any) -> int | None:
