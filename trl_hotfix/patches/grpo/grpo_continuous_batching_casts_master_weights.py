@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import Once, absent, judge, shadowed
+from ...authoring import Call, Once, absent, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import (
     StopConstruction,
@@ -33,27 +33,26 @@ _log = logging.getLogger("trl_hotfix")
 _first_warning = Once()
 
 
-def keep_the_weights_as_they_are(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def keep_the_weights_as_they_are(call: Call) -> Any:
     """Generate with copies of the weights if the trainer would cast them."""
     import torch
 
-    dtype = torch.bfloat16 if instance.args.bf16 else torch.float16 if instance.args.fp16 else None
-    batching = any(getattr(instance, name, False) for name in _OPTIONS) and not instance.use_vllm
+    trainer, model = call.trainer, call.trainer.model
+    dtype = torch.bfloat16 if trainer.args.bf16 else torch.float16 if trainer.args.fp16 else None
+    batching = any(getattr(trainer, name, False) for name in _OPTIONS) and not trainer.use_vllm
     if not batching or dtype is None:
-        return wrapped(*args, **kwargs)
-    model = instance.model
+        return call()
     cast = [weight for weight in model.parameters() if weight.is_floating_point() and weight.dtype != dtype]
-    if cast and (instance.is_fsdp_enabled or any(hasattr(weight, "ds_id") for weight in cast)):
-        if _first_warning(instance):
+    if cast and (trainer.is_fsdp_enabled or any(hasattr(weight, "ds_id") for weight in cast)):
+        if _first_warning(trainer):
             _log.warning(
                 "grpo-continuous-batching-casts-master-weights: the weights are sharded, and generating with "
                 "continuous batching casts them to %s for good. Use vLLM, or leave use_transformers_paged and "
                 "use_transformers_continuous_batching off.",
                 dtype,
             )
-        return wrapped(*args, **kwargs)
+        return call()
     with _replaced_parameters(model, cast) as restore:
         generate_batch = model.generate_batch
 
@@ -64,7 +63,7 @@ def keep_the_weights_as_they_are(
             return outputs
 
         with shadowed(model, "generate_batch", generate_and_restore):
-            return wrapped(*args, **kwargs)
+            return call()
 
 
 @contextmanager
