@@ -20,23 +20,20 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
-from ...authoring import absent, act_of_this_call, argument, judge, replaced_argument, shadowed
+from ...authoring import Call, absent, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import PromptTokenizer, stub_that_scores, tiny_causal_lm
 
 
-def mask_the_padding_of_prompts(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def mask_the_padding_of_prompts(call: Call) -> Any:
     """Give policy and reference the mask of the prompts, with ones for their completions."""
-    prompts = _Prompts(act_of_this_call())
-    policy = prompts.masked_in(argument(wrapped, args, kwargs, "model"))
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "model", policy)
+    trainer, prompts = call.trainer, _Prompts(call.act_later())
     with ExitStack() as stack:
-        stack.enter_context(shadowed(instance, "processing_class", prompts.recorded_by(instance.processing_class)))
-        if (reference := getattr(instance, "ref_model", None)) is not None:
-            stack.enter_context(shadowed(instance, "ref_model", prompts.masked_in(reference)))
-        return wrapped(*args, **kwargs)
+        stack.enter_context(shadowed(trainer, "processing_class", prompts.recorded_by(trainer.processing_class)))
+        if (reference := getattr(trainer, "ref_model", None)) is not None:
+            stack.enter_context(shadowed(trainer, "ref_model", prompts.masked_in(reference)))
+        return call.with_(model=prompts.masked_in(call["model"]))()
 
 
 class _Prompts:
