@@ -16,18 +16,17 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...authoring import absent, absent_on, act_of_this_call, judge, shadowed
+from ...authoring import Call, absent, absent_on, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import scored_completions, stub_that_scores, tiny_causal_lm, trainer_and_config
 
 
-def leave_out_what_is_not_judged(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def leave_out_what_is_not_judged(call: Call) -> Any:
     """Score the completions that have a reward among themselves, and the others with an advantage of 0."""
     import torch
 
-    act = act_of_this_call()
+    trainer, act = call.trainer, call.act_later()
 
     def rewards_of_the_judged(rewards: Any) -> Any:
         unjudged = rewards.isnan().all(dim=1)
@@ -36,18 +35,18 @@ def leave_out_what_is_not_judged(
         act()
         return _without_unjudged(rewards, unjudged)
 
-    if hasattr(instance, "_calculate_rewards"):
-        calculate = instance._calculate_rewards
+    if hasattr(trainer, "_calculate_rewards"):
+        calculate = trainer._calculate_rewards
         changed = shadowed(
-            instance,
+            trainer,
             "_calculate_rewards",
             lambda *args, **kwargs: rewards_of_the_judged(calculate(*args, **kwargs)),
         )
     else:
         # Up to 0.18 the rewards are computed in the method itself. It multiplies them by their weights.
-        changed = shadowed(instance, "reward_weights", _Weights(instance.reward_weights, rewards_of_the_judged))
+        changed = shadowed(trainer, "reward_weights", _Weights(trainer.reward_weights, rewards_of_the_judged))
     with changed:
-        output = wrapped(*args, **kwargs)
+        output = call()
     if type(output["advantages"]) is torch.Tensor:
         return output
     with torch._C.DisableTorchFunctionSubclass():
