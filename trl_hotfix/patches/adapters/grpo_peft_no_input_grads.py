@@ -1,96 +1,98 @@
-"""GRPO with adapters and gradient checkpointing: the input of the decoder needs no gradient, so its adapters get none.
+"""Adapters under gradient checkpointing: the input of the decoder needs no gradient, so its adapters get none.
 
-``GRPOTrainer`` wraps the model itself, and checkpointing is switched on only later, in ``train()``, which does not take
-the adapter into account. TRL 0.16.0 (pull request 2848) makes the output of the embeddings require a gradient under
-reentrant checkpointing. The wrapper does the same for a ``PeftModel`` only: in full fine-tuning the embeddings are
+The trainers of GRPO and of online DPO, and with it those of XPO and Nash-MD, wrap the model themselves. Checkpointing
+is switched on only later, in ``train()``, which ignores the adapter. TRL 0.16.0 (pull request 2848) makes the output of
+the embeddings require a gradient in GRPO, under reentrant checkpointing. TRL 0.22.0 does it in online DPO
+(``prepare_peft_model``). The wrapper does the same for a ``PeftModel`` only: in full fine-tuning the embeddings are
 trained, so their output requires a gradient anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import inspect
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import absent, act, shadowed
+from ...authoring import Call, absent, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import (
-    base_and_lora,
+    absent_if_reexported,
+    as_tokenizer_of,
+    base_for_adapters,
+    constructed,
     default_arguments,
-    judge_adapters,
-    judge_gradients,
-    lora_gradients,
+    single_process,
     stub_trainer,
+    trainer_and_config,
 )
 
 
-def let_the_inputs_need_a_gradient(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def let_the_inputs_need_a_gradient(call: Call) -> None:
     """Hook the embeddings beneath an adapter after ``__init__``, before ``train()`` switches checkpointing on."""
     from peft import PeftModel
 
-    wrapped(*args, **kwargs)
-    checkpointing = instance.args.gradient_checkpointing_kwargs or {}
+    trainer = call.trainer
+    call()
+    checkpointing = trainer.args.gradient_checkpointing_kwargs or {}
     if (
-        instance.args.gradient_checkpointing
+        trainer.args.gradient_checkpointing
         and checkpointing.get("use_reentrant") is not False
-        and isinstance(instance.model, PeftModel)
+        and isinstance(trainer.model, PeftModel)
     ):
-        act()
-        instance.model.enable_input_require_grads()
+        call.act()
+        trainer.model.enable_input_require_grads()
 
 
 def every_adapter_has_a_gradient(module: ModuleType) -> Outcome:
-    """Train LoRA before and behind the decoder's output: two of four matrices are reached through a checkpoint."""
-    settings = _settings(module, {"use_reentrant": True})
-    prepare_peft_model = getattr(module, "prepare_peft_model", None)
-    if hasattr(module.GRPOTrainer, "_enable_gradient_checkpointing"):
-        from peft import get_peft_model
+    """Differentiate by the first matrix of LoRA in a checkpoint behind the embeddings. All weights are 1."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from torch.utils.checkpoint import checkpoint
 
-        trainer = stub_trainer(module.GRPOTrainer, settings)
-        model = trainer._enable_gradient_checkpointing(get_peft_model(*base_and_lora()), settings)
-    elif prepare_peft_model is not None:
-        model = prepare_peft_model(*base_and_lora(), settings)
+    trainer_class, config_class = trainer_and_config(module, "GRPO", "OnlineDPO")
+    if outcome := absent_if_reexported(module, trainer_class.__init__):
+        return outcome
+    if "peft_config" not in inspect.signature(trainer_class.__init__).parameters:
+        return absent("this release puts no adapter on the model")
+    base, lora = base_for_adapters(), LoraConfig(r=1, lora_alpha=1, target_modules=["q_proj"])
+    base.get_input_embeddings, base.gradient_checkpointing_enable = lambda: base.embed_tokens, lambda **options: None
+    settings = default_arguments(
+        config_class,
+        per_device_train_batch_size=8,
+        eval_strategy="no",
+        bf16=False,
+        missing_eos_penalty=None,
+        use_vllm=False,
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": True},
+    )
+    if hasattr(trainer_class, "_enable_gradient_checkpointing"):
+        model = stub_trainer(trainer_class, settings)._enable_gradient_checkpointing(
+            get_peft_model(base, lora), settings
+        )
+    elif hasattr(module, "prepare_peft_model"):
+        model = module.prepare_peft_model(base, lora, settings)
     elif hasattr(module, "_ForwardRedirection") or hasattr(module, "disable_gradient_checkpointing"):
         return absent("this release looks after the inputs of an adapter where it wraps the model")
     else:
-        return judge_adapters(partial(_new_model, module))
-    return judge_gradients(lora_gradients(model, {"use_reentrant": True}))
+        model = _wrapped(module, trainer_class, model=base, args=settings, peft_config=lora)
+    for weight in model.parameters():
+        weight.data.fill_(1)
+    states = checkpoint(base.self_attn.q_proj, model.get_input_embeddings()(torch.tensor([2])), use_reentrant=True)
+    # Something behind the decoder is trained too, or the backward pass would fail.
+    (states.sum() + torch.zeros((), requires_grad=True)).backward()
+    gradient = base.self_attn.q_proj.lora_A.default.weight.grad
+    return judge(0.0 if gradient is None else float(gradient.sum()), right=16.0, wrong=0.0)
 
 
-def _settings(module: ModuleType, options: dict[str, Any] | None, *, checkpointing: bool = True) -> SimpleNamespace:
-    settings = default_arguments(module.GRPOConfig, per_device_train_batch_size=8, eval_strategy="no", bf16=False)
-    settings.gradient_checkpointing, settings.gradient_checkpointing_kwargs = checkpointing, options
-    return settings
+def _wrapped(module: ModuleType, trainer_class: Any, **arguments: Any) -> Any:
+    """Return the model of a trainer whose own constructor has run."""
+    import torch
 
-
-def _new_model(
-    module: ModuleType, options: dict[str, Any] | None = None, *, checkpointing: bool = True, adapter: bool = True
-) -> Any:
-    """Return the model after the real ``__init__`` of ``GRPOTrainer``, without that of transformers' ``Trainer``.
-
-    ``Parent`` comes after ``GRPOTrainer`` and before ``Trainer`` in the method resolution order, so it is the
-    ``super()`` of ``GRPOTrainer``.
-    """
-
-    class Parent(module.Trainer):  # type: ignore[misc, name-defined]
-        def __init__(self, model: Any, args: Any, **kwargs: Any) -> None:
-            self.model, self.args = model, args
-            self.is_deepspeed_enabled = False
-            self.accelerator = SimpleNamespace(
-                num_processes=1, is_main_process=True, device="cpu", prepare_model=lambda model, **kwargs: model
-            )
-
-    class Trainer(module.GRPOTrainer, Parent):  # type: ignore[misc, name-defined]
-        pass
-
-    tokenizer, (model, lora) = SimpleNamespace(pad_token_id=0, eos_token_id=1), base_and_lora()
-    settings = _settings(module, options, checkpointing=checkpointing)
+    rows: Any = SimpleNamespace(map=lambda *args, **kwargs: rows)  # 0.11 tokenises them.
+    tokenizer = as_tokenizer_of(trainer_class, SimpleNamespace(pad_token_id=0, eos_token_id=1))
+    rewards = {"reward_funcs": []} if hasattr(module, "GRPOTrainer") else {"reward_model": torch.nn.Identity()}
     # A self-test must not set the seed of the process.
-    with shadowed(module, "set_seed", lambda *args, **kwargs: None):
-        trainer: Any = Trainer(  # type: ignore[misc]
-            model, [], args=settings, processing_class=tokenizer, peft_config=lora if adapter else None
-        )
-    return trainer.model
+    with single_process(module), shadowed(module, "set_seed", lambda *args, **kwargs: None):
+        return constructed(trainer_class, train_dataset=rows, **arguments, **tokenizer, **rewards).model
