@@ -11,28 +11,27 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from ...authoring import absent, absent_on, act_of_this_call, judge, shadowed
+from ...authoring import Call, absent, absent_on, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import scored_completions, single_process, stub_that_scores, tiny_causal_lm
 
 
-def refuse_another_number_of_rewards(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def refuse_another_number_of_rewards(call: Call) -> Any:
     """Raise if a reward function does not return a reward for each completion. Reward models always do."""
     from torch import nn
 
     # Nothing else is changed, and a call that raises is not counted.
-    act_of_this_call()
+    call.act_later()
     # What generates and scores in one method may be a stand-in that only generates.
-    functions = getattr(instance, "reward_funcs", ())
+    functions = getattr(call.trainer, "reward_funcs", ())
     functions = [function if isinstance(function, nn.Module) else _counted(function) for function in functions]
-    with shadowed(instance, "reward_funcs", functions):
-        return wrapped(*args, **kwargs)
+    with shadowed(call.trainer, "reward_funcs", functions):
+        return call()
 
 
 def _counted(function: Any) -> Any:
