@@ -15,13 +15,12 @@ that to be ``.model`` up to 1.5, which of these models XGLM alone has, and ``.ba
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import absent, argument, called_with, judge, replaced_argument
+from ...authoring import Call, absent, called_with, judge, wrapper
 from ...model import Outcome
-from ...testing import default_arguments, stub_trainer
+from ...testing import default_arguments, stub_trainer, trainer_and_config
 
 _COUNT_THE_PADDING = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "xglm"})
 """The ``model_type`` of decoders that look positions up in a table, take ``position_ids`` and otherwise count from 0.
@@ -30,28 +29,26 @@ Checked in transformers 4.46.3, 4.57.6 and 5.23.0. OPT and BioGPT (up to transfo
 """
 
 
-def count_positions_from_the_first_token(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def count_positions_from_the_first_token(call: Call) -> Any:
     """Give the model, the policy or its reference, the positions that ``generate`` gave it."""
-    model = argument(wrapped, args, kwargs, "model")
-    if _counts_the_padding(instance.accelerator.unwrap_model(model)):
-        args, kwargs = replaced_argument(wrapped, args, kwargs, "model", called_with(model, _with_positions))
-    return wrapped(*args, **kwargs)
+    model = call["model"]
+    if not _counts_the_padding(call.trainer.accelerator.unwrap_model(model)):
+        return call()
+    return call.with_(model=called_with(model, _with_positions))()
 
 
-def count_positions_in_the_decoder(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def count_positions_in_the_decoder(call: Call) -> Any:
     """Give the decoder, which is called without its head for the Liger loss, the positions that ``generate`` gave."""
     # The model's argument is ``model`` or ``unwrapped_model``.
-    name = next(iter(inspect.signature(wrapped).parameters))
-    model = instance.accelerator.unwrap_model(argument(wrapped, args, kwargs, name))
-    if _counts_the_padding(model):
-        # TRL goes past the adapter too: its layers are within the decoder.
-        plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-        args, kwargs = replaced_argument(wrapped, args, kwargs, name, _with_decoder_given_positions(plain))
-    return wrapped(*args, **kwargs)
+    name = next(iter(inspect.signature(call.__wrapped__).parameters))
+    model = call.trainer.accelerator.unwrap_model(call[name])
+    if not _counts_the_padding(model):
+        return call()
+    # TRL goes past the adapter too: its layers are within the decoder.
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return call.with_(**{name: _with_decoder_given_positions(plain)})()
 
 
 def _counts_the_padding(model: Any) -> bool:
@@ -77,137 +74,58 @@ def _with_decoder_given_positions(model: Any) -> Any:
     return View(model)
 
 
-_SCORERS = (
-    "_get_per_token_logps",
-    "_get_per_token_logps_and_entropies",
-    "_get_last_hidden_state",
-    "_chunked_logps",
-)
+_SCORERS = ("_get_per_token_logps", "_get_per_token_logps_and_entropies", "_get_last_hidden_state", "_chunked_logps")
 """The methods of all releases that call a model, or its decoder, for the log-probs of a batch."""
-
-_KEPT = 3
-"""The number of columns of the completions in the self-test."""
 
 
 def padding_on_the_left_changes_no_log_prob(module: ModuleType) -> Outcome:
-    """Compare log-probs and gradients of unequally padded rows with the formula, by each method that computes them.
+    """Differentiate the log-prob of the third token of a row with one column of padding, by each method that scores.
 
-    A model of another type and one with prompt learning must not be given positions.
+    The logits are the position times a weight of each of two tokens, which is 0. So the gradient by the weight of the
+    token is half of the position before it, which is 1, or 2 with the padding.
     """
     import torch
 
-    method = "GRPO" if hasattr(module, "GRPOTrainer") else "RLOO"
-    trainer_class = getattr(module, f"{method}Trainer")
+    trainer_class, config_class = trainer_and_config(module, "GRPO", "RLOO")
     scorers = [name for name in _SCORERS if name in vars(trainer_class)]
     if not scorers:
         return absent("this release computes the log-probs elsewhere")
-    settings = default_arguments(getattr(module, f"{method}Config"), report_to=[], temperature=1.0)
-    # Prompts and completions of one to three tokens each: the padding is on both sides.
-    columns, first, end = torch.arange(6), torch.tensor([[2], [0], [1], [1]]), torch.tensor([[6], [5], [6], [4]])
-    mask = ((columns >= first) & (columns < end)).long()
-    batches = (torch.arange(24).view(4, 6) * torch.tensor([3, 4, 5, 7]).view(4, 1, 1)) % 11
-
-    def new_trainer(model: Any) -> Any:
-        trainer = stub_trainer(trainer_class, settings, model=model, _is_vlm=False)
-        trainer.model_kwarg_keys = {"logits_to_keep"}
-        trainer.accelerator.autocast = torch.enable_grad
+    model = _model_of_positions()
+    trainer = stub_trainer(
+        trainer_class,
+        default_arguments(config_class, report_to=[], temperature=1.0),
+        model=model,
+        model_kwarg_keys={"logits_to_keep"},
+        _is_vlm=False,
         # TRL 0.27 labels the timing of the forward with the step.
-        trainer.state = SimpleNamespace(global_step=0)
-        return trainer
-
-    def scored(trainer: Any, scorer: str, tokens: Any) -> Any:
-        outputs = getattr(trainer, scorer)(trainer.model, tokens, mask, _KEPT)
-        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-        # What is no log-prob yet is the hidden state before each token.
-        return of_tokens(trainer.model, outputs, tokens) if outputs.dim() == 3 else outputs
-
-    def of_tokens(model: Any, hidden: Any, tokens: Any) -> Any:
-        return model.lm_head(hidden).log_softmax(-1).gather(-1, tokens[..., -_KEPT:, None])[..., 0]
-
-    def formula(model: Any, tokens: Any, positions: Any) -> Any:
-        hidden = model.model.tokens[tokens] + model.model.positions[positions]
-        return of_tokens(model, hidden[..., -_KEPT - 1 : -1, :], tokens)
-
-    def with_gradients(model: Any, log_probs: Any) -> Any:
-        """Return the log-probs of all rows, their weighted sum, and its gradient by each weight of the model."""
-        weighted = (log_probs * mask[:, -_KEPT:] * torch.linspace(0.1, 1.0, len(log_probs)).view(-1, 1, 1)).sum()
-        gradients = torch.autograd.grad(weighted, list(model.parameters()))
-        return float(weighted), torch.cat([value.flatten() for value in ((log_probs * mask[:, -_KEPT:]), *gradients)])
-
-    model = _model_with_a_table("gpt2")
-    right = with_gradients(model, formula(model, batches, (columns - first).clamp(min=0)))
-    wrong = with_gradients(model, formula(model, batches, columns.expand(4, 6)))
-    sums = []
+        state=SimpleNamespace(global_step=0),
+    )
+    trainer.accelerator.autocast = torch.enable_grad
+    log_probs = []
     for scorer in scorers:
-        trainer, another = new_trainer(model), new_trainer(model)
-        rows = []
-        for tokens, owner, step, training in zip(
-            batches, (trainer, trainer, trainer, another), (0, 0, 1, 0), (True, False, True, True), strict=True
-        ):
-            owner.state.global_step = step
-            model.train(training)
-            rows.append(scored(owner, scorer, tokens))
-        measured = with_gradients(model, torch.stack(rows))
-        sums.append(measured[0])
-        off = min(float((measured[1] - other[1]).abs().max()) for other in (right, wrong))
-        if off > 1e-4:
-            raise AssertionError(f"by {scorer} log-probs or gradients are {off} from those of either formula")
-        for healthy in (
-            _model_with_a_table("llama"),
-            _model_with_a_table("gpt2", active_peft_config=SimpleNamespace(is_prompt_learning=True)),
-        ):
-            by_column = formula(healthy, batches[0], columns.expand(4, 6))
-            difference = (scored(new_trainer(healthy), scorer, batches[0]) - by_column) * mask[:, -_KEPT:]
-            if (off := float(difference.detach().abs().max())) > 1e-4:
-                raise AssertionError(f"by {scorer} log-probs of a model that must be left alone are off by {off}")
-    count = len(scorers)
-    return judge(sum(sums), right=count * right[0], wrong=count * wrong[0], methods=count)
+        scored = getattr(trainer, scorer)(model, torch.ones(1, 4, dtype=torch.long), torch.tensor([[0, 1, 1, 1]]), 1)
+        scored = scored[0] if isinstance(scored, tuple) else scored
+        # What is no log-prob yet is the hidden state before the token.
+        log_probs.append((scored @ model.head.T).log_softmax(-1)[0, 0, 1] if scored.dim() == 3 else scored[0, 0])
+    (gradient,) = torch.autograd.grad(sum(log_probs) / len(scorers), model.head)
+    return judge(float(gradient[1, 0]), right=0.5, wrong=1.0)
 
 
-def _model_with_a_table(model_type: str, **attributes: Any) -> Any:
-    """Return a model whose embedding of a token depends on its position, counted from the first column by default.
-
-    It has a decoder, ``.model`` and ``.base_model``, and a head. With ``fused_lm_head=True`` it returns the log-probs
-    that TRL's own head does. Its weights are a fixed function of their indices.
-    """
+def _model_of_positions() -> Any:
+    """Return a model whose hidden state is the position. It also returns the log-probs, as TRL's own head does."""
     import torch
 
-    def table(rows: int, columns: int, phase: float) -> Any:
-        index = torch.arange(rows * columns, dtype=torch.float32, device="cpu")
-        return torch.nn.Parameter(torch.sin(index + phase).view(rows, columns))
+    def decode(input_ids: Any, position_ids: Any = None, **unused: Any) -> Any:
+        positions = torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+        return SimpleNamespace(last_hidden_state=positions[..., None].float())
 
-    class Decoder(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.positions = table(11, 4, 0.0), table(6, 4, 0.5)
+    def forward(logits_to_keep: int = 0, **inputs: Any) -> Any:
+        logits = (decode(**inputs).last_hidden_state @ model.head.T)[:, -logits_to_keep:]
+        return SimpleNamespace(logits=logits, log_probs=logits[:, :-1].log_softmax(-1)[..., 1])
 
-        def forward(self, input_ids: Any, position_ids: Any = None, **unused: Any) -> Any:
-            if position_ids is None:
-                position_ids = torch.arange(input_ids.shape[1]).expand(input_ids.shape)
-            positions = torch.nn.functional.embedding(position_ids, self.positions)
-            return SimpleNamespace(last_hidden_state=self.tokens[input_ids] + positions)
-
-    class Model(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.model, self.head = Decoder(), table(11, 4, 1.0)
-            self.config = SimpleNamespace(model_type=model_type)
-            self.config.get_text_config = lambda: self.config
-            self.__dict__.update(attributes)
-
-        base_model = property(lambda self: self.model)
-
-        def lm_head(self, hidden: Any) -> Any:
-            return hidden @ self.head.T
-
-        def get_output_embeddings(self) -> Any:
-            return SimpleNamespace(weight=self.head, bias=None)
-
-        def forward(self, logits_to_keep: int = 0, fused_lm_head: bool = False, **inputs: Any) -> Any:
-            outputs = SimpleNamespace(logits=self.lm_head(self.model(**inputs).last_hidden_state)[:, -logits_to_keep:])
-            if fused_lm_head:
-                labels = inputs["labels"][:, 1:].clamp(min=0)
-                outputs.log_probs = outputs.logits[:, :-1].log_softmax(-1).gather(2, labels[..., None])[..., 0]
-            return outputs
-
-    return Model()
+    model = torch.nn.Module()
+    model.head = torch.nn.Parameter(torch.zeros(2, 1))
+    model.config = SimpleNamespace(model_type="gpt2", get_text_config=lambda: model.config)
+    model.forward, model.model, model.base_model = forward, decode, decode
+    model.get_output_embeddings = lambda: SimpleNamespace(weight=model.head, bias=None)
+    return model
