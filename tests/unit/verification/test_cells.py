@@ -12,9 +12,9 @@ from trl_hotfix.catalogue import loading
 
 def test_a_wrapper_without_effect_is_unrepaired_with_exit_1(package: Path) -> None:
     module = package / "patches" / "preference" / "moe_aux_loss_lost_under_deepspeed.py"
-    repair = "    args, kwargs = with_coefficient_of_plain_model(wrapped, instance, args, kwargs)\n"
+    repair = "call.with_(model=with_config(model, plain.config))()"
     assert repair in module.read_text()
-    module.write_text(module.read_text().replace(repair, ""))
+    module.write_text(module.read_text().replace(repair, "call()"))
     process = run("--verify", ID, PYTHONPATH=str(package.parent))
     assert process.returncode == 1, process.stderr
     assert "unrepaired" in process.stdout
