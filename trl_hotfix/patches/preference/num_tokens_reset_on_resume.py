@@ -19,7 +19,7 @@ from dataclasses import asdict
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import absent, act, judge
+from ...authoring import Call, absent, judge, wrapper
 from ...model import Outcome
 from ...testing import SftMoeStep, dpo_stub, metrics_by_mode, scored_completions, stub_that_scores, tiny_causal_lm
 
@@ -27,21 +27,21 @@ _NAME = "trl_hotfix.num_tokens"
 """The name of the number among the states of callbacks."""
 
 
-def go_on_from_the_tokens_of_the_state(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def go_on_from_the_tokens_of_the_state(call: Call) -> Any:
     """Let the trainer count on from the number in its state, and keep the new number there."""
     from transformers import TrainerState
 
-    state = getattr(instance, "state", None)
+    trainer = call.trainer
+    state = getattr(trainer, "state", None)
     if not isinstance(state, TrainerState):
-        return wrapped(*args, **kwargs)
-    before = _counted_before(state, instance._total_train_tokens)
-    if before != instance._total_train_tokens:
-        act()
-        instance._total_train_tokens = before
-    result = wrapped(*args, **kwargs)
-    state.stateful_callbacks[_NAME] = {"args": {}, "attributes": {"num_tokens": instance._total_train_tokens}}
+        return call()
+    before = _counted_before(state, trainer._total_train_tokens)
+    if before != trainer._total_train_tokens:
+        call.act()
+        trainer._total_train_tokens = before
+    result = call()
+    state.stateful_callbacks[_NAME] = {"args": {}, "attributes": {"num_tokens": trainer._total_train_tokens}}
     return result
 
 
