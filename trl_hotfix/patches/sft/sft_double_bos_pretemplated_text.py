@@ -18,45 +18,40 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...authoring import absent, argument, judge, replaced_argument
+from ...authoring import Call, absent, judge, wrapper
 from ...model import Outcome
 from ...testing import CharacterTokenizer, sft_prepared
 
 
-def begin_once(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def begin_once(call: Call) -> Any:
     """Give TRL a tokenizer that begins texts once (0.17.0 and later)."""
-    return _begin_once(wrapped, args, kwargs, _text_of)
+    return _begin_once(call, _text_of)
 
 
-def begin_conversations_once(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def begin_conversations_once(call: Call) -> Any:
     """Give TRL a tokenizer that begins texts and conversations once (0.15.0 to 0.16.1)."""
-    return _begin_once(wrapped, args, kwargs, _text_or_conversation_of)
+    return _begin_once(call, _text_or_conversation_of)
 
 
-def _begin_once(
-    wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], text_of: Callable[..., Any]
-) -> Any:
+def _begin_once(call: Call, text_of: Callable[..., Any]) -> Any:
     """Call the method with such a tokenizer if the first text would begin twice, or is a formatting function's."""
     from datasets import Dataset, IterableDataset
 
-    dataset, given, settings, formatting_func = (
-        argument(wrapped, args, kwargs, name) for name in ("dataset", "processing_class", "args", "formatting_func")
-    )
+    dataset, given = call["dataset"], call["processing_class"]
     # A view of another patch's would take what is asked here for the first row.
     tokenizer = inspect.unwrap(given)
     if not isinstance(dataset, (Dataset, IterableDataset)) or not _adds_a_beginning(tokenizer):
-        return wrapped(*args, **kwargs)
+        return call()
     first = next(iter(dataset))
     if "input_ids" in first:
-        return wrapped(*args, **kwargs)
-    if formatting_func is None:
-        text = text_of(first, tokenizer, settings.dataset_text_field)
+        return call()
+    if call["formatting_func"] is None:
+        text = text_of(first, tokenizer, call["args"].dataset_text_field)
         if not isinstance(text, str) or _own_ids(tokenizer, text)[:1] != [tokenizer.bos_token_id]:
-            return wrapped(*args, **kwargs)
-    args, kwargs = replaced_argument(wrapped, args, kwargs, "processing_class", _beginning_once(given))
-    return wrapped(*args, **kwargs)
+            return call()
+    return call.with_(processing_class=_beginning_once(given))()
 
 
 def _text_of(first: Mapping[str, Any], tokenizer: Any, field: str) -> Any:
