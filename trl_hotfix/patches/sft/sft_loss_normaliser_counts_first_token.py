@@ -10,27 +10,35 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import absent, act_of_this_call, judge, shadowed
-from ...model import Outcome, Verdict
-from ...testing import constructed, default_arguments, single_process, tiny_attention_model, tiny_tokenizer
+from ...authoring import Call, absent, judge, wrapper
+from ...model import Outcome
+from ...testing import (
+    as_tokenizer_of,
+    constructed,
+    default_arguments,
+    quick_is_peft_model,
+    quick_rows,
+    single_process,
+    tiny_attention_model,
+    tiny_tokenizer,
+)
 
 
-def count_what_is_predicted(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def count_what_is_predicted(call: Call) -> Any:
     """Make the trainer, and let it count the labels of a step without those of first tokens."""
     from transformers import Trainer
 
-    wrapped(*args, **kwargs)
+    result, trainer = call(), call.trainer
     # transformers 4.57 moved the count out of the method that fetches the batches of a step; evaluation uses it too.
     name = "_get_num_items_in_batch" if hasattr(Trainer, "_get_num_items_in_batch") else "get_batch_samples"
     # A nested function could not be pickled with the trainer.
-    setattr(instance, name, functools.partial(_COUNTS[name], instance, act_of_this_call()))
+    setattr(trainer, name, functools.partial(_COUNTS[name], trainer, call.act_later()))
+    return result
 
 
 def _num_items_in_batch(
@@ -100,135 +108,24 @@ def _at_least_one(count: Any) -> Any:
 
 
 def first_tokens_are_not_counted(module: ModuleType) -> Outcome:
-    """Check the counts of a trainer, each for a step of two micro-batches of two rows."""
+    """Count the labels of a step of two rows: seven are no padding, and five of these have a token before them."""
     import torch
-    import transformers
-    from packaging.version import Version
     from transformers import Trainer
 
     if not hasattr(Trainer, "get_batch_samples"):
         return absent("this transformers divides by no count")
-    # The last batch belongs to the next step.
-    step = [_labels([5, 6, 7, 8], [9, 5, 6, -100]), _labels([5, 6], [-100, 7]), _labels([5, 6, 7])]
-    one_token_a_row = [_labels([5], [6]), _labels([7], [8])]
-    before = [batch["labels"].clone() for batch in step]
-    trainer = _trainer(module)
-    outcome = judge(_count(trainer, step) or 0.0, right=7.0, wrong=10.0)
-    if outcome.verdict is Verdict.REPRODUCED:
-        return outcome
-    counts = {
-        "the same step again": (_count(trainer, step), 7),
-        "no labels": (_count(trainer, [{"input_ids": batch["labels"]} for batch in step]), None),
-        "no names": (_count(trainer, [(batch["labels"],) for batch in step]), None),
-    }
-    with shadowed(trainer, "compute_loss_func", _loss_of_trl):
-        counts["a loss of TRL's"] = (_count(trainer, step), 7)
-    with _another_rank_with(4, trainer):
-        counts |= {
-            "7 tokens here, 4 on another rank": (_count(trainer, step), 11),
-            "one token a row here, 4 tokens on another rank": (_count(trainer, one_token_a_row), 4),
-        }
-    if hasattr(Trainer, "_get_num_items_in_batch"):
-        counts["evaluation"] = (float(trainer._get_num_items_in_batch(step[:1], "cpu")), 5)
-    if Version(transformers.__version__) < Version("5.10.1"):
-        shifted = [{**batch, "shift_labels": batch["labels"]} for batch in step]
-        classes = [{"labels": batch["labels"][0]} for batch in step]
-        counts |= {
-            "one token a row": (_count(trainer, one_token_a_row), 1),
-            "labels that are shifted already": (_count(trainer, shifted), 10),
-            "labels that are no sequence": (_count(trainer, classes), 6),
-            **{name: (count, 10) for name, count in _right_counts(trainer, step)},
-        }
-    wrong = {name: count for name, (count, right) in counts.items() if count != right}
-    if wrong:
-        raise AssertionError(f"wrong counts of tokens: {wrong}")
-    if not all(torch.equal(batch["labels"], labels) for batch, labels in zip(step, before, strict=True)):
-        raise AssertionError("the labels of the batches are changed")
-    return outcome
-
-
-def _labels(*rows: list[int]) -> dict[str, Any]:
-    import torch
-
-    return {"labels": torch.tensor(rows)}
-
-
-def _count(trainer: Any, batches: list[Any]) -> float | None:
-    """Return the count of the first two batches, which must come back as they are."""
-    from transformers import Trainer
-
-    # A trainer that counts itself takes whatever it is given.
-    with_device = "device" in inspect.signature(Trainer.get_batch_samples).parameters
-    iterator = iter(batches)
-    fetched, count = trainer.get_batch_samples(iterator, 2, *(["cpu"] if with_device else []))
-    if len(fetched) != 2 or [id(batch) for batch in [*fetched, *iterator]] != [id(batch) for batch in batches]:
-        raise AssertionError("the batches of the step are not those of the dataloader")
-    return None if count is None else float(count)
-
-
-def _trainer(module: ModuleType) -> Any:
-    from datasets import Dataset
-
-    parameters = inspect.signature(module.SFTTrainer.__init__).parameters
-    settings: dict[str, Any] = {
-        "dataset_kwargs": {"skip_prepare_dataset": True},
-        "dataset_text_field": "text",
-        "loss_type": "nll",
-    }
-    settings |= {"n_gpu": 1, "world_size": 1, "average_tokens_across_devices": False}
-    arguments = {
-        "model": tiny_attention_model(),
-        "args": default_arguments(module.SFTConfig, **settings),
-        "train_dataset": Dataset.from_list([{"input_ids": [5, 6, 7]}]),
-        "processing_class" if "processing_class" in parameters else "tokenizer": tiny_tokenizer(),
-    }
-    with single_process(module):
-        trainer = constructed(module.SFTTrainer, **arguments)
-    trainer.model_accepts_loss_kwargs, trainer.compute_loss_func = True, None
-    trainer._loss_shifts_labels = True
+    settings: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}, "dataset_text_field": "text"}
+    settings |= {"n_gpu": 1, "world_size": 1, "average_tokens_across_devices": False, "loss_type": "nll"}
+    # TRL sets a field of it for a stream.
+    args = default_arguments(module.SFTConfig, accelerator_config=SimpleNamespace(dispatch_batches=None), **settings)
+    given = {"args": args, **as_tokenizer_of(module.SFTTrainer, tiny_tokenizer())}
+    rows = quick_rows([{"input_ids": [5]}])
+    with single_process(module), quick_is_peft_model(module):
+        trainer = constructed(module.SFTTrainer, model=tiny_attention_model(), train_dataset=rows, **given)
+    trainer.model_accepts_loss_kwargs, trainer.compute_loss_func, trainer._loss_shifts_labels = True, None, True
     trainer.get_tp_size = trainer.get_cp_size = trainer.get_sp_size = lambda: 1
-    return trainer
-
-
-def _loss_of_trl(*args: Any, **kwargs: Any) -> Any: ...
-
-
-_loss_of_trl.__module__ = "trl.trainer.sft_trainer"
-
-
-def _another_rank_with(count: int, trainer: Any) -> ExitStack:
-    """Have the count of another rank added to those of ``trainer`` in the block."""
-    import torch
-
-    def gather(own: Any) -> Any:
-        return torch.stack([own, torch.tensor(count)])
-
-    stack = ExitStack()
-    stack.enter_context(shadowed(trainer.args, "average_tokens_across_devices", True))
-    stack.enter_context(shadowed(trainer.args, "world_size", 2))
-    stack.enter_context(shadowed(trainer.accelerator, "gather", gather))
-    return stack
-
-
-def _right_counts(trainer: Any, step: list[Any]) -> Iterator[tuple[str, float | None]]:
-    """Give the counts where the loss has a term for first tokens too, or is not known, or the trainer counts itself."""
-    from transformers import Trainer
-
-    name = "_get_num_items_in_batch" if hasattr(Trainer, "_get_num_items_in_batch") else "get_batch_samples"
-
-    def own_loss(*args: Any, **kwargs: Any) -> Any: ...
-
-    def own_count(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(Trainer, name)(self, *args, **kwargs)
-
-    model = trainer.model
-    exits = {
-        "an encoder-decoder model": (model.config, "is_encoder_decoder", True),
-        "virtual tokens": (model, "active_peft_config", SimpleNamespace(is_prompt_learning=True)),
-        "a model with a loss of its own": (type(model), "loss_function", own_loss),
-        "a loss of the user's": (trainer, "compute_loss_func", own_loss),
-        "a trainer that counts itself": (type(trainer), name, own_count),
-    }
-    for what, (owner, attribute, value) in exits.items():
-        with shadowed(owner, attribute, value):
-            yield what, _count(trainer, step)
+    # Which arguments it takes depends on transformers.
+    device = ["cpu"] if "device" in inspect.signature(Trainer.get_batch_samples).parameters else []
+    step = [{"labels": torch.tensor([[5, 6, 7, 8], [9, 5, 6, -100]])}]
+    _, count = trainer.get_batch_samples(iter(step), 1, *device)
+    return judge(float(count), right=5.0, wrong=7.0)
