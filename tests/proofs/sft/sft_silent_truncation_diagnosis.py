@@ -7,6 +7,7 @@ is counted in the batches of its steps.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import trl_hotfix
@@ -164,7 +165,9 @@ def check_new_evaluations(trainer: Any, sft_trainer: Any) -> None:
     """Say what is lost of a dataset that an evaluation prepares, and say it once."""
     from datasets import Dataset
 
-    if "evaluate" not in vars(sft_trainer.SFTTrainer) or collator_cuts(sft_trainer):
+    # What says that it evaluates stands on the class too.
+    is_its_own = inspect.unwrap(sft_trainer.SFTTrainer.evaluate).__module__ == sft_trainer.__name__
+    if not is_its_own or collator_cuts(sft_trainer):
         return  # only prepared datasets can be evaluated, or what is cut is not known when they are prepared
     dataset = Dataset.from_list(columns(EVALUATION[:2]))
     first, second = (lines_of(lambda: trainer.evaluate(dataset))[1] for _ in range(2))

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import act, argument, judge, module_of
+from ...authoring import Call, judge, module_of, wrapper
 from ...by_identity import ByIdentity
 from ...model import Outcome
 from ...testing import (
@@ -58,48 +57,43 @@ _preparations: dict[int, _Preparation] = {}
 """The call that each thread is in. Functions that read a ``ContextVar`` cannot be pickled."""
 
 
-def say_what_is_lost(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@wrapper
+def say_what_is_lost(call: Call) -> Any:
     """Prepare a dataset, and say what was cut off its rows."""
-    settings, name, packing, tokenizer = (
-        argument(wrapped, args, kwargs, parameter)
-        for parameter in ("args", "dataset_name", "packing", "processing_class")
-    )
+    names = ("args", "dataset_name", "packing", "processing_class")
+    settings, name, packing, tokenizer = (call[parameter] for parameter in names)
     preparation = _preparations[get_ident()] = _Preparation()
     try:
-        result = wrapped(*args, **kwargs)
+        result = call()
     finally:
         _preparations.pop(get_ident(), None)
-    if packing or not _collator_cuts(module_of(wrapped)):
+    if packing or not _collator_cuts(module_of(call)):
         keeps_the_end = not packing and getattr(settings, "truncation_mode", None) == "keep_end"
-        _say(instance, settings, name, preparation.whole, settings.max_length, keeps_the_end, tokenizer)
+        _say(call, settings, name, preparation.whole, settings.max_length, keeps_the_end, tokenizer)
     return result
 
 
-def note_what_is_truncated(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def note_what_is_truncated(call: Call) -> Any:
     """Note the dataset that ``truncate_dataset`` is given."""
-    _note(argument(wrapped, args, kwargs, "dataset"))
-    return wrapped(*args, **kwargs)
+    _note(call["dataset"])
+    return call()
 
 
-def note_what_is_packed(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def note_what_is_packed(call: Call) -> Any:
     """Note the dataset that ``pack_dataset`` is given, or that nothing is cut, as the strategy has it."""
-    cuts = argument(wrapped, args, kwargs, "strategy") in ("ffd", "bfd")
-    _note(argument(wrapped, args, kwargs, "dataset") if cuts else None)
-    return wrapped(*args, **kwargs)
+    _note(call["dataset"] if call["strategy"] in ("ffd", "bfd") else None)
+    return call()
 
 
-def note_what_is_tokenised(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+@wrapper
+def note_what_is_tokenised(call: Call) -> Any:
     """Note the first dataset that has tokens. Without packing it is cut next."""
-    names = wrapped(*args, **kwargs)
+    names = call()
     preparation = _preparations.get(get_ident())
     if preparation is not None and preparation.whole is None and "input_ids" in names:
-        _note(argument(wrapped, args, kwargs, "dataset"))
+        _note(call["dataset"])
     return names
 
 
@@ -114,24 +108,23 @@ def _collator_cuts(module: ModuleType) -> bool:
     return "truncation_mode" in module.DataCollatorForLanguageModeling.__dataclass_fields__
 
 
-def say_what_the_collator_cuts(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+@wrapper
+def say_what_the_collator_cuts(call: Call) -> None:
     """Make the trainer, and say what its collator will cut off the rows of its datasets."""
-    wrapped(*args, **kwargs)
-    collator, evaluation = instance.data_collator, instance.eval_dataset
-    if not isinstance(collator, module_of(wrapped).DataCollatorForLanguageModeling) or collator.padding_free:
+    call()
+    trainer = call.trainer
+    collator, evaluation = trainer.data_collator, trainer.eval_dataset
+    if not isinstance(collator, module_of(call).DataCollatorForLanguageModeling) or collator.padding_free:
         return
     keeps_the_end = collator.truncation_mode == "keep_end"
-    datasets = {"train": instance.train_dataset}
+    datasets = {"train": trainer.train_dataset}
     datasets |= evaluation if isinstance(evaluation, dict) else {"eval": evaluation}
     for name, dataset in datasets.items():
-        tokenizer = instance.processing_class
-        _say(instance, instance.args, name, dataset, collator.max_length, keeps_the_end, tokenizer)
+        _say(call, trainer.args, name, dataset, collator.max_length, keeps_the_end, trainer.processing_class)
 
 
 def _say(
-    trainer: Any,
+    call: Call,
     settings: Any,
     name: str,
     dataset: Any,
@@ -158,10 +151,10 @@ def _say(
         f"which has {longest} tokens. {lost} of {tokens} tokens are lost ({lost / tokens:.1%}), {ends} of them ends of "
         "sequence. Raise max_length, or split the longer rows"
     )
-    said = _said.get(trainer) or set()
+    said = _said.get(call.trainer) or set()
     if message not in said:
-        _said[trainer] = said | {message}
-        act()
+        _said[call.trainer] = said | {message}
+        call.act()
         _log.warning("%s", message)
 
 
