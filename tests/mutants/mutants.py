@@ -39,7 +39,7 @@ import layout
 import proofs
 from code_mutants import code_mutants, noting_gradients
 from layout import Place
-from running import Case, answer_of, in_parallel, process
+from running import Case, in_parallel, process
 
 HERE = Path(__file__).parent
 GOAL = 0.95
@@ -123,34 +123,6 @@ def run(patch: Patch, place: Place, code: Mapping[str, str], killed: Collection[
         return process(place, command, 3600, *proofs.overlays_of(patch, place), "coverage", "pytest")
 
 
-def tests_of(patch: Patch) -> list[Path]:
-    """Return the files of tests/unit/patches that use the patch's module."""
-    name = modules.module_of(patch.id).rpartition(".")[2]
-    folder = layout.CHECKOUT / "tests" / "unit" / "patches"
-    return [file for file in sorted(folder.glob("test_*.py")) if name in file.read_text(encoding="utf-8")]
-
-
-def run_by_tests(patch: Patch, names: Iterable[str], code: Mapping[str, str]) -> Mapping[str, Any] | str:
-    """Return the answer of the patch's own tests about the mutants that nothing else has noticed, or why there is none.
-
-    They run beside the tests, in this environment, and not in a release of the bench.
-    """
-    names, files = list(names), tests_of(patch)
-    task = {
-        "module": modules.module_of(patch.id),
-        "functions": sorted(functions_of(patch)),
-        "files": [str(file) for file in files],
-        "code": {name: code[name] for name in names if name in code},
-        "breakages": [name for name in names if name not in code],
-        "wrappers": list(dict.fromkeys(target.wrapper for target in patch.targets)),
-        "targets": [target.name for target in patch.targets],
-    }
-    path = os.pathsep.join(filter(None, [str(layout.CHECKOUT), os.environ.get("PYTHONPATH")]))
-    with _task_file(task) as file:
-        command = [sys.executable, str(HERE / "by_tests.py"), "{out}", file]
-        return answer_of(command, {**os.environ, "PYTHONPATH": path}, 3600, f"by_tests-{patch.id}")
-
-
 @contextlib.contextmanager
 def _task_file(task: Mapping[str, Any]) -> Iterator[str]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -169,7 +141,7 @@ def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
     return next((str(file) for file in files if file.is_file()), None)
 
 
-def mutants_of(patch: Patch, answers: Mapping[Place | str, Mapping[str, Any] | str]) -> Mutants:
+def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -> Mutants:
     """Return what became of the mutants of ``patch``."""
     found = Mutants(patch.id)
     declared = dict(proofs.settings_of(patch).get("EQUIVALENT", {}))
@@ -221,8 +193,8 @@ def key_of(patch: Patch) -> str:
     What many patches share is not in it: a change there does not change which mistakes in one of them are noticed.
     """
     declared = proofs.settings_of(patch).get("EQUIVALENT", {})
-    # Most patches have no tests of their own, and their keys are as if there were none.
-    files = [*tests_of(patch), *filter(Path.is_file, [patch_tests.file_of(patch.id)])]
+    # A patch of a pack has none.
+    files = filter(Path.is_file, [patch_tests.file_of(patch.id)])
     tests = [keys.tree_of(keys.parse(_without_families(file.read_text(encoding="utf-8")))) for file in files]
     places = [str(place) for place in places_of(patch)]
     return keys.digest_of([GENERATION, keys.own_key(patch), places, declared, *tests])
@@ -251,16 +223,13 @@ def count(
     code = {patch.id: sources_of(patch) for patch in patches}
 
     def judged(patch: Patch) -> Iterable[tuple[str, Mutants]]:
-        answers: dict[Place | str, Mapping[str, Any] | str] = {}
+        answers: dict[Place, Mapping[str, Any] | str] = {}
         killed: set[str] = set()
         for place in places_of(patch):
             answers[place] = answer = run(patch, place, code[patch.id], killed)
             if not isinstance(answer, str):
                 killed |= {name for name, one in answer.items() if name and one["killer"]}
         found = mutants_of(patch, answers)
-        if (found.survived or found.missed) and tests_of(patch):
-            answers["its tests"] = run_by_tests(patch, found.survived, code[patch.id])
-            found = mutants_of(patch, answers)
         ended(patch, found)
         return [(patch.id, found)]
 

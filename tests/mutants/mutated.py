@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
@@ -110,23 +110,17 @@ class Judge:
         return "" if after.loss == loss and not changed else f"loss {after.loss!r}, gradients {changed[:3]}"
 
 
-class Judging(Protocol):
-    """What a patch is judged by: its self-test and runs, or the tests of it."""
-
-    def killer(self) -> tuple[str, str]: ...
-
-
-def judged_code(judge: Judging, module: Any, source: str) -> dict[str, Any]:
+def judged_code(judge: Judge, module: Any, source: str) -> dict[str, Any]:
     exec(compile(source, module.__file__, "exec"), vars(module))
     return answered(judge)
 
 
-def answered(judge: Judging) -> dict[str, Any]:
+def answered(judge: Judge) -> dict[str, Any]:
     killer, why = judge.killer()
     return {"killer": killer, "why": why}
 
 
-def judged_breakage(judge: Judging, module: Any, wrappers: Sequence[str], breakage: Breakage) -> dict[str, Any]:
+def judged_breakage(judge: Judge, module: Any, wrappers: Sequence[str], breakage: Breakage) -> dict[str, Any]:
     with breakages.broken(module, list(wrappers), breakage):
         return {**answered(judge), "had effect": breakage.had_effect}
 
