@@ -1,34 +1,14 @@
 """A GRPO loss of 0.0 looks the same in a healthy run and in one that learns nothing; one log line names the case.
 
-``log`` and ``__init__`` run unchanged. A case follows from what the trainer logs anyway. Each is reported once per run,
-on the main process, and no collective operation is called.
-
-- No bug (TRL issues 2703, 3452): the ratio of the probabilities is 1 while the policy is the one that sampled, and the
-  advantages of a group add up to 0. The value of the loss is then beta * KL (DeepSeekMath, arXiv:2402.03300, equation
-  3); its gradient is the policy gradient. transformers 4 prints the loss rounded to four digits.
-- No signal: all rewards of each group are equal, so all advantages are 0.
-- No gradient: ``grad_norm`` is 0 although there is a signal, e.g. with frozen adapters (issue 3926).
+- No bug (TRL issues 2703, 3452): the ratio of the probabilities is 1, and the advantages of a group add up to 0. The
+  loss as a number is beta * KL (arXiv:2402.03300, equation 3); its gradient is the policy gradient.
+- No signal: the rewards of each group are equal, in each of the first ten generations. The loss must not be above what
+  beta * KL explains: MiniLLM has a loss besides the rewards.
+- No gradient (3926): ``grad_norm`` was always 0. A healthy step logs 0 with at most the probability ``share`` that a
+  group has no signal. If the sum of ``1 - share`` is ten, the probability of such a run is at most ``exp(-10)``. Under
+  fp16 it takes forty: the first steps are skipped until the loss scale fits.
 - An adapter that is not trained as intended: ``peft_config`` on top of a ``PeftModel`` (3882, 4713), an adapter outside
   the path of the Liger loss (5977, 6186), a ``PeftModel`` that was loaded for inference.
-
-One logged step may prove nothing, since a hard task has steps without a signal. The diagnosis then waits:
-
-- ``frac_reward_zero_std``, the share of the groups without a signal, is logged from 0.18 on. ``reward_std`` cannot
-  replace it from 0.27 on, where it is that of the batch. Both are means over the generations of a log entry, and
-  neither is negative: a mean of 0 (or of 1, for the share) means 0 (or 1) in each generation. "No signal" takes ten
-  generations, the first of the run, in which the loss is not above what beta * KL explains: MiniLLM has a loss besides
-  the rewards, which are all 0 by default.
-- ``grad_norm`` is that of the last step before the log entry and, with ``steps_per_generation``, of a part of a
-  generation. In a healthy run it is 0 with at most the probability ``share`` that a group has no signal. "No gradient"
-  waits until the sum of ``1 - share`` is ten and there never was a gradient: the probability of that is at most
-  ``prod(share) <= exp(-10)``. Under fp16 it waits for forty, because the first steps are skipped until the loss scale
-  fits (DeepSpeed logs 0 for them). A model with no trainable tensor when training began needs no proof: PEFT thaws a
-  frozen adapter after it was disabled for the reference, so its ``grad_norm`` is not 0, but the optimizer does not have
-  it. DeepSpeed's optimizer shows partitions, or under ZeRO-3 nothing: what it has is not known.
-- With ``scale_rewards="batch"`` or ``normalize_then_sum`` the share is that of the batch. It then proves only that no
-  group has a signal.
-
-A step without ``grad_norm`` (``max_grad_norm=0``, some engines) or with an infinite one proves nothing about gradients.
 """
 
 from __future__ import annotations
@@ -51,14 +31,12 @@ _PATIENCE = 10
 _SHOWN_AS_ZERO = 5e-5
 
 _log = logging.getLogger("trl_hotfix")
+_runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
 
 
 @dataclass(slots=True)
 class _Run:
-    """The facts about a run that its log has shown so far.
-
-    ``signal_without_gradient`` is the sum of ``1 - share`` over the log entries whose ``grad_norm`` is 0.
-    """
+    """The facts about a run that its log has shown so far."""
 
     reported: set[str] = field(default_factory=set)
     entries: int = 0
@@ -66,56 +44,53 @@ class _Run:
     had_signal: bool = False
     generations_without_signal: int = 0
     had_gradient: bool = False
-    signal_without_gradient: float = 0.0
-
-
-_runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
-
-
-def _no_bug(loss: float, grad_norm: float, beta: float, kl: float) -> str:
-    return (
-        f"no bug: the loss is {abs(loss):.3g}, grad_norm is {grad_norm:.3g}, so the policy is trained. As long as it "
-        "is the one that sampled (num_iterations=1), pi/pi_old is 1 and the advantages of a group add up to 0: where "
-        'each sequence weighs the same (loss_type="grpo", TRL before 0.16) or all are equally long, the loss as a '
-        f"number is beta * KL = {beta:g} * {kl:.3g} = {beta * kl:.3g}. Its gradient is not 0. Judge the run by its "
-        "rewards, not by its loss"
-    )
+    signal_without_gradient: float = 0.0  # the sum of 1 - share over the log entries whose grad_norm is 0
 
 
 def _no_signal(generations: int, beta: float, mean: Mapping[str, float]) -> str:
     consequence = "the KL term alone moves the policy" if beta else "nothing is trained"
-    rewards = ", ".join(
-        f"{name.removeprefix('rewards/').removesuffix('/mean')} (mean {value:.4g})"
-        for name, value in mean.items()
-        if name.startswith("rewards/") and not name.endswith("/std")
-    )
+    names = [name for name in mean if name.startswith("rewards/") and not name.endswith("/std")]
+    rewards = [f"{name.removeprefix('rewards/').removesuffix('/mean')} (mean {mean[name]:.4g})" for name in names]
     return (
         f"no learning signal so far: in each of the first {generations} generations all completions of every group got "
         f"the same reward, so all advantages are 0 and {consequence}. Look at what the reward functions give to "
-        f"completions of one prompt: {rewards}"
+        f"completions of one prompt: {', '.join(rewards)}"
     )
 
 
-def _no_gradient(trainer: Any, reason: str) -> str:
-    state = "; ".join(_state(trainer))
+def _no_gradient(trainer: Any, run: _Run, mean: Mapping[str, float]) -> str | None:
+    """Return what explains a missing gradient, or None if it is not proven that it is missing."""
+    # The optimizer has what was trainable when training began. That of DeepSpeed does not show it.
+    shows = not getattr(trainer, "is_deepspeed_enabled", False)
+    optimized = sum(len(group["params"]) for group in trainer.optimizer.param_groups) if shows else None
+    if optimized == 0:  # PEFT may have made it trainable since, when the reference was computed.
+        reason = "nothing was trainable when training began"
+    elif not run.had_gradient and run.signal_without_gradient >= _PATIENCE * (4 if trainer.args.fp16 else 1):
+        reason = f"grad_norm was 0 in all {run.entries} logged steps, with rewards that differ"
+        if getattr(trainer.args, "mask_truncated_completions", False) and mean.get("completions/clipped_ratio") == 1:
+            reason += "; every completion was cut off, and mask_truncated_completions=True leaves those out"
+    else:
+        return None
+    model = trainer.model
+    tensors = dict(model.named_parameters())
+    facts = [f"the optimizer has {optimized} of {len(tensors)} parameter tensors"] if shows else []
+    for adapter in model.active_adapters if _is_peft(model) else ():
+        trainable = [tensor.requires_grad for name, tensor in tensors.items() if f".{adapter}." in name]
+        facts.append(f"of adapter {adapter}, {trainable.count(False)} of {len(trainable)} are frozen")
+    facts.append(f"gradient checkpointing is {'on' if trainer.args.gradient_checkpointing else 'off'}")
+    facts.append(f"gradients of the inputs are {'on' if _inputs_need_grad(model) else 'off'}")
+    state = "; ".join(facts)
     return f"no gradient: {reason}. In numbers: {state}. What is to be trained needs requires_grad=True before train()"
-
-
-def _merged(given: Any, own: Any) -> bool:
-    """Return whether ``own``, the trainer's model, no longer has the model that was given inside it."""
-    return all(module is not given for module in own.modules())
 
 
 def _lost(before: Mapping[str, Any], given: Any, own: Any) -> str:
     """Report an adapter, whose tensors were ``before`` when ``peft_config`` was applied to the model that has it."""
-    if _merged(given, own):
+    fate = "put aside, and the run starts without them"
+    after = dict(given.named_parameters())
+    if all(module is not given for module in own.modules()):
         fate = "merged into the base model, to which the adapter that is saved now belongs"
-    else:
-        after = dict(given.named_parameters())
-        changed = sum(not after[name].equal(tensor.to(after[name])) for name, tensor in before.items())
-        fate = "put aside, and the run starts without them"
-        if changed:
-            fate = f"initialised again in {changed} cases, and what they had learned is lost"
+    elif changed := sum(not after[name].equal(tensor.to(after[name])) for name, tensor in before.items()):
+        fate = f"initialised again in {changed} cases, and what they had learned is lost"
     return (
         f"peft_config was given with a model that has a trained adapter already: its {len(before)} tensors were "
         f"{fate}. To go on training the adapter, leave peft_config out"
@@ -134,17 +109,15 @@ def _missed(model: Any) -> Iterator[str]:
 
 
 def _is_peft(model: Any) -> bool:
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(model, peft.PeftModel)
+    return isinstance(model, getattr(sys.modules.get("peft"), "PeftModel", ()))
 
 
 def _adapter(model: Any) -> dict[str, Any]:
     """Copy the tensors of the active adapters. Return none if B is 0, as LoRA starts it, or is not on this rank."""
     marks = [f".{name}." for name in model.active_adapters]
     tensors = {name: tensor for name, tensor in model.named_parameters() if any(mark in name for mark in marks)}
-    if not all(bool(tensor.any()) for name, tensor in tensors.items() if ".lora_B." in name):
-        return {}
-    return {name: tensor.data.clone() for name, tensor in tensors.items()}
+    is_trained = all(tensor.any() for name, tensor in tensors.items() if ".lora_B." in name)
+    return {name: tensor.data.clone() for name, tensor in tensors.items()} if is_trained else {}
 
 
 def _inputs_need_grad(model: Any) -> bool:
@@ -156,26 +129,6 @@ def _inputs_need_grad(model: Any) -> bool:
     return bool(embedding._forward_hooks) or any(weight.requires_grad for weight in embedding.parameters())
 
 
-def _state(trainer: Any) -> Iterator[str]:
-    """Yield the facts that explain a missing gradient."""
-    model = trainer.model
-    tensors = dict(model.named_parameters())
-    if (optimized := _optimized(trainer)) is not None:
-        yield f"the optimizer has {optimized} of {len(tensors)} parameter tensors"
-    for adapter in model.active_adapters if _is_peft(model) else ():
-        trainable = [tensor.requires_grad for name, tensor in tensors.items() if f".{adapter}." in name]
-        yield f"of adapter {adapter}, {trainable.count(False)} of {len(trainable)} are frozen"
-    yield f"gradient checkpointing is {'on' if trainer.args.gradient_checkpointing else 'off'}"
-    yield f"gradients of the inputs are {'on' if _inputs_need_grad(model) else 'off'}"
-
-
-def _optimized(trainer: Any) -> int | None:
-    """Count the tensors in the optimizer: those that were trainable when training began. None: they are hidden."""
-    if getattr(trainer, "is_deepspeed_enabled", False):
-        return None
-    return sum(len(group["params"]) for group in trainer.optimizer.param_groups)
-
-
 def _is_cut_off(trainer: Any) -> bool:
     """Detect reentrant checkpointing over inputs without gradients, where some adapters do not train (TRL 2848)."""
     reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant") is not False
@@ -184,16 +137,14 @@ def _is_cut_off(trainer: Any) -> bool:
 
 def _share_without_signal(trainer: Any, metrics: Mapping[str, Sequence[float]]) -> float | None:
     """Return the share of the groups (of the generations up to TRL 0.17) without a signal; None if it is unknown."""
-    deviations = metrics.get("reward_std")
-    if not deviations:
-        # No generation belongs to this log entry.
+    if not (deviations := metrics.get("reward_std")):  # No generation belongs to this log entry.
         return None
+    # Up to 0.17 there is no share. From 0.27 on the deviation is that of the batch.
     shares = metrics.get("frac_reward_zero_std") or [float(deviation < 1e-6) for deviation in deviations]
     if max(deviations) < 1e-6 or min(shares) == 1.0:
         return 1.0
-    of_batch = getattr(trainer.args, "scale_rewards", None) == "batch"
-    of_batch = of_batch or getattr(trainer.args, "multi_objective_aggregation", None) == "normalize_then_sum"
-    return None if of_batch else sum(shares) / len(shares)
+    settings = {getattr(trainer.args, name, None) for name in ("scale_rewards", "multi_objective_aggregation")}
+    return None if settings & {"batch", "normalize_then_sum"} else sum(shares) / len(shares)
 
 
 def _diagnose(trainer: Any, run: _Run, logs: Mapping[str, Any], metrics: Mapping[str, Sequence[float]]) -> str | None:
@@ -208,39 +159,33 @@ def _diagnose(trainer: Any, run: _Run, logs: Mapping[str, Any], metrics: Mapping
         run.generations_without_signal += len(metrics["reward_std"])
     elif "reward_std" in mean:
         run.had_signal = True
-    if grad_norm > 0:
-        run.had_gradient = True
-    elif grad_norm == 0 and share is not None:
-        run.signal_without_gradient += 1.0 - share
+    run.had_gradient = run.had_gradient or grad_norm > 0
     if share is not None:
+        run.signal_without_gradient += 1.0 - share if grad_norm == 0 else 0.0
         zero = abs(loss) < _SHOWN_AS_ZERO and 1e-6 < grad_norm < math.inf and share < 1.0
         run.zeros = run.zeros + 1 if zero else 0
-
-    if "no gradient" not in run.reported:
-        patience = 4 * _PATIENCE if trainer.args.fp16 else _PATIENCE
-        if _optimized(trainer) == 0:
-            return _no_gradient(trainer, "nothing was trainable when training began")
-        if not run.had_gradient and run.signal_without_gradient >= patience:
-            reason = f"grad_norm was 0 in all {run.entries} logged steps, with rewards that differ"
-            masks = getattr(trainer.args, "mask_truncated_completions", False)
-            if masks and mean.get("completions/clipped_ratio") == 1:
-                reason += "; every completion was cut off, and mask_truncated_completions=True leaves those out"
-            return _no_gradient(trainer, reason)
+    if "no gradient" not in run.reported and (message := _no_gradient(trainer, run, mean)):
+        return message
     if not run.had_signal and run.generations_without_signal >= _PATIENCE:
         return _no_signal(run.generations_without_signal, beta, mean)
     # If the KL term is large enough to show, 0 has another reason.
-    if run.zeros >= 3 and beta * kl <= 10 * _SHOWN_AS_ZERO and not _is_cut_off(trainer):
-        return _no_bug(loss, grad_norm, beta, kl)
-    return None
+    is_explained = run.zeros >= 3 and beta * kl <= 10 * _SHOWN_AS_ZERO and not _is_cut_off(trainer)
+    if not is_explained:
+        return None
+    return (
+        f"no bug: the loss is {abs(loss):.3g}, grad_norm is {grad_norm:.3g}, so the policy is trained. As long as it "
+        "is the one that sampled (num_iterations=1), pi/pi_old is 1 and the advantages of a group add up to 0: where "
+        'each sequence weighs the same (loss_type="grpo", TRL before 0.16) or all are equally long, the loss as a '
+        f"number is beta * KL = {beta:g} * {kl:.3g} = {beta * kl:.3g}. Its gradient is not 0. Judge the run by its "
+        "rewards, not by its loss"
+    )
 
 
 @wrapper
 def say_why_the_loss_is_zero(call: Call) -> Any:
     """Examine each log entry of a training step until one case is proven."""
-    trainer = call.trainer
+    trainer, logs, message = call.trainer, call["logs"], None
     run = _runs.setdefault(trainer, _Run())
-    logs = call["logs"]
-    message = None
     # The entry at the end of a run has no loss, that of an evaluation has an eval_loss, a callback's own has neither.
     if trainer.accelerator.is_main_process and "loss" in logs:
         # Up to 0.15 the metrics are not kept by mode.
@@ -254,38 +199,32 @@ def say_why_the_loss_is_zero(call: Call) -> Any:
 
 
 @wrapper
-def say_what_became_of_the_adapter(call: Call) -> Any:
+def say_what_became_of_the_adapter(call: Call) -> None:
     """Compare the model that was given with the one that the trainer has after ``__init__``."""
-    trainer, model = call.trainer, call["model"]
-    before: dict[str, Any] = {}
-    messages = []
-    if _is_peft(model):
-        if call["peft_config"] is not None:
-            before = _adapter(model)
-        elif not any(tensor.requires_grad for tensor in model.parameters()):
-            adapters = [name for name in model.active_adapters if model.peft_config[name].inference_mode]
-            if adapters:
-                messages.append(
-                    f"0 of {len(list(model.parameters()))} parameter tensors are trainable, since the adapter "
-                    f"({', '.join(adapters)}) was loaded for inference. Load it with "
-                    "PeftModel.from_pretrained(..., is_trainable=True)"
-                )
-                # That follows from it, and would be reported twice.
-                _runs.setdefault(trainer, _Run()).reported.add("no gradient")
-    result = call()
+    trainer, model, before, messages = call.trainer, call["model"], {}, []
+    if _is_peft(model) and call["peft_config"] is not None:
+        before = _adapter(model)
+    elif _is_peft(model) and not any(tensor.requires_grad for tensor in model.parameters()):
+        adapters = [name for name in model.active_adapters if model.peft_config[name].inference_mode]
+        if adapters:
+            messages.append(
+                f"0 of {len(list(model.parameters()))} parameter tensors are trainable, since the adapter "
+                f"({', '.join(adapters)}) was loaded for inference. Load it with "
+                "PeftModel.from_pretrained(..., is_trainable=True)"
+            )
+            # That follows from it, and would be reported twice.
+            _runs.setdefault(trainer, _Run()).reported.add("no gradient")
+    call()
     if before:
         messages.append(_lost(before, model, trainer.model))
     liger = getattr(trainer, "use_liger_loss", False) or getattr(trainer, "use_liger_kernel", False)
     if liger and _is_peft(trainer.model):
-        messages += [
-            f"the Liger loss goes past an adapter: no gradient reaches {adapter}. Train without Liger, or without it"
-            for adapter in _missed(trainer.model)
-        ]
+        message = "the Liger loss goes past an adapter: no gradient reaches {}. Train without Liger, or without it"
+        messages += map(message.format, _missed(trainer.model))
     for message in messages:
         call.act()
         if trainer.accelerator.is_main_process:
             _log.warning("GRPO: %s", message)
-    return result
 
 
 def the_case_is_named(module: ModuleType) -> Outcome:
