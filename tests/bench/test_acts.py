@@ -177,7 +177,9 @@ def places_of(patch: Patch) -> tuple[layout.Place, ...]:
     chosen = places[:1] if places[0].release == places[-1].release else [places[0], places[-1]]
     for target in patch.targets:
         if not any(target in place.targets_of(patch) for place in chosen):
-            chosen += [place for place in places if target in place.targets_of(patch)][-1:]
+            # On its main stack: on another one TRL's own trainer may fail.
+            with_target = [place for place in places if target in place.targets_of(patch)]
+            chosen.append(max(with_target, key=lambda place: (place.is_main, places.index(place))))
     return tuple(dict.fromkeys(chosen))
 
 
