@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from trl_hotfix.call import Call
+from trl_hotfix.patches.grpo.grpo_prefilled_assistant_turn_closed import continue_the_assistant
+from trl_hotfix.patches.grpo.grpo_prompt_cut_on_the_right import keep_the_end
 from trl_hotfix.testing import (
     default_arguments,
     single_process,
@@ -198,6 +201,49 @@ def test_the_trainer_has_its_tokenizer_after_an_error(method: str, switch: Any) 
     with switch.on(), pytest.raises(ArithmeticError):
         case.ids()
     assert case.trainer.processing_class is case.tokenizer
+
+
+def tokenised(prompts: list[Any], *wrappers: Any, **settings: Any) -> Any:
+    """Return what a trainer with a limit of 3 gets from its tokenizer within these wrappers, the outermost first."""
+    tokenizer = tokenizer_of_digits()
+    tokenizer.chat_template = (
+        "{% for message in messages %}8 {{ message['content'] }} {% endfor %}{% if add_generation_prompt %}9{% endif %}"
+    )
+    trainer = SimpleNamespace(processing_class=tokenizer, use_vllm=False)
+    keywords = {"max_length": 3, "truncation": True, "add_special_tokens": False, **settings}
+
+    def method(prompts: list[Any]) -> Any:
+        if isinstance(prompts[0], str):
+            return trainer.processing_class(text=prompts, **keywords)
+        of_messages = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+        return trainer.processing_class.apply_chat_template(conversation=prompts, **keywords, **of_messages)
+
+    def within(wrapper: Any, inner: Any) -> Any:
+        return lambda prompts: wrapper(Call(inner, trainer, (prompts,)))
+
+    for wrapper in reversed(wrappers):
+        method = within(wrapper, method)
+    return method(prompts)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["cut without", "cut within"])
+def test_messages_that_another_patch_leaves_open_are_cut_too(order: int) -> None:
+    answer = [{"role": "user", "content": "2"}, {"role": "assistant", "content": "3 4 5"}]
+    prompts = [answer, [{"role": "user", "content": "5"}]]
+    wrappers = [keep_the_end, continue_the_assistant][::order]
+    encoded = tokenised(prompts, *wrappers, return_tensors="pt", padding=True)
+    assert encoded["input_ids"].tolist() == [[3, 4, 5], [8, 5, 9]]
+    assert encoded["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_rows_without_padding_keep_their_masks() -> None:
+    encoded = tokenised(PROMPTS, keep_the_end)
+    assert encoded["input_ids"] == encoded.input_ids == ids_of(PROMPTS, slice(-3, None))
+    assert encoded["attention_mask"] == [[1] * len(ids) for ids in encoded["input_ids"]]
+
+
+def test_a_call_that_asks_for_no_truncation_gets_none() -> None:
+    assert tokenised(PROMPTS, keep_the_end, truncation=False)["input_ids"] == ids_of(PROMPTS)
 
 
 @each_method
