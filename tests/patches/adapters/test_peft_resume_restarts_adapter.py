@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,29 +14,14 @@ from peft import LoraConfig, get_peft_model
 from trl_hotfix.authoring import shadowed
 from trl_hotfix.testing import base_for_adapters, begin_trainer, single_process
 
-MODULES = (
-    *(f"trl.trainer.{method}_trainer" for method in ("grpo", "rloo", "dpo", "kto")),
-    "trl.experimental.kto.kto_trainer",
-)
+from tiny.trainers import classes_with_a_reference_adapter, methods_with_a_reference_adapter
+
 LORA = LoraConfig(r=1, target_modules=["q_proj"])
 
 
-def trainer_class_of(module: ModuleType) -> Any:
-    return getattr(module, module.__name__.rpartition(".")[2].removesuffix("_trainer").upper() + "Trainer", None)
-
-
-@pytest.fixture(params=MODULES, ids=lambda name: name.removeprefix("trl."))
-def module(request: pytest.FixtureRequest) -> ModuleType:
-    try:
-        found = importlib.import_module(request.param)
-    except ImportError:
-        pytest.skip("this release has no such module")
-    trainer_class = trainer_class_of(found)
-    if trainer_class is None or trainer_class.__module__ != found.__name__:
-        pytest.skip("this release has the trainer in another module")
-    if "ref" not in inspect.unwrap(trainer_class.__init__).__code__.co_consts:
-        pytest.skip("this trainer makes no adapter of its own")
-    return found
+@pytest.fixture(params=methods_with_a_reference_adapter())
+def trainer_class(request: pytest.FixtureRequest) -> Any:
+    return classes_with_a_reference_adapter(request.param)[0]
 
 
 def peft_model(first: int = 0) -> Any:
@@ -54,7 +38,7 @@ def number(model: Any, first: int) -> None:
         weight.data.copy_(first + 8 * place + torch.arange(weight.numel()).reshape(weight.shape))
 
 
-def trainer_of(module: ModuleType, *, active: str = "default", load: Any = None, **settings: Any) -> Any:
+def trainer_of(trainer_class: Any, *, active: str = "default", load: Any = None, **settings: Any) -> Any:
     """Return a trainer of a model with the adapters "default" and "other", and usually "ref".
 
     A part of the trained adapter is of bfloat16.
@@ -73,8 +57,9 @@ def trainer_of(module: ModuleType, *, active: str = "default", load: Any = None,
         if "lora_A.default" in name:
             weight.data = weight.data.bfloat16()
     settings = {"gradient_checkpointing": False, **settings}
+    module = sys.modules[trainer_class.__module__]
     with single_process(module):
-        return begin_trainer(module, trainer_class_of(module), model, parent=prepare, **settings)
+        return begin_trainer(module, trainer_class, model, parent=prepare, **settings)
 
 
 def adapters(model: Any) -> dict[str, Any]:
@@ -108,46 +93,46 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("as_path", [True, False], ids=["a path", "a string"])
-def test_a_resumed_run_has_both_adapters(module: ModuleType, checkpoint: Checkpoint, as_path: bool) -> None:
-    trainer = trainer_of(module)
+def test_a_resumed_run_has_both_adapters(trainer_class: Any, checkpoint: Checkpoint, as_path: bool) -> None:
+    trainer = trainer_of(trainer_class)
     trainer._load_from_checkpoint(checkpoint.folder if as_path else str(checkpoint.folder))
     assert checkpoint.has("default", trainer.model)
     assert checkpoint.has("ref", trainer.model)
 
 
-def test_transformers_passes_over_the_trained_adapter(module: ModuleType, checkpoint: Checkpoint, switch: Any) -> None:
+def test_transformers_passes_over_the_trained_adapter(trainer_class: Any, checkpoint: Checkpoint, switch: Any) -> None:
     with switch.off():
-        trainer = trainer_of(module)
+        trainer = trainer_of(trainer_class)
         trainer._load_from_checkpoint(str(checkpoint.folder))
     assert not checkpoint.has("default", trainer.model)
     assert checkpoint.has("ref", trainer.model)
 
 
-def test_what_is_trained_and_its_dtypes_stay(module: ModuleType, checkpoint: Checkpoint) -> None:
-    trainer = trainer_of(module)
+def test_what_is_trained_and_its_dtypes_stay(trainer_class: Any, checkpoint: Checkpoint) -> None:
+    trainer = trainer_of(trainer_class)
     trainer._load_from_checkpoint(str(checkpoint.folder))
     for name, weight in trainer.model.named_parameters():
         assert weight.requires_grad is (".default." in name), name
         assert (weight.dtype is torch.bfloat16) is ("lora_A.default" in name), name
 
 
-def test_each_trainer_is_resumed(module: ModuleType, checkpoint: Checkpoint) -> None:
-    trainers = trainer_of(module), trainer_of(module)
+def test_each_trainer_is_resumed(trainer_class: Any, checkpoint: Checkpoint) -> None:
+    trainers = trainer_of(trainer_class), trainer_of(trainer_class)
     for trainer in trainers:
         trainer._load_from_checkpoint(str(checkpoint.folder))
     assert all(checkpoint.has("default", trainer.model) for trainer in trainers)
 
 
-def test_an_adapter_that_is_not_trained_is_not_loaded(module: ModuleType, checkpoint: Checkpoint) -> None:
-    trainer = trainer_of(module, active="other")
+def test_an_adapter_that_is_not_trained_is_not_loaded(trainer_class: Any, checkpoint: Checkpoint) -> None:
+    trainer = trainer_of(trainer_class, active="other")
     trainer._load_from_checkpoint(checkpoint.folder)
     assert not checkpoint.has("default", trainer.model)
     assert trainer.model.active_adapters == ["other"]
 
 
-def test_a_model_of_fsdp_loads_its_own(module: ModuleType, checkpoint: Checkpoint) -> None:
+def test_a_model_of_fsdp_loads_its_own(trainer_class: Any, checkpoint: Checkpoint) -> None:
     calls: list[tuple[Any, ...]] = []
-    trainer = trainer_of(module, load=lambda *args: calls.append(args))
+    trainer = trainer_of(trainer_class, load=lambda *args: calls.append(args))
     trainer._load_from_checkpoint(str(checkpoint.folder), trainer.model)
     assert calls == [(str(checkpoint.folder), trainer.model)]
     assert not checkpoint.has("default", trainer.model)
@@ -155,11 +140,11 @@ def test_a_model_of_fsdp_loads_its_own(module: ModuleType, checkpoint: Checkpoin
 
 @pytest.mark.parametrize("missing", ["beside the folder", "in a folder"])
 def test_only_an_adapter_that_is_passed_over_is_loaded(
-    module: ModuleType, checkpoint: Checkpoint, missing: str
+    trainer_class: Any, checkpoint: Checkpoint, missing: str
 ) -> None:
     """A method of the user's loads nothing here."""
     calls: list[tuple[Any, ...]] = []
-    trainer = trainer_of(module, load=lambda *args: calls.append(args))
+    trainer = trainer_of(trainer_class, load=lambda *args: calls.append(args))
     (weights,) = checkpoint.folder.glob("adapter_model.*")
     alone = checkpoint.folder / "other" / "ref"
     alone.mkdir()
@@ -170,9 +155,9 @@ def test_only_an_adapter_that_is_passed_over_is_loaded(
     assert not checkpoint.has("default", trainer.model)
 
 
-def test_a_trainer_without_a_reference_loads_as_transformers_does(module: ModuleType) -> None:
-    if not module.__name__.endswith("grpo_trainer"):
+def test_a_trainer_without_a_reference_loads_as_transformers_does(trainer_class: Any) -> None:
+    if trainer_class.__name__ != "GRPOTrainer":
         pytest.skip("this trainer always has a reference")
-    trainer = trainer_of(module, beta=0.0)
+    trainer = trainer_of(trainer_class, beta=0.0)
     assert "ref" not in trainer.model.peft_config
     assert "_load_from_checkpoint" not in vars(trainer)

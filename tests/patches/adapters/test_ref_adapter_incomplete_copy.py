@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from types import ModuleType
+import sys
 from typing import Any
 
 import pytest
@@ -13,10 +11,7 @@ from peft import IA3Config, LoraConfig, VeraConfig, get_peft_model
 
 from trl_hotfix.testing import StopConstruction, base_for_adapters, begin_trainer, single_process
 
-MODULES = (
-    *(f"trl.trainer.{method}_trainer" for method in ("grpo", "rloo", "dpo", "kto")),
-    "trl.experimental.kto.kto_trainer",
-)
+from tiny.trainers import classes_with_a_reference_adapter, methods_with_a_reference_adapter
 
 LINEAR = LoraConfig(r=1, target_modules=["q_proj"])
 KINDS: dict[str, tuple[Any, dict[str, float]]] = {
@@ -29,28 +24,22 @@ KINDS: dict[str, tuple[Any, dict[str, float]]] = {
 each_kind = pytest.mark.parametrize(("config", "new"), KINDS.values(), ids=KINDS)
 
 
-def trainer_class_of(module: ModuleType) -> Any:
-    return getattr(module, module.__name__.rpartition(".")[2].removesuffix("_trainer").upper() + "Trainer", None)
+@pytest.fixture(params=methods_with_a_reference_adapter())
+def trainer_class(request: pytest.FixtureRequest) -> Any:
+    return classes_with_a_reference_adapter(request.param)[0]
 
 
-@pytest.fixture(params=MODULES, ids=lambda name: name.removeprefix("trl."))
-def module(request: pytest.FixtureRequest) -> ModuleType:
-    try:
-        found = importlib.import_module(request.param)
-    except ImportError:
-        pytest.skip("this release has no such module")
-    trainer_class = trainer_class_of(found)
-    if trainer_class is None or trainer_class.__module__ != found.__name__:
-        pytest.skip("this release has the trainer in another module")
-    if "ref" not in inspect.unwrap(trainer_class.__init__).__code__.co_consts:
-        pytest.skip("this trainer makes no adapter of its own")
-    return found
+def begin(trainer_class: Any, model: Any, parent: Any) -> None:
+    """Make a trainer of this model, up to the constructor of transformers, whose place ``parent`` takes."""
+    module = sys.modules[trainer_class.__module__]
+    with single_process(module):
+        begin_trainer(module, trainer_class, model, parent=parent, gradient_checkpointing=False)
 
 
 class Made:
     """A model with the adapters "default" and "other", whose trainer is made up to its superclass's constructor."""
 
-    def __init__(self, module: ModuleType, config: Any) -> None:
+    def __init__(self, trainer_class: Any, config: Any) -> None:
         base = base_for_adapters()
         base.register_parameter("default", torch.nn.Parameter(torch.tensor(7.0)))
         self.config, self.model = config, get_peft_model(base, config)
@@ -62,9 +51,7 @@ class Made:
             name: (weight.detach().clone(), weight.requires_grad) for name, weight in self.model.named_parameters()
         }
         self.at_once: dict[str, Any] = {}
-        trainer_class = trainer_class_of(module)
-        with single_process(module):
-            begin_trainer(module, trainer_class, self.model, parent=self._add_another, gradient_checkpointing=False)
+        begin(trainer_class, self.model, self._add_another)
 
     def _add_another(self, trainer: Any) -> None:
         """Train the reference's adapter, and add one more."""
@@ -83,32 +70,32 @@ class Made:
 
 
 @each_kind
-def test_each_weight_of_the_reference_is_that_of_the_adapter(module: ModuleType, config: Any, new: Any) -> None:
-    made = Made(module, config)
+def test_each_weight_of_the_reference_is_that_of_the_adapter(trainer_class: Any, config: Any, new: Any) -> None:
+    made = Made(trainer_class, config)
     assert made.at_once
     for name, weight in made.at_once.items():
         assert weight.equal(made.default_of(name)), name
 
 
 @each_kind
-def test_trl_leaves_some_weights_as_new(module: ModuleType, config: Any, new: dict[str, float], switch: Any) -> None:
+def test_trl_leaves_some_weights_as_new(trainer_class: Any, config: Any, new: dict[str, float], switch: Any) -> None:
     with switch.off():
-        made = Made(module, config)
+        made = Made(trainer_class, config)
     for part, value in new.items():
         left = [weight for name, weight in made.at_once.items() if f".{part}." in name]
         assert left
         assert all((weight == value).all() for weight in left)
 
 
-def test_lora_of_linear_layers_is_copied_as_trl_does(module: ModuleType) -> None:
-    made = Made(module, LINEAR)
+def test_lora_of_linear_layers_is_copied_as_trl_does(trainer_class: Any) -> None:
+    made = Made(trainer_class, LINEAR)
     for name, weight in made.at_once.items():
         assert weight.equal(made.default_of(name)), name
 
 
 @each_kind
-def test_what_the_model_had_before_is_as_it_was(module: ModuleType, config: Any, new: Any) -> None:
-    made = Made(module, config)
+def test_what_the_model_had_before_is_as_it_was(trainer_class: Any, config: Any, new: Any) -> None:
+    made = Made(trainer_class, config)
     after = dict(made.model.named_parameters())
     for name, (weight, is_trained) in made.before.items():
         assert after[name].equal(weight), name
@@ -117,33 +104,31 @@ def test_what_the_model_had_before_is_as_it_was(module: ModuleType, config: Any,
 
 
 @each_kind
-def test_the_reference_is_copied_once(module: ModuleType, config: Any, new: Any) -> None:
-    made = Made(module, config)
+def test_the_reference_is_copied_once(trainer_class: Any, config: Any, new: Any) -> None:
+    made = Made(trainer_class, config)
     after = dict(made.model.named_parameters())
     assert all(after[name].equal(weight + 1) for name, weight in made.at_once.items())
 
 
 @each_kind
-def test_an_adapter_that_is_added_later_is_new(module: ModuleType, config: Any, new: dict[str, float]) -> None:
-    made = Made(module, config)
+def test_an_adapter_that_is_added_later_is_new(trainer_class: Any, config: Any, new: dict[str, float]) -> None:
+    made = Made(trainer_class, config)
     for part, value in new.items():
         later = [weight for name, weight in made.weights_of("later").items() if f".{part}." in name]
         assert later
         assert all((weight == value).all() for weight in later)
 
 
-def test_each_trainer_has_a_copy(module: ModuleType) -> None:
+def test_each_trainer_has_a_copy(trainer_class: Any) -> None:
     config, _ = KINDS["LoRA of embeddings"]
     for _ in range(2):
-        made = Made(module, config)
+        made = Made(trainer_class, config)
         assert all(weight.equal(made.default_of(name)) for name, weight in made.at_once.items())
 
 
-def test_a_model_without_an_adapter_is_left_as_it_is(module: ModuleType) -> None:
+def test_a_model_without_an_adapter_is_left_as_it_is(trainer_class: Any) -> None:
     def check(trainer: Any) -> None:
         assert "add_adapter" not in vars(trainer.model)
         raise StopConstruction
 
-    trainer_class = trainer_class_of(module)
-    with single_process(module):
-        begin_trainer(module, trainer_class, base_for_adapters(), parent=check, gradient_checkpointing=False)
+    begin(trainer_class, base_for_adapters(), check)
