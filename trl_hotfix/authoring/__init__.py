@@ -53,7 +53,6 @@ from .training import (
     nobody_divides,
     plain_model,
     prepared_first,
-    with_coefficient_of_plain_model,
 )
 from .verdicts import absent, absent_on, agreed, judge
 from .views import pickled_as_made
@@ -102,7 +101,6 @@ __all__ = [
     "sequence_numbers",
     "shadowed",
     "why_sequences_mix",
-    "with_coefficient_of_plain_model",
     "with_config",
     "with_names",
     "wrapper",

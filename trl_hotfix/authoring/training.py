@@ -10,7 +10,6 @@ from typing import Any
 
 from ..by_identity import ByIdentity
 from ..call import act
-from .calls import argument, replaced_argument, with_config
 
 
 def micro_batches(trainer: Any) -> int:
@@ -128,17 +127,3 @@ def prepared_first(module: ModuleType, dataset: Any, function: Callable[..., Any
     main_first = getattr(module, "global_then_local_main_first", None) or module.PartialState().main_process_first
     with main_first():
         return dataset.map(function, num_proc=settings.dataset_num_proc, desc=doing)
-
-
-def with_coefficient_of_plain_model(
-    wrapped: Callable[..., Any], trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a method that reads ``model.config.router_aux_loss_coef``, with a model that has it.
-
-    What wraps the model in training may have no ``config``, or a different one of its own.
-    """
-    model = argument(wrapped, args, kwargs, "model")
-    if not trainer.aux_loss_enabled or hasattr(getattr(model, "config", None), "router_aux_loss_coef"):
-        return args, kwargs
-    plain = trainer.accelerator.unwrap_model(trainer.model)
-    return replaced_argument(wrapped, args, kwargs, "model", with_config(model, plain.config))

@@ -9,8 +9,7 @@ trainers that were never initialised, models of one matrix and tokenizers withou
                 module (``trainer_and_config``), a tokenizer as they take it (``as_tokenizer_of``)
 ``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``; steps of pairs and their loss by the formula (``Pair``,
                 ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``,
-                ``pair_loss``, ``judge_with_gradients``); batches that may be flattened (``absent_if_never_flattened``,
-                ``forwarded``)
+                ``pair_loss``); batches that may be flattened (``absent_if_never_flattened``, ``forwarded``)
 ``grpo``        the loss of GRPO: ``stub_grpo_trainer``, and an empty ``metrics_by_mode``
 ``generation``  GRPO and RLOO generate (``stub_that_generates``, ``completions_of``) and score (``stub_that_scores``,
                 ``scored_completions``), with a ``PromptTokenizer``
@@ -29,9 +28,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``deepspeed``   a step under DeepSpeed (``micro_batch_under_deepspeed``) of a ``class_with_steps``, and a method of the
                 installed one (``deepspeed_method``), which is not imported
 ``vllm``        the class that hands weights over to vLLM, or generates with it (``class_with_vllm``)
-``adapters``    a model for adapters (``base_for_adapters``); LoRA beneath a checkpoint (``base_and_lora``): which of
-                its matrices have a gradient (``lora_gradients``, ``judge_gradients``), after the constructor of a
-                trainer (``judge_adapters``)
+``adapters``    a model for adapters (``base_for_adapters``); LoRA beneath a checkpoint (``base_and_lora``), and the
+                gradients of its matrices (``lora_gradients``)
 ``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache,
                 ``recorded_warnings``
 ==============  =======================================================================================================
@@ -41,7 +39,7 @@ torch, transformers, datasets and TRL are imported inside functions only, becaus
 
 from __future__ import annotations
 
-from .adapters import base_and_lora, base_for_adapters, judge_adapters, judge_gradients, lora_gradients
+from .adapters import base_and_lora, base_for_adapters, lora_gradients
 from .chats import messages, only_iterable
 from .completions import prepared_completions
 from .deepspeed import class_with_steps, deepspeed_method, micro_batch_under_deepspeed
@@ -51,7 +49,6 @@ from .dpo import (
     absent_if_never_flattened,
     dpo_stub,
     forwarded,
-    judge_with_gradients,
     pair_batch,
     pair_log_probs,
     pair_loss,
@@ -109,9 +106,6 @@ __all__ = [
     "dpo_stub",
     "forwarded",
     "gradient_of_one_of_two",
-    "judge_adapters",
-    "judge_gradients",
-    "judge_with_gradients",
     "lora_gradients",
     "messages",
     "metrics_by_mode",

@@ -1,13 +1,9 @@
-"""Models for adapters, and LoRA beneath a checkpoint: which of its matrices get a gradient."""
+"""Models for adapters, and LoRA beneath a checkpoint, with the gradients of its matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-
-from ..authoring import judge
-from ..model import Outcome
 
 
 def base_and_lora() -> tuple[Any, Any]:
@@ -43,40 +39,6 @@ def base_for_adapters() -> Any:
     return Base()
 
 
-def judge_adapters(new_model: Callable[..., Any]) -> Outcome:
-    """Compare the gradients of trainers' adapters with those of a trainer without checkpoints.
-
-    ``new_model(options, checkpointing=True, adapter=True)`` returns the model of a new trainer, ``options`` being its
-    ``gradient_checkpointing_kwargs``. Where these are right already, the output of the embeddings is to be left alone.
-    """
-    untouched = {
-        "without checkpoints": new_model(None, checkpointing=False),
-        "not reentrant": new_model({"use_reentrant": False}),
-        "full fine-tuning": new_model({"use_reentrant": True}, adapter=False),
-    }
-    if touched := [name for name, model in untouched.items() if _hooks(model)]:
-        raise AssertionError(f"the embeddings have a hook: {touched}")
-    expected = lora_gradients(untouched["without checkpoints"], None)
-    outcomes = []
-    for options in ({"use_reentrant": True}, {}, None):
-        model = new_model(options)
-        gradients = lora_gradients(model, options or {"use_reentrant": True})
-        outcomes.append(judge_gradients(gradients))
-        if any(gradient.any() and not gradient.allclose(expected[name]) for name, gradient in gradients.items()):
-            raise AssertionError(f"with {options} the gradients are {gradients}, and without checkpoints {expected}")
-        if len(_hooks(model)) > 1:
-            raise AssertionError(f"with {options} the embeddings have several hooks")
-    if len({outcome.verdict for outcome in outcomes}) != 1:
-        raise AssertionError(f"the trainers are not all alike: {outcomes}")
-    return outcomes[0]
-
-
-def judge_gradients(gradients: dict[str, Any]) -> Outcome:
-    """Judge how many of the four matrices of ``base_and_lora`` have a gradient: all, or those behind the decoder."""
-    reached = sum(bool(gradient.any()) for gradient in gradients.values())
-    return judge(reached, right=4, wrong=2, adapters=len(gradients))
-
-
 def lora_gradients(model: Any, checkpointing: dict[str, Any] | None) -> dict[str, Any]:
     """Return the gradients of the LoRA matrices, zeros for those that get none, of a model with fixed weights."""
     import torch
@@ -94,7 +56,3 @@ def lora_gradients(model: Any, checkpointing: dict[str, Any] | None) -> dict[str
         for name, weight in model.named_parameters()
         if "lora_" in name
     }
-
-
-def _hooks(model: Any) -> Any:
-    return model.get_input_embeddings()._forward_hooks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
-from ..authoring import absent, judge, shadowed
+from ..authoring import absent, shadowed
 from ..model import Outcome
 from .trainers import default_arguments, stub_trainer
 
@@ -145,26 +145,3 @@ def pair_loss(beta: float, policy: tuple[Any, Any], reference: tuple[Any, Any]) 
 
     margins = [chosen - rejected for chosen, rejected in (policy, reference)]
     return -torch.nn.functional.logsigmoid(beta * (margins[0] - margins[1])).mean()
-
-
-def judge_with_gradients(parameters: Sequence[Any], losses: Iterable[tuple[Any, Any, Any]]) -> Outcome:
-    """Judge the measured, the right and the wrong loss of each micro-batch, and their gradients by ``parameters``.
-
-    All must be of one kind.
-    """
-    import torch
-
-    def projected(loss: Any) -> Any:
-        gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-        flat = [gradient.flatten() for gradient in gradients if gradient is not None]
-        numbers = torch.cat(flat) if flat else loss.new_zeros(1)
-        return (numbers * torch.cos(torch.arange(len(numbers), device=numbers.device))).sum()
-
-    outcomes = []
-    for of_micro_batch in losses:
-        for numbers in (of_micro_batch, [projected(loss) for loss in of_micro_batch]):
-            measured, right, wrong = (float(number.detach()) for number in numbers)
-            outcomes.append(judge(measured, right=right, wrong=wrong))
-    if len({outcome.verdict for outcome in outcomes}) != 1:
-        raise AssertionError(f"the micro-batches are not of one kind: {outcomes}")
-    return outcomes[0]

@@ -15,7 +15,6 @@ from trl_hotfix.authoring import (
     micro_batches,
     plain_model,
     prepared_first,
-    with_coefficient_of_plain_model,
 )
 
 
@@ -110,22 +109,3 @@ def test_the_main_process_maps_first_and_streams_are_lazy() -> None:
     assert list(streamed) == [{"text": "aa"}]
     assert list(prepared_first(module, dataset, doubled, settings, "Doubling")) == [{"text": "aa"}]
     assert entered == ["main first"]
-
-
-def compute(self: Any, model: Any) -> float:
-    coefficient: float = model.config.router_aux_loss_coef
-    return coefficient
-
-
-def test_a_wrapped_model_has_the_plain_coefficient() -> None:
-    plain = SimpleNamespace(config=SimpleNamespace(router_aux_loss_coef=0.5))
-    engine = SimpleNamespace(config={"train_micro_batch_size_per_gpu": 1})
-    trainer = SimpleNamespace(
-        aux_loss_enabled=True, model=engine, accelerator=SimpleNamespace(unwrap_model=lambda model: plain)
-    )
-    args, kwargs = with_coefficient_of_plain_model(compute, trainer, (trainer, engine), {})
-    assert compute(*args, **kwargs) == 0.5
-    unchanged = ((trainer, plain), {})
-    assert with_coefficient_of_plain_model(compute, trainer, *unchanged) == unchanged
-    trainer.aux_loss_enabled = False
-    assert with_coefficient_of_plain_model(compute, trainer, (trainer, engine), {}) == ((trainer, engine), {})
