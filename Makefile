@@ -16,10 +16,8 @@ BY_LIBRARY := $(addprefix tests/unit/,catalogue commands matching recording repo
 BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api application conflicts engine breaker module_patch pickled \
   self_test sites wrappers)) tests/unit/import_hooks tests/unit/test_autostart.py tests/process/test_moe_dpo_under_deepspeed.py
 # One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
-CHECKED := tests/unit $(addprefix tests/unit/,authoring catalogue commands commands/doctor commands/explain helpers \
-  import_hooks matching patches patching recording reporting scanning selection testing verification) \
-  $(sort $(dir $(wildcard tests/patches/*/test_*.py))) tests/patches tests/process tests/gpu gpu tests/bench tests/mutants tests/docs tests/repository \
-  tests/upstream benchmarks docs
+CHECKED := tests/unit $(sort $(dir $(wildcard tests/unit/*/*.py tests/unit/*/*/*.py tests/patches/*/test_*.py))) \
+  tests/patches tests/process tests/gpu gpu tests/bench tests/mutants tests/docs tests/repository tests/upstream benchmarks docs
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   has-type method-assign misc union-attr var-annotated)

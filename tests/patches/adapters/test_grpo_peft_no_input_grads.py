@@ -49,7 +49,7 @@ def trainer_of(name: str, model: Any, peft_config: Any = None, **settings: Any) 
     """Return a trainer whose own constructor has run."""
     module = importlib.import_module(TARGETS[name].partition(":")[0])
     trainer_class = getattr(module, f"{name}Trainer")
-    of_method = {
+    of_method: dict[str, dict[str, Any]] = {
         "GRPO": {"per_device_train_batch_size": 8, "eval_strategy": "no", "bf16": False},
         "OnlineDPO": {"missing_eos_penalty": None, "use_vllm": False},
     }

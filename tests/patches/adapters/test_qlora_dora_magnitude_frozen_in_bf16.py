@@ -131,7 +131,11 @@ class Made:
         one_device |= {"eval_strategy": "no", "deepspeed_plugin": None, "bf16": False, "gradient_checkpointing": False}
         # What a config works out after it was made; without a beta GRPO has no reference.
         generates = {"steps_per_generation": 1, "generation_batch_size": 8, "beta": 0.0}
-        own = {"SFT": {"loss_type": "nll"}, "GRPO": {"loss_type": "grpo", **generates}, "RLOO": generates}
+        own: dict[str, dict[str, Any]] = {
+            "SFT": {"loss_type": "nll"},
+            "GRPO": {"loss_type": "grpo", **generates},
+            "RLOO": generates,
+        }
         return default_arguments(getattr(self.module, f"{name}Config"), **one_device, **own.get(name, {}))
 
 

@@ -259,7 +259,8 @@ def test_vllm_cuts_the_prompts_itself(method: str) -> None:
         chat = generate
 
     client = Client()
-    of_vllm = {"vllm_client": client, "vllm_mode": "server", "_last_loaded_step": 0, "guided_decoding_regex": None}
+    of_vllm: dict[str, Any] = {"vllm_client": client, "vllm_mode": "server", "_last_loaded_step": 0}
+    of_vllm |= {"guided_decoding_regex": None}
     case = Case(method, use_vllm=True, num_generations=1, num_generations_eval=1, **of_vllm)
     case.ids(["2 3 4 5 6"], "messages")
     assert client.limit == 3
