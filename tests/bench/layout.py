@@ -123,6 +123,12 @@ class Place:
         ]
         if "overlay" in special:
             folders.append(str(BENCH / "overlay" / special["overlay"]))
+        missing = [folder for folder in folders if not Path(folder).is_dir()]
+        if missing:
+            # Without it the process would import what the stack has, and the result would be that of another place.
+            raise FileNotFoundError(
+                f"{self} is not laid out: {', '.join(missing)} is missing. Call `layout.build` first."
+            )
         kept = {
             key: value
             for key, value in os.environ.items()

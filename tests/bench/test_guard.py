@@ -113,9 +113,7 @@ def test_an_altered_body_is_an_error_that_names_both(package: Path, tmp_path: Pa
 
 def test_a_self_test_that_cannot_fail_is_not_reproduced(package: Path, patch: Path) -> None:
     change(
-        patch,
-        "measured, _ = trainer.get_batch_loss_metrics(wrapped_model",
-        "measured, _ = trainer.get_batch_loss_metrics(model",
+        patch, "get_batch_loss_metrics(wrapped_like_deepspeed(model), batch)", "get_batch_loss_metrics(model, batch)"
     )
     assert cell(package, "0.11.4")["verdict"] == "not-reproduced"
 

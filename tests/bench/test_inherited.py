@@ -57,9 +57,14 @@ def test_each_body_between_the_stacks_is_run_beneath_the_nearest_release_of_trl(
     assert evidence.beneath_of(replace(PATCH, requires={})) == []
 
 
-def test_a_place_has_the_transformers_in_front_of_its_stack() -> None:
+def test_a_place_has_the_transformers_in_front_of_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = layout.Place(BETWEEN.release, BETWEEN.stack)
     assert (BETWEEN.version_of("transformers"), BETWEEN.version_of("torch")) == ("4.47.1", place.version_of("torch"))
+    monkeypatch.setattr(layout, "BENCH", tmp_path)
+    Path(tmp_path, "overlay", BETWEEN.release).mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"is not laid out: .*/transformers-4\.47\.1 is missing"):
+        BETWEEN.environment()
+    Path(tmp_path, "overlay", "transformers-4.47.1").mkdir()
     assert "/overlay/transformers-4.47.1:" in BETWEEN.environment()["PYTHONPATH"]
     assert (bool(BETWEEN.targets_of(PATCH)), bool(place.targets_of(PATCH))) == (True, False)
     assert keys.cell_key(PATCH, BETWEEN) != keys.cell_key(PATCH, place)
