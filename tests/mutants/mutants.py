@@ -79,12 +79,12 @@ def places_of(patch: Patch) -> list[Place]:
 
     A proof adds the releases in between of which a part of the wrapper is: ``MUTANTS_ON = ("0.20.0",)``.
     """
-    chosen = layout.first_and_newest(patch)
+    chosen, of_proof = layout.first_and_newest(patch), proofs.settings_of(patch).get("MUTANTS_ON", ())
+    named = [layout.main_place(release) for release in of_proof]
     for target in reversed(patch.targets):
-        if not any(target in place.targets_of(patch) for place in chosen):
+        if not any(target in place.targets_of(patch) for place in [*chosen, *named]):
             chosen.append([place for place in layout.places() if target in place.targets_of(patch)][-1])
-    chosen += [layout.main_place(release) for release in proofs.settings_of(patch).get("MUTANTS_ON", ())]
-    return list(dict.fromkeys(chosen))
+    return list(dict.fromkeys([*chosen, *named]))
 
 
 def functions_of(patch: Patch) -> set[str]:
@@ -106,8 +106,13 @@ def sources_of(patch: Patch) -> dict[str, str]:
     return {mutant.name: mutant.source for mutant in code_mutants(source_of(patch), functions_of(patch))}
 
 
-def run(patch: Patch, place: Place, code: Mapping[str, str], killed: Collection[str]) -> Mapping[str, Any] | str:
-    """Return the answer about each mutant in a place, or why there is none. Those in ``killed`` are not made."""
+def run(
+    patch: Patch, place: Place, code: Mapping[str, str], killed: Collection[str], *, branches: bool
+) -> Mapping[str, Any] | str:
+    """Return the answer about each mutant in a place, or why there is none. Those in ``killed`` are not made.
+
+    ``branches``: find out which branches are reached, too. That takes one run more.
+    """
     functions = functions_of(patch)
     task = {
         "patch": patch.id,
@@ -115,6 +120,7 @@ def run(patch: Patch, place: Place, code: Mapping[str, str], killed: Collection[
         "killed": sorted(killed),
         "noting gradients": noting_gradients(source_of(patch), functions),
         "functions": sorted(functions),
+        "branches": branches,
         "targets": [target.name for target in place.targets_of(patch)],
         "fixed": _gradients_of_fixed(patch, place),
     }
@@ -141,6 +147,13 @@ def _gradients_of_fixed(patch: Patch, place: Place) -> str | None:
     return next((str(file) for file in files if file.is_file()), None)
 
 
+def _misses(answers: Iterable[Mapping[str, Any] | str]) -> bool:
+    """Return whether a branch is reached in none of these places, as far as is known."""
+    reached = [answer[""].get("reached") for answer in answers if not isinstance(answer, str)]
+    known = [found for found in reached if found and not isinstance(found, str)]
+    return not known or bool(covered.together(known)["missed"])
+
+
 def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -> Mutants:
     """Return what became of the mutants of ``patch``."""
     found = Mutants(patch.id)
@@ -156,7 +169,7 @@ def mutants_of(patch: Patch, answers: Mapping[Place, Mapping[str, Any] | str]) -
             found.failures.append(f"{place}: without a mutant, the {probed['killer']} says: {probed['why']}")
         elif isinstance(probed["reached"], str):
             found.failures.append(f"{place}: the branches were not counted: {probed['reached']}")
-        else:
+        elif probed["reached"]:
             reached.append(probed["reached"])
         for name, judged in answer.items():
             if name:
@@ -225,10 +238,12 @@ def count(
     def judged(patch: Patch) -> Iterable[tuple[str, Mutants]]:
         answers: dict[Place, Mapping[str, Any] | str] = {}
         killed: set[str] = set()
+        missed = True
         for place in places_of(patch):
-            answers[place] = answer = run(patch, place, code[patch.id], killed)
+            answers[place] = answer = run(patch, place, code[patch.id], killed, branches=missed)
             if not isinstance(answer, str):
                 killed |= {name for name, one in answer.items() if name and one["killer"]}
+                missed = missed and _misses(answers.values())
         found = mutants_of(patch, answers)
         ended(patch, found)
         return [(patch.id, found)]

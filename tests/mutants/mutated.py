@@ -177,7 +177,7 @@ def main(out: str, task_file: str) -> None:
     answers = {"": unbroken}
     if not unbroken["killer"]:
         reached = functools.partial(covered.reached, module, task["functions"], judge.killer)
-        answers[""] = {**unbroken, "reached": release.alone(reached, SECONDS)}
+        answers[""] = {**unbroken, "reached": release.alone(reached, SECONDS) if task["branches"] else {}}
         answers |= dict(_answers(judge, module, wrappers, task, unbroken["no mutants"]))
     Path(out).write_text(json.dumps(answers), encoding="utf-8")
 

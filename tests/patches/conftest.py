@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-import trl_hotfix
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch, State
 from trl_hotfix.patching import engine
@@ -38,19 +37,23 @@ class Switch:
     def off(self) -> Iterator[None]:
         """Have TRL as it is, for the block of a ``with`` statement."""
         self._was_off = True
-        trl_hotfix.revert()
+        engine.ENGINE.revert(())
         try:
             yield
         finally:
-            trl_hotfix.apply(only=[self._patch.id], unknown_body="try")
+            self._put_on(strict=False)
 
     def restore(self) -> None:
         """Put the patch on as at the beginning, if a test has had it off or has replaced its target."""
         # Without objects, as a search through all of the process takes longer than most tests.
         if self._was_off or engine.ENGINE.status(objects=())[self._patch.id].state is not State.APPLIED:
-            trl_hotfix.revert()
-            trl_hotfix.apply(only=[self._patch.id], strict="all", unknown_body="try")
+            engine.ENGINE.revert(())
+            self._put_on(strict="all")
             self._was_off = False
+
+    def _put_on(self, *, strict: Literal["all", False]) -> None:
+        # Not by `apply()`: from then on every trainer of this process would have a record, and log it.
+        engine.ENGINE.apply([self._patch.id], None, None, strict, unknown_body="try")
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,11 @@ def trainer_of(kind: str, model: Any = None, precision: str | None = "bf16", **a
     unset: dict[str, Any] = {"generation_config": None, "continuous_batching_config": None, "generation_kwargs": {}}
     unset |= {"image_token": None, "is_vision_model": False, "_is_vlm": False, "use_vllm": False}
     model = tiny_attention_model() if model is None else model
-    return stub_that_generates(trainer_class, args, model, **{**unset, **dict.fromkeys(OPTIONS, True), **attributes})
+    trainer = stub_that_generates(trainer_class, args, model, **{**unset, **dict.fromkeys(OPTIONS, True), **attributes})
+    # A trainer has the option of its release alone.
+    for name in set(OPTIONS) - set(config_class.__dataclass_fields__):
+        delattr(trainer, name)
+    return trainer
 
 
 def model_in_bfloat16() -> Any:

@@ -306,6 +306,10 @@ def test_complete_rewards_are_scored_as_trl_does(module: ModuleType, training: b
         assert patched.equal(advantages(stub(module, training=training), JUDGED))
 
 
+def test_an_advantage_that_is_no_number_stays_so_where_each_completion_is_judged(module: ModuleType) -> None:
+    assert advantages(stub(module), [(float("inf"), 1), *JUDGED[1:]]).isnan().any()
+
+
 @generations
 def test_trl_takes_none_for_a_reward_of_0(module: ModuleType, rows: Rows, switch: Any) -> None:
     formula = formula_of(stub(module).scale_rewards) if module is grpo_trainer else left_one_out

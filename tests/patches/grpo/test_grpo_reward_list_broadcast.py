@@ -218,10 +218,18 @@ def test_a_reward_for_each_completion_is_handed_on(module: ModuleType, value: An
     assert calls == ["first"]
 
 
-def test_an_iterator_of_rewards_is_handed_on(module: ModuleType) -> None:
+class Rewards:
+    """Rewards without a length, which can be read again and again."""
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(RIGHT)
+
+
+@pytest.mark.parametrize("value", [lambda: iter(RIGHT), Rewards], ids=["iterator", "iterable"])
+def test_rewards_without_a_length_are_handed_on(module: ModuleType, value: Any) -> None:
     if "isnan" not in names_in(module):
         pytest.skip("this release does not take the rewards one by one")
-    assert rewards_of(stub(module, function(lambda: iter(RIGHT)))) == [RIGHT]
+    assert rewards_of(stub(module, function(value))) == [RIGHT]
 
 
 def test_a_tensor_of_one_row_is_handed_on(module: ModuleType) -> None:

@@ -234,9 +234,11 @@ def test_each_of_two_trainers_has_its_own_count(method: str) -> None:
     assert [first.logged(1), second.logged(1)] == [one + two, 70 + one + two]
 
 
+@pytest.mark.parametrize("state_class", [TrainerState, SimpleNamespace], ids=["state", "stand-in"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_the_result_is_that_of_trl(method: str, training: bool, switch: Any) -> None:
-    patched = [result(Run(method, TrainerState(log_history=LOGS)), number, training) for number in (0, 1)]
+def test_the_result_is_that_of_trl(method: str, training: bool, state_class: Any, switch: Any) -> None:
+    states = [state_class(global_step=3, log_history=LOGS) for _ in range(2)]
+    patched = [result(Run(method, state), number, training) for number, state in enumerate(states)]
     with switch.off():
         unpatched = [result(Run(method, TrainerState()), number, training) for number in (0, 1)]
     for found, right in zip(patched, unpatched, strict=True):

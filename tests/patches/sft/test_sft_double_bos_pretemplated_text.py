@@ -237,13 +237,18 @@ def test_the_users_tokenizer_stays_as_it_is() -> None:
 SEEN: list[list[int]] = []
 
 
+def seen(tokenizer: Any, name: str) -> Any:
+    assert type(name) is str
+    return Seen(tokenizer)
+
+
 class Seen(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
     """A view of a tokenizer, of another patch. It notes the ids that it sees in ``SEEN``."""
 
     __module__ = "trl_hotfix.patches.sft.another"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Seen, (self.__wrapped__,)
+        return seen, (self.__wrapped__, "another argument")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         encoded = self.__wrapped__(*args, **kwargs)
@@ -260,11 +265,11 @@ class Users(Seen):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(("view", "seen"), [(Seen, "\2ab"), (Users, "\2\2ab")])
-def test_a_view_of_another_patch_sees_the_ids_of_trl_and_one_of_the_users_its_own(view: Any, seen: str) -> None:
+@pytest.mark.parametrize(("view", "ids"), [(Seen, "\2ab"), (Users, "\2\2ab")])
+def test_a_view_of_another_patch_sees_the_ids_of_trl_and_one_of_the_users_its_own(view: Any, ids: str) -> None:
     SEEN.clear()
     assert texts([{"text": "\2ab"}], view(Tokenizer())) == ["\2ab"]
-    assert {"".join(map(chr, ids)).removesuffix("\1") for ids in SEEN} == {seen}
+    assert {"".join(map(chr, found)).removesuffix("\1") for found in SEEN} == {ids}
 
 
 def test_the_view_of_the_tokenizer_can_be_pickled(handed_on: list[Any]) -> None:

@@ -34,6 +34,7 @@ TARGETS = (
     "trl.trainer.online_dpo_trainer:OnlineDPOTrainer.__init__",
 )
 NAMES = ("GRPO", "OnlineDPO", "XPO", "NashMD")
+MUTANTS_ON = ("0.15.2",)
 STEPS, MICRO_BATCHES = 2, 2
 REENTRANT = {"use_reentrant": True}
 

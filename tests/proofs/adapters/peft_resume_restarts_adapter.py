@@ -26,6 +26,7 @@ VARIANTS = {"full": "what begins again is an adapter"}
 MICRO_BATCHES, STEPS, STOPS = 2, 6, (1, 5)
 
 _UNAFFECTED = {"GRPO": ("none", "new", "other", "no reference"), "DPO": ("alone", "no reference")}
+EQUIVALENT = {"applied twice": "the same weights are loaded again"}
 
 
 @dataclass

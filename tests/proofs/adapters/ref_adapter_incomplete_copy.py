@@ -21,6 +21,7 @@ PARITY = False
 VARIANTS = {"full": "what is wrong is the copy of an adapter"}
 
 STEPS, MICRO_BATCHES, BETA = 2, 2, 0.5
+EQUIVALENT = {"applied twice": "the same weights are copied again"}
 
 
 def train() -> tiny.TrainingResult:

@@ -17,6 +17,7 @@ OVERLAYS = ()
 PARITY = False
 EQUIVALENT = {
     "divide_if_told: `return engine_backward(*args, **options)` detached": "accelerate takes nothing from backward",
+    "applied twice": "both read the same argument of the same call",
 }
 VARIANTS = "the gradients are divided by DeepSpeed, whatever model they are of"
 

@@ -21,6 +21,7 @@ OVERLAYS = ()
 PARITY = False
 
 ALPHA = 0.25
+EQUIVALENT = {"applied twice": "the second finds what the first has set"}
 
 
 def losses(divergence: str) -> dpo_steps.Formula:

@@ -20,7 +20,6 @@ ID = "dpo-keep-end-zeroes-samples"
 TARGET = "trl.trainer.dpo_trainer:DPOTrainer.concatenated_forward"
 OVERLAYS = ()
 PARITY = True
-EQUIVALENT = {"applied twice": "what the outer wrapper leaves of the batch is not longer than max_length"}
 
 MAX_LENGTH = 7
 """Longer than each completion: a token of its prompt is left."""

@@ -35,6 +35,7 @@ _Rewards = Sequence[float | None]
 SOME_UNJUDGED: Sequence[_Rewards] = ((None, 1, 4, 2), (3, None, None, 0), (2, 5, None, 7), (None, None, 4, 1))
 ALL_JUDGED: Sequence[_Rewards] = ((3, 1, 4, 2), (3, 5, 1, 0), (2, 5, 3, 7), (6, 2, 4, 1))
 """The rewards of a group, by its prompt."""
+EQUIVALENT = {"applied twice": "statistics that leave out NaN do so again"}
 
 
 def train() -> tiny.TrainingResult:

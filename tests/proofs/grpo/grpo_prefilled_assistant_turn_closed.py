@@ -24,6 +24,7 @@ STEPS, MICRO_BATCHES = 2, 2
 USERS = [f"w{number}" + " w20 w21" * (number % 2) for number in range(8)]
 PREFILLS = ["w30", "w31 w32 w33", "", "w34 w35"]
 """The last message of every fourth prompt is the user's."""
+EQUIVALENT = {"applied twice": "the inner view leaves the same turn open"}
 
 
 def train() -> tiny.TrainingResult:

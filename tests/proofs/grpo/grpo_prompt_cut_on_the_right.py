@@ -23,6 +23,7 @@ ID = "grpo-prompt-cut-on-the-right"
 STEPS, MICRO_BATCHES, LIMIT = 2, 2, 6
 LENGTHS = (9, 2, 4, 12, 3, 7, 1, 5)
 """The words of each question. The chat template adds three."""
+EQUIVALENT = {"applied twice": "the outer view tells the inner one not to cut"}
 
 
 def train() -> tiny.TrainingResult:

@@ -24,9 +24,7 @@ ID = "grpo-resume-within-generation"
 OVERLAYS = ()
 PARITY = False
 EQUIVALENT = {
-    "_skipped: `not step or args.ignore_data_skip` -> `args.ignore_data_skip`": "at step 0 the rest computes 0 too",
-    "go_on_within_the_generation: `if skipped % generation or instance._step % generation:` -> "
-    "`if skipped % generation or instance._step * generation:`": "where a generation begins, TRL generates anyway",
+    "_skipped: `not step or args.ignore_data_skip` -> `args.ignore_data_skip`": "at step 0 the rest computes 0 too"
 }
 VARIANTS = "The order of the prompts does not depend on the model, nor on how it is trained."
 

@@ -32,6 +32,7 @@ LENGTHS = (2, 4, 8, 6)
 REWARDS: Sequence[Sequence[float]] = ((3, 1, 4, 2), (3, 5, 1, 0), (2, 5, 3, 7), (6, 2, 4, 1))
 """What the first function returns for a group, by its prompt. With the second one it is that of the next completion."""
 ONE = 0.75
+EQUIVALENT = {"applied twice": "the second counts the same rewards"}
 
 
 def train() -> tiny.TrainingResult:

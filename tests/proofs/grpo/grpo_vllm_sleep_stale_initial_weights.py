@@ -27,12 +27,7 @@ import tiny
 OVERLAYS = ()
 PARITY = True
 VARIANTS = {"lora": "TRL's own method merges the adapter, and vllm-sync-drifts-bf16-base proves what it hands over."}
-EQUIVALENT = {
-    "applied twice": "the inner wrapper finds a new step, or its method takes the place of the outer one's",
-    "hand_over_again: `sleeps and instance._last_loaded_step == instance.state.global_step` -> `sleeps`": (
-        "the first generation of a step hands the weights over in any case, and only the record counts one more"
-    ),
-}
+EQUIVALENT = {"applied twice": "the inner wrapper finds a new step, or its method takes the place of the outer one's"}
 MUTANTS_ON = ("0.27.2",)
 
 STEPS, MICRO_BATCHES = 2, 2

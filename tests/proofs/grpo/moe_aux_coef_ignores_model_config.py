@@ -21,7 +21,10 @@ import tiny
 COEFFICIENT, DEFAULT = 0.5, 0.001
 OVERLAYS = ()
 PARITY = True
-EQUIVALENT = {"applied twice": "the second finds an argument that is not the default, and leaves it"}
+EQUIVALENT = {
+    "applied twice": "the second finds an argument that is not the default, and leaves it",
+    "constant": "a constructor returns nothing",
+}
 
 
 def train() -> tiny.TrainingResult:

@@ -21,7 +21,6 @@ ID, TARGET = "sft-completion-mask-includes-assistant-header", "trl.trainer.sft_t
 OVERLAYS = ()
 PARITY = True
 DATA = True
-EQUIVALENT = {"applied twice": "the inner view adds what the outer one has added already"}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 

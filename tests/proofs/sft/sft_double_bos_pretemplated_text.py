@@ -23,6 +23,7 @@ DATA = True
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 BEGINNING, USER = 62, 59
+EQUIVALENT = {"_adds_a_beginning: without `if beginning is None:`": "no text begins with None"}
 
 
 def beginning_words(template: str = "w59 ") -> Any:

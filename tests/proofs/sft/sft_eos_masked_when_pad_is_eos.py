@@ -25,6 +25,7 @@ VARIANTS = "the labels are made by the collator, outside of the model and whatev
 
 TEXTS = [f"w{index} w{index + 1}" + " w9" * index + " <eos>" for index in range(4)]
 ROWS = [{"text": text} for text in TEXTS]
+EQUIVALENT = {"applied twice": "the labels of all but padding are the same again"}
 
 
 def ending_words() -> Any:

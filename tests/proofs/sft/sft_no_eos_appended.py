@@ -22,7 +22,6 @@ ID, TARGET = "sft-no-eos-appended", "trl.trainer.sft_trainer:SFTTrainer._prepare
 OVERLAYS = ()
 PARITY = True
 DATA = True
-EQUIVALENT = {"applied twice": "the outer one finds what ends, and leaves it as it is"}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 END = 1

@@ -20,7 +20,6 @@ ID, TARGET = "sft-prompt-length-is-that-of-a-dict", "trl.trainer.sft_trainer:SFT
 OVERLAYS = ()
 PARITY = True
 DATA = True
-EQUIVALENT = {"applied twice": "the inner view is told already what to return"}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 
