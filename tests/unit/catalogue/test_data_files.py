@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trl_hotfix.catalogue import condensed, data_files, evidence, loading
+from trl_hotfix.catalogue import condensed, data_files, loading, on_record
 from trl_hotfix.errors import DamagedError
 from trl_hotfix.matching import fingerprints
 
@@ -56,12 +56,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
             (folder / name).write_bytes(content)
         with monkeypatch.context() as context:
             context.setattr(data_files, "PACKAGE", folder)
-            context.setattr(evidence, "proven", evidence.proven.__wrapped__)
-            context.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
-            context.setattr(evidence, "_all_trainings", evidence._all_trainings.__wrapped__)
+            context.setattr(on_record, "proven", on_record.proven.__wrapped__)
+            context.setattr(on_record, "trainings", on_record.trainings.__wrapped__)
+            context.setattr(on_record, "_all_trainings", on_record._all_trainings.__wrapped__)
             verdict = fingerprints.bodies.__wrapped__().verdict(PATCH.id, TARGET, "c1:0")
-            evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
-            return verdict, evidence.in_words(PATCH)
+            on_record.proofs_of(PATCH), on_record.parity_of(PATCH)
+            return verdict, on_record.in_words(PATCH)
 
     return read_contents
 
@@ -140,7 +140,7 @@ def test_damaged_evidence_of_a_checkout_is_named(wrong: str, tmp_path: Path, mon
     monkeypatch.setattr(data_files, "_condensed", data_files._condensed.__wrapped__)
     file = tmp_path / "evidence" / f"{PATCH.id}.json"
     file.write_text(json.dumps(RECORD))
-    assert data_files.read_data("proven.json", dict[str, evidence.Proven]) == PROVEN
+    assert data_files.read_data("proven.json", dict[str, on_record.Proven]) == PROVEN
     file.write_text(wrong)
     with pytest.raises(DamagedError, match="install trl_hotfix again"):
         data_files.read_data("fingerprints.json", fingerprints.Bodies)
