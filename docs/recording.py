@@ -21,6 +21,15 @@ from rich.text import Text
 CHECKOUT = Path(__file__).parents[1]
 DRAWING = CHECKOUT / "docs" / "recording.svg"
 COLUMNS = 80
+NOT_NEEDED = (
+    # The fonts come from the network. The reader's own will do.
+    r"@font-face \{[^}]*\}\s*",
+    # Each line has an area that cuts it off, and its end is a text.
+    r'<clipPath id="recording-line-\d+">[^/]*/>\s*</clipPath>\s*',
+    r' clip-path="url\(#recording-line-\d+\)"',
+    r"<text[^>]*>\n</text>",
+)
+"""Parts of rich's picture, which are half of it."""
 
 SCRIPT = """\
 from datasets import load_dataset
@@ -63,8 +72,8 @@ def main() -> None:
             console.print(Text.assemble(("$ ", "bold green"), command))
             console.print(Text.from_ansi(f"{run(command, folder).rstrip()}\n"))
     drawn = console.export_svg(title="trl-hotfix", unique_id="recording")
-    # rich's picture loads its fonts from the network. The reader's own will do.
-    drawn = re.sub(r"@font-face \{[^}]*\}\s*", "", drawn)
+    for pattern in NOT_NEEDED:
+        drawn = re.sub(pattern, "", drawn)
     DRAWING.write_text(drawn, encoding="utf-8", newline="\n")
 
 
