@@ -94,12 +94,10 @@ def test_the_wheel_has_the_proofs_and_what_they_need(distributions: dict[str, Pa
         packed = {member.name: archive.extractfile(member).read() for member in archive}
     assert packed.keys() == {path.relative_to(tests).as_posix() for path in paths}
     for path in paths:
-        content = packed[path.relative_to(tests).as_posix()].decode()
+        text = packed[path.relative_to(tests).as_posix()].decode()
         # The same code on the same lines, and nothing else.
-        assert code_of(content) == code_of(path.read_text(encoding="utf-8")), path
-        assert not any(
-            token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(content).readline)
-        )
+        assert code_of(text) == code_of(path.read_text(encoding="utf-8")), path
+        assert not any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(text).readline))
 
 
 def code_of(text: str) -> list[Any]:

@@ -1,7 +1,7 @@
 """The results of the proof bench, and a summary of them in words.
 
-What is proven of all patches is read for ``--list``. The trainings of a patch are read from its own evidence file in a
-checkout, and from ``data/trainings.json`` in an installed package.
+``--list`` reads what is proven of all patches. The trainings of a patch stand in its own evidence file in a checkout,
+and in ``data/trainings.json`` of an installed package.
 """
 
 from __future__ import annotations
