@@ -100,13 +100,11 @@ upstream: $(VENV)/ready
 picture: $(VENV)/ready
 	$(BIN)/python tests/bench/summary.py
 
-# The documentation site, into `site/`. Torch and TRL are not needed for it.
-# docs/recording.cast and its picture, of the commands that a user runs: for each release of trl_hotfix.
+# docs/recording.svg, of the commands that a user runs: for each release of trl_hotfix.
 recording: $(VENV)/ready
-	$(PYTHON) -m venv --clear build/recording
-	build/recording/bin/pip install --quiet asciinema==2.4.0 termtosvg==1.1.0 "setuptools<81"  # termtosvg needs pkg_resources
-	$(BIN)/python docs/recording.py build/recording/bin
+	$(BIN)/python docs/recording.py
 
+# The documentation site, into `site/`. Torch and TRL are not needed for it.
 docs: $(DOCS)/ready
 	$(DOCS)/bin/mkdocs build --strict
 

@@ -205,8 +205,8 @@ def patches() -> tuple[Patch, ...]:
 
 
 def run(*, quick: bool) -> Result:
-    result = Result(samples={"patches": {}, "places": {}, "failed": {}})
-    failed: dict[str, str] = result.samples["failed"]
+    result = Result(samples={"places": {}}, summary={"patches": {}, "failed": {}})
+    failed: dict[str, str] = result.summary["failed"]
     for patch in patches():
         # A quick run looks at the first place alone.
         places = places_of(patch)[: 1 if quick else None]
@@ -219,7 +219,7 @@ def run(*, quick: bool) -> Result:
             continue
         found = worst(costs)
         result.findings += findings(patch.id, found)
-        result.samples["patches"][patch.id] = summary(found)
+        result.summary["patches"][patch.id] = summary(found)
         result.samples["places"][patch.id] = costs
     result.findings.append(Finding("patches that could not be measured", measure.exact(len(failed)), goal=0.0))
     return result

@@ -67,11 +67,15 @@ class Finding:
 
 @dataclass(slots=True)
 class Result:
-    """The findings of a benchmark, their samples, and the versions that were measured."""
+    """The findings of a benchmark, their samples, the versions, and ``summary``: what a page needs beside the findings.
+
+    The samples are a hundred times as large as the rest, and nothing but this run reads them: they are not committed.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     samples: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
 
 
 def run_rounds(
@@ -242,14 +246,15 @@ def ratio_of_steps(rounds: Sequence[Round], variant: str, baseline: str, quantit
 def as_plain_data(rounds: Sequence[Round]) -> list[dict[str, dict[str, Any]]]:
     """Return rounds as plain data, with six digits."""
     return [
-        {name: {key: _short(value) for key, value in sample.items()} for name, sample in samples.items()}
+        {name: {key: short(value) for key, value in sample.items()} for name, sample in samples.items()}
         for samples in rounds
     ]
 
 
-def _short(value: Any) -> Any:
+def short(value: Any) -> Any:
+    """Return plain data with six digits of each number that is not whole."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _short(element) for key, element in value.items()}
-    return [_short(element) for element in value] if isinstance(value, (list, tuple)) else value
+        return {key: short(element) for key, element in value.items()}
+    return [short(element) for element in value] if isinstance(value, (list, tuple)) else value

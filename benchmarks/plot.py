@@ -1,13 +1,18 @@
 """Draw the results: a panel for each benchmark and unit, and a dot with an interval for each figure.
 
-A goal is a line across the row. The same results give the same bytes.
+A goal is a line across the row. The same results give the same bytes. ``python benchmarks/plot.py`` draws
+``results.json`` as ``build/benchmarks/results.svg``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
+
+import measure
 
 NAMES, AXIS, ROW, MARGIN = 470, 400, 20, 14
 COLOURS = {"met": "#009e73", "not met": "#d55e00", "undecided": "#e69f00", "": "#57738a"}
@@ -39,6 +44,13 @@ def svg(results: Mapping[str, Any]) -> str:
 """
 
 
+def draw(results: Mapping[str, Any], folder: Path) -> Path:
+    """Write the picture to ``folder``, and return its path."""
+    path = folder / "results.svg"
+    path.write_text(svg(results), encoding="utf-8", newline="\n")
+    return path
+
+
 def _panel(title: str, rows: list[Mapping[str, Any]], top: float) -> Iterator[str]:
     ends = [value for row in rows for value in (row["low"], row["high"], row["goal"]) if value is not None]
     least, most = min(0.0, *ends), max(0.0, *ends)
@@ -63,3 +75,9 @@ def _panel(title: str, rows: list[Mapping[str, Any]], top: float) -> Iterator[st
         yield f'<path stroke="{colour}" stroke-width="3" d="M{x(row["low"])} {y}H{x(row["high"])}"/>'
         yield f'<circle fill="{colour}" cx="{x(row["median"])}" cy="{y}" r="4"/>'
         yield f'<text class="dim" x="{NAMES + AXIS + 12}" y="{y + 4}">{escape(figures)}</text></g>'
+
+
+if __name__ == "__main__":
+    measure.WORK.mkdir(parents=True, exist_ok=True)
+    recorded = json.loads(Path(__file__).with_name("results.json").read_text(encoding="utf-8"))
+    print(draw(recorded["benchmarks"], measure.WORK))

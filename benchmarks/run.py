@@ -1,6 +1,6 @@
-"""Run the benchmarks, print a table, and write ``results.json`` and ``results.svg``.
+"""Run the benchmarks, print a table, and write ``results.json``.
 
-``python benchmarks/run.py [--quick] [NAME...]``
+``python benchmarks/run.py [--quick] [NAME...]``. The samples and the picture go to build/, and are not committed.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ def commit() -> str:
     return f"{outputs[0] or 'not a git checkout'}{'+' * bool(outputs[1])}"
 
 
-def measured(name: str, *, quick: bool) -> dict[str, Any]:
-    """Run a benchmark and return its record for ``results.json``."""
+def measured(name: str, *, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run a benchmark and return its record for ``results.json``, and its samples."""
     import trl_hotfix
 
     about = {
+        "command": f"python benchmarks/run.py{' --quick' * quick} {name}",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "quick": quick,
         "machine": machine(),
@@ -85,13 +86,14 @@ def measured(name: str, *, quick: bool) -> dict[str, Any]:
         {
             "what": finding.label,
             "unit": finding.unit,
-            **dataclasses.asdict(finding.estimate),
+            **measure.short(dataclasses.asdict(finding.estimate)),
             "goal": finding.goal,
             "verdict": finding.verdict,
         }
         for finding in result.findings
     ]
-    return {**about, "findings": findings, "samples": result.samples}
+    summary = {"summary": measure.short(result.summary)} if result.summary else {}
+    return {**about, "findings": findings, **summary}, result.samples
 
 
 def table(name: str, result: dict[str, Any]) -> Table:
@@ -120,24 +122,31 @@ def table(name: str, result: dict[str, Any]) -> Table:
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where results.json and results.svg go: benchmarks/, and with --quick build/benchmarks/quick/.",
+    help="Where all files go. By default results.json goes to benchmarks/, and the samples and the picture to "
+    "build/benchmarks/; with --quick all go to build/benchmarks/quick/.",
 )
 def main(names: tuple[str, ...], quick: bool, out: Path | None) -> None:
     """Measure side by side: all benchmarks, or those of these names."""
-    out = out or (measure.WORK / "quick" if quick else Path(__file__).parent)
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "results.json"
-    known = json.loads(file.read_text(encoding="utf-8"))["benchmarks"] if file.is_file() else {}
+    others = out or (measure.WORK / "quick" if quick else measure.WORK)
+    out = others if quick else out or Path(__file__).parent
+    for folder in (out, others):
+        folder.mkdir(parents=True, exist_ok=True)
+    file, samples_file = out / "results.json", others / "samples.json"
+    known, samples = (
+        json.loads(path.read_text(encoding="utf-8"))["benchmarks"] if path.is_file() else {}
+        for path in (file, samples_file)
+    )
     console = Console()
     console.width = max(console.width, 120)  # This holds for a table that goes into a file, too.
     for name in names or BENCHMARKS:
-        known[name] = measured(name, quick=quick)
+        known[name], samples[name] = measured(name, quick=quick)
         console.print(table(name, known[name]))
         # The files are written after each benchmark, so that a failure of a later one does not lose the results.
         ordered = {key: known[key] for key in BENCHMARKS if key in known}
-        file.write_text(json.dumps({"benchmarks": ordered}, indent=1) + "\n", encoding="utf-8")
-        (out / "results.svg").write_text(plot.svg(ordered), encoding="utf-8", newline="\n")
-    console.print(f"{file}\n{out / 'results.svg'}", soft_wrap=True)
+        file.write_text(json.dumps({"benchmarks": ordered}, indent=1) + "\n", encoding="utf-8", newline="\n")
+        samples_file.write_text(json.dumps({"benchmarks": samples}) + "\n", encoding="utf-8")
+        picture = plot.draw(ordered, others)
+    console.print(f"{file}\n{samples_file}\n{picture}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
 import old_runs
 import trainer_groups
 
-from trl_hotfix.catalogue import evidence, loading, modules
+from trl_hotfix.catalogue import loading, modules, on_record
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Bug, KnownBug, Patch, Severity, Target
@@ -343,7 +343,7 @@ def _record(patch: Patch) -> Iterator[str]:
     cells, proofs, parity = (
         [entry for entry in matrix()[kind] if entry["patch"] == patch.id] for kind in ("cells", "proofs", "parity")
     )
-    yield f"The self-test, red, green and red, on every release: {evidence.in_words(patch)}."
+    yield f"The self-test, red, green and red, on every release: {on_record.in_words(patch)}."
     yield _strip(releases, cells)
     proven = sorted(
         (proof for proof in proofs if proof["verdict"] == "proven"), key=lambda proof: Version(proof["release"])

@@ -19,7 +19,7 @@ LINK = "[how it is measured](costs.md)"
 def costs() -> Mapping[str, Any]:
     """Return the costs by patch. Empty if they have not been measured."""
     benchmarks = json.loads(RESULTS.read_text(encoding="utf-8"))["benchmarks"]
-    by_patch: Mapping[str, Any] = benchmarks.get("costs", {}).get("samples", {}).get("patches", {})
+    by_patch: Mapping[str, Any] = benchmarks.get("costs", {}).get("summary", {}).get("patches", {})
     return by_patch
 
 

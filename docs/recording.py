@@ -1,25 +1,35 @@
-"""Record the whole way in a terminal: scan, verify, train with the repairs, status, audit, compare.
+"""Draw the whole way in a terminal: scan, verify, train with the repairs, status, audit, compare.
 
-``make recording`` runs it, for each release of trl_hotfix. It writes ``docs/recording.cast``, an asciinema cast, and
-draws it as ``docs/recording.svg``.
-Everything in it is the real output of these commands, on the TRL that is installed, with a tiny model and no network.
+``make recording`` runs it, for each release of trl_hotfix. It writes ``docs/recording.svg``: each command with its real
+output, on the TRL that is installed, with a tiny model and no network.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 CHECKOUT = Path(__file__).parents[1]
-CAST, DRAWING = CHECKOUT / "docs" / "recording.cast", CHECKOUT / "docs" / "recording.svg"
-COLUMNS, ROWS = 80, 56
-PAUSE = 6000
-"""How long a screen is shown, in milliseconds. A step of the training may have taken longer."""
+DRAWING = CHECKOUT / "docs" / "recording.svg"
+COLUMNS = 80
+NOT_NEEDED = (
+    # The fonts come from the network. The reader's own will do.
+    r"@font-face \{[^}]*\}\s*",
+    # Each line has an area that cuts it off, and its end is a text.
+    r'<clipPath id="recording-line-\d+">[^/]*/>\s*</clipPath>\s*',
+    r' clip-path="url\(#recording-line-\d+\)"',
+    r"<text[^>]*>\n</text>",
+)
+"""Parts of rich's picture, which are half of it."""
 
 SCRIPT = """\
 from datasets import load_dataset
@@ -42,7 +52,7 @@ SFTTrainer(model, args, tokenizer=tokenizer, train_dataset=data).train()
 COMMANDS = (
     "cat train.py",
     "trl-hotfix scan train.py --model model",
-    # Without the progress bar, of which each step would be a picture.
+    # The lines of other libraries would be more than the answer.
     "trl-hotfix verify sft-eos-masked-when-pad-is-eos 2> log",
     "TRL_HOTFIX=1 python train.py",
     "trl-hotfix status output_dir/",
@@ -51,36 +61,37 @@ COMMANDS = (
 )
 
 
-def main(tools: str) -> None:
-    """Record and draw, with asciinema and termtosvg in the folder ``tools``."""
-    tools = str(Path(tools).absolute())
+def main() -> None:
+    """Run the commands one after the other, and draw what they print."""
+    # A console draws what it has printed.
+    console = Console(record=True, width=COLUMNS, force_terminal=True, file=io.StringIO())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_inputs(folder)
-        play = f"{sys.executable} {Path(__file__).resolve()} play"
-        size = ["--cols", str(COLUMNS), "--rows", str(ROWS)]
-        record = ["rec", "--quiet", "--overwrite", "--env", "TERM", *size, "--command", play, str(CAST)]
-        subprocess.run([f"{tools}/asciinema", *record], cwd=folder, env=_environment(folder), check=True)
-    # `--command` is in the header of the cast, and has the folders of this machine.
-    header, *events = CAST.read_text(encoding="utf-8").splitlines()
-    fields = json.loads(header)
-    header = json.dumps({name: fields[name] for name in ("version", "width", "height")})
-    CAST.write_text("\n".join([header, *events]) + "\n", encoding="utf-8")
-    draw = ["render", str(CAST), str(DRAWING), "-M", str(PAUSE), "-m", "100", "-t", "gjm8"]
-    subprocess.run([f"{tools}/termtosvg", *draw], check=True)
+        for command in COMMANDS:
+            console.print(Text.assemble(("$ ", "bold green"), command))
+            console.print(Text.from_ansi(f"{run(command, folder).rstrip()}\n"))
+    drawn = console.export_svg(title="trl-hotfix", unique_id="recording")
+    for pattern in NOT_NEEDED:
+        drawn = re.sub(pattern, "", drawn)
+    DRAWING.write_text(drawn, encoding="utf-8", newline="\n")
 
 
-def play() -> None:
-    """Show a prompt with each command, and run it."""
-    for command in COMMANDS:
-        print("\033[2J\033[H", end="")
-        print(f"\033[1;32m$\033[0m {command}", flush=True)
-        time.sleep(1)
-        # `scan` and `audit` answer 1 if a bug is hit.
-        code = subprocess.run(["bash", "-c", command], check=False).returncode
-        if code not in (0, 1):
-            raise RuntimeError(f"{command}: exit code {code}")
-        time.sleep(PAUSE / 1000)
+def run(command: str, folder: Path) -> str:
+    """Return what a command prints, with its colours."""
+    process = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=_environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    # `scan` and `audit` answer 1 if a bug is hit.
+    if process.returncode not in (0, 1):
+        raise RuntimeError(f"{command}: exit code {process.returncode}: {process.stdout}")
+    return process.stdout
 
 
 def write_inputs(folder: Path) -> None:
@@ -102,9 +113,11 @@ def _environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     quiet = {"PYTHONWARNINGS": "ignore", "TRANSFORMERS_VERBOSITY": "error", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"), "TOKENIZERS_PARALLELISM": "false"}
-    terminal = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "SHELL": "/bin/bash"}
+    # The commands print as in a terminal of this width, and in the order of their lines.
+    terminal = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "PYTHONUNBUFFERED": "1"}
+    terminal |= {"LANG": "C.UTF-8", "SHELL": "/bin/bash", "PYTHONPATH": str(CHECKOUT)}
     return {"PATH": path, "HOME": str(folder), "DS_ACCELERATOR": "cpu", **quiet, **offline, **terminal}
 
 
 if __name__ == "__main__":
-    play() if sys.argv[1] == "play" else main(sys.argv[1])
+    main()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix.catalogue import evidence, loading
+from trl_hotfix.catalogue import loading, on_record
 from trl_hotfix.matching import gates
 from trl_hotfix.matching.fingerprints import bodies
 from trl_hotfix.model import Patch, Severity
@@ -102,7 +102,7 @@ def test_the_numbers_of_the_bug_are_those_of_its_proof() -> None:
 def _proof(patch: Patch, release: str, verdict: str) -> dict[str, Any]:
     return next(
         dict(proof["runs"])
-        for proof in evidence.proofs_of(patch)
+        for proof in on_record.proofs_of(patch)
         if (proof["release"], proof["verdict"]) == (release, verdict)
     )
 

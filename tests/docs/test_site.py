@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_hotfix.catalogue import evidence, loading
+from trl_hotfix.catalogue import loading, on_record
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.reporting.sentences import links
 
@@ -47,7 +47,7 @@ def test_each_bug_has_a_page_with_all_that_is_declared_of_it(site: Path) -> None
             patch.severity.value,
             patch.trl,
             patch.upstream.fixed_in or "",
-            evidence.in_words(patch),
+            on_record.in_words(patch),
             *patch.options,
         ]
         declared += [target.attribute for target in patch.targets] + [str(patch.review_by or "")] + list(patch.requires)
@@ -59,7 +59,7 @@ def test_each_bug_has_a_page_with_all_that_is_declared_of_it(site: Path) -> None
 
 def test_the_numbers_of_a_proof_are_those_on_record(site: Path) -> None:
     patch = next(patch for patch in loading.load() if patch.id == "dpo-aux-loss-dropped")
-    proven = [proof for proof in evidence.proofs_of(patch) if proof["verdict"] == "proven"]
+    proven = [proof for proof in on_record.proofs_of(patch) if proof["verdict"] == "proven"]
     text = (site / "bugs" / f"{patch.id}.html").read_text(encoding="utf-8")
     newest = text.partition(f"With the real trainer, TRL {proven[-1]['release']}")[2]
     # Of the same release on another stack the losses may differ in the last digits.

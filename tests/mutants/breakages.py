@@ -22,7 +22,7 @@ Wrapper = Callable[..., Any]
 
 
 @dataclass
-class Call:
+class WrapperCall:
     """One call of a wrapper, and what its breakage remembers from call to call.
 
     ``given`` is what the wrapper is given to call TRL's method by, in its own form.
@@ -122,18 +122,18 @@ def _under_way(given: Any) -> Iterator[None]:
         given.current.reset(before)
 
 
-def _is_first_instance(call: Call) -> bool:
+def _is_first_instance(call: WrapperCall) -> bool:
     # The instance is kept, so that no other gets its id.
     return call.memory.setdefault("instance", call.instance) is call.instance
 
 
-def _is_main_rank(call: Call) -> bool:
+def _is_main_rank(call: WrapperCall) -> bool:
     import torch.distributed
 
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
-CONDITIONS: Mapping[str, Callable[[Call], bool]] = {
+CONDITIONS: Mapping[str, Callable[[WrapperCall], bool]] = {
     "only the first call": lambda call: call.count(id(call.instance)) == 0,
     "not the first call": lambda call: call.count(id(call.instance)) > 0,
     "every other call": lambda call: call.count(id(call.instance)) % 2 == 0,
@@ -259,7 +259,7 @@ def _grad(value: Any) -> Any:
     return getattr(value, "grad_fn", None)
 
 
-def _between(call: Call, between: Callable[[Any, Any], Any]) -> Any:
+def _between(call: WrapperCall, between: Callable[[Any, Any], Any]) -> Any:
     """Call the wrapper. ``between(own, patched)`` gives what it hands on in the place of arguments, and of a result."""
     results: list[Any] = []
 
@@ -272,12 +272,12 @@ def _between(call: Call, between: Callable[[Any, Any], Any]) -> Any:
     return between(results[-1], result) if results else result
 
 
-def changing(change: Callable[[Any, Any], Any], call: Call) -> Any:
+def changing(change: Callable[[Any, Any], Any], call: WrapperCall) -> Any:
     """Call the wrapper, and change what it has changed."""
     return _between(call, lambda own, patched: _changed(own, patched, change, call.memory))
 
 
-def constant(call: Call) -> Any:
+def constant(call: WrapperCall) -> Any:
     """Return the first result for ever."""
     result = call.applied(call.given)
     if "first" in call.memory:
@@ -288,7 +288,7 @@ def constant(call: Call) -> Any:
     return result
 
 
-def twice(call: Call) -> Any:
+def twice(call: WrapperCall) -> Any:
     """Apply the wrapper to its own result."""
 
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -303,7 +303,7 @@ def twice(call: Call) -> Any:
     return result
 
 
-def left_out_of(target: str, call: Call) -> Any:
+def left_out_of(target: str, call: WrapperCall) -> Any:
     """Leave the wrapper out of one of its targets."""
     function = call.given
     while not hasattr(function, "__code__"):
@@ -314,14 +314,14 @@ def left_out_of(target: str, call: Call) -> Any:
     return call.applied(call.given)
 
 
-def conditional(condition: Callable[[Call], bool], call: Call) -> Any:
+def conditional(condition: Callable[[WrapperCall], bool], call: WrapperCall) -> Any:
     """Call the wrapper in some calls, and TRL's own method in the others."""
     if condition(call):
         return call.applied(call.given)
     return call.hand_on(*call.args, **call.kwargs)
 
 
-def probe(call: Call) -> Any:
+def probe(call: WrapperCall) -> Any:
     """Call the wrapper, and note what would have an effect here.
 
     That is each condition by which a call in which it acts would be left out, and each change of what it has changed.
@@ -353,7 +353,7 @@ class Breakage:
     """One breakage around all wrappers of a patch. ``had_effect``: something was not as the wrapper would have it."""
 
     name: str
-    work: Callable[[Call], Any]
+    work: Callable[[WrapperCall], Any]
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What each wrapper's calls remember."""
 
@@ -366,7 +366,7 @@ class Breakage:
 
         def broken(given: Any, **options: Any) -> Any:
             with _under_way(given):
-                return self.work(Call(partial(wrapper, **options) if options else wrapper, given, memory))
+                return self.work(WrapperCall(partial(wrapper, **options) if options else wrapper, given, memory))
 
         def of_four(
             wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any

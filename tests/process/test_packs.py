@@ -57,14 +57,14 @@ if __name__ == "__main__":
         print(json.dumps([work(None), *pool.map(work, [data])]))
 """
 
-OLD_ID = "acme/halves-loss"
-OLD_PATCHES = PATCHES.replace("marks-loss", "halves-loss").replace("wrapper: mark", "wrapper: halve")
-OLD_MODULE = """\
+HALVES = "acme/halves-loss"
+FOUR_PATCHES = PATCHES.replace("marks-loss", "halves-loss").replace("wrapper: mark", "wrapper: halve")
+FOUR_MODULE = """\
 import math
 
 from trl_hotfix.authoring import judge
 from trl_hotfix.model import Outcome, Verdict
-from trl_hotfix.stubs import alone, default_arguments, stub_trainer
+from trl_hotfix.testing import default_arguments, single_process, stub_trainer
 
 
 def halve(wrapped, instance, args, kwargs):
@@ -77,25 +77,25 @@ def is_marked(leaf):
 
     if not hasattr(leaf, "DPOTrainer"):
         return Outcome(Verdict.ABSENT)
-    with alone(leaf):
+    with single_process(leaf):
         trainer = stub_trainer(leaf.DPOTrainer, default_arguments(leaf.DPOConfig))
         losses, *_ = trainer.dpo_loss(*[torch.zeros(1)] * 4)
     return judge(losses.item(), right=math.log(2) / 2, wrong=math.log(2))
 """
-"""A pack that was written against 0.1.0, with the names of that release."""
+"""A pack whose wrapper takes wrapt's four arguments."""
 
 
-NEW_PATCHES = OLD_PATCHES.replace("halves-loss", "halves-loss-by-call")
-NEW_MODULE = OLD_MODULE.replace("def halve(wrapped, instance, args, kwargs):", "@wrapper\ndef halve(call: Call):")
+CALL_PATCHES = FOUR_PATCHES.replace("halves-loss", "halves-loss-by-call")
+CALL_MODULE = FOUR_MODULE.replace("def halve(wrapped, instance, args, kwargs):", "@wrapper\ndef halve(call: Call):")
 for old, new in {
     "wrapped(*args, **kwargs)": "call.with_(policy_chosen_logps=call['policy_chosen_logps'])()",
     "import judge": "import Call, judge, wrapper",
-    "trl_hotfix.stubs import alone,": "trl_hotfix.testing import",
-    "    with alone(leaf):\n        trainer": "    trainer",
+    "default_arguments, single_process, stub_trainer": "default_arguments, stub_trainer",
+    "    with single_process(leaf):\n        trainer": "    trainer",
     "        losses, *_ =": "    losses, *_ =",
 }.items():
-    assert old in NEW_MODULE
-    NEW_MODULE = NEW_MODULE.replace(old, new)
+    assert old in CALL_MODULE
+    CALL_MODULE = CALL_MODULE.replace(old, new)
 
 
 def wheel(folder: Path, fingerprints: str | None = None, patches: str = PATCHES, **modules: str) -> Path:
@@ -166,8 +166,8 @@ def test_an_installed_pack_is_used_only_where_it_is_named(with_pack: Environment
     assert "name its pack in TRL_HOTFIX_PACKS if you trust it: acme" in process.stderr
 
 
-def test_a_pack_written_for_0_1_0_is_applied_without_a_warning(own: Environment, tmp_path: Path) -> None:
-    own.install(str(wheel(tmp_path / "pack", patches=OLD_PATCHES, halves_loss=OLD_MODULE)))
+def test_a_pack_with_wrapts_four_arguments_is_applied_without_a_warning(own: Environment, tmp_path: Path) -> None:
+    own.install(str(wheel(tmp_path / "pack", patches=FOUR_PATCHES, halves_loss=FOUR_MODULE)))
     code = (
         "import trl.trainer.dpo_trainer; import trl_hotfix; status = trl_hotfix.status()['acme/halves-loss']\n"
         "(evidence,) = status.evidence.values()\n"
@@ -177,7 +177,7 @@ def test_a_pack_written_for_0_1_0_is_applied_without_a_warning(own: Environment,
         code,
         TRL_HOTFIX="1",
         TRL_HOTFIX_PACKS="acme",
-        TRL_HOTFIX_ONLY=OLD_ID,
+        TRL_HOTFIX_ONLY=HALVES,
         TRL_HOTFIX_UNKNOWN_BODY="try",
         PYTHONWARNINGS="always",
     )
@@ -187,11 +187,11 @@ def test_a_pack_written_for_0_1_0_is_applied_without_a_warning(own: Environment,
 
 
 def test_wrappers_of_both_forms_are_red_green_and_red(own: Environment, tmp_path: Path) -> None:
-    modules = {"halves_loss": OLD_MODULE, "halves_loss_by_call": NEW_MODULE}
-    own.install(str(wheel(tmp_path / "pack", patches=OLD_PATCHES + NEW_PATCHES, **modules)))
-    verified = own.run("-m", "trl_hotfix", "verify", "--packs", "acme", "--json", OLD_ID, f"{OLD_ID}-by-call")
+    modules = {"halves_loss": FOUR_MODULE, "halves_loss_by_call": CALL_MODULE}
+    own.install(str(wheel(tmp_path / "pack", patches=FOUR_PATCHES + CALL_PATCHES, **modules)))
+    verified = own.run("-m", "trl_hotfix", "verify", "--packs", "acme", "--json", HALVES, f"{HALVES}-by-call")
     cells = {cell["patch"]: cell for cell in json.loads(verified.stdout)["cells"]}
-    assert cells.keys() == {OLD_ID, f"{OLD_ID}-by-call"}, verified.stderr
+    assert cells.keys() == {HALVES, f"{HALVES}-by-call"}, verified.stderr
     for cell in cells.values():
         (runs,) = cell["leaves"].values()
         assert cell["verdict"] == "proven"

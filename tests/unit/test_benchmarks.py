@@ -143,8 +143,9 @@ def test_the_results_have_machine_versions_and_date(monkeypatch: pytest.MonkeyPa
     class Fake:
         @staticmethod
         def run(*, quick: bool) -> measure.Result:
+            found = [Finding("it", measure.exact(1.23456789), "ms", 2.0)]
             samples = {"rounds": [{"a": {"ms": 1.0}}]}
-            return measure.Result([Finding("it", measure.exact(1.0), "ms", 2.0)], samples, {"coverage": "1"})
+            return measure.Result(found, samples, {"coverage": "1"}, {"a patch": 2.0})
 
     monkeypatch.setitem(run.BENCHMARKS, "start", Fake)
     for _ in range(2):
@@ -156,9 +157,19 @@ def test_the_results_have_machine_versions_and_date(monkeypatch: pytest.MonkeyPa
     assert record["versions"].keys() == {"trl_hotfix", "commit", "coverage"}
     assert record["date"].startswith("20")
     assert record["quick"] is True
-    assert record["samples"] == {"rounds": [{"a": {"ms": 1.0}}]}
-    assert [(row["what"], row["verdict"]) for row in record["findings"]] == [("it", "met")]
+    assert record["command"] == "python benchmarks/run.py --quick start"
+    assert record["summary"] == {"a patch": 2.0}
+    assert [(row["what"], row["median"], row["verdict"]) for row in record["findings"]] == [("it", 1.23457, "met")]
+    assert "samples" not in record
+    samples = json.loads((tmp_path / "samples.json").read_text())["benchmarks"]
+    assert samples == {"start": {"rounds": [{"a": {"ms": 1.0}}]}}
     assert (tmp_path / "results.svg").is_file()
+
+
+def test_the_results_on_record_have_no_samples() -> None:
+    text = (BENCHMARKS / "results.json").read_text(encoding="utf-8")
+    assert not any("samples" in record for record in json.loads(text)["benchmarks"].values())
+    assert len(text) < 150_000
 
 
 # The variants

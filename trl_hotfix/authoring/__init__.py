@@ -11,7 +11,7 @@
 ``datasets``              what a dataset has before it is prepared: ``masks_prompts_of_messages``
 ``dropped_rows``          rows that a trainer must not have: ``only_rows``, and whether the collator is the user's
 ``views``                 views of tokenizers, which TRL is given: how they are pickled
-``verdicts``              the answer of a self-test: ``judge``, ``absent``, ``absent_on`` an error, ``agreed`` by cases
+``verdicts``              the answer of a self-test: ``judge``, ``absent``, ``absent_on`` an error
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``heads``                 TRL's own LM heads: ``with_names``, a copy of a function with other global names, and
                           ``decoder_returns``, a model whose decoder is not run
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from ..call import Call, Mark, act, act_of_this_call, wrapper
 from .beginnings import adds_beginning
-from .calls import argument, called_with, module_of, replaced_argument, shadowed, with_config
+from .calls import argument, called_with, module_of, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
 from .datasets import masks_prompts_of_messages
 from .dropped_rows import has_own_collator, note_own_collator, only_rows
@@ -54,7 +54,7 @@ from .training import (
     plain_model,
     prepared_first,
 )
-from .verdicts import absent, absent_on, agreed, judge
+from .verdicts import absent, absent_on, judge
 from .views import pickled_as_made
 
 __all__ = [
@@ -70,7 +70,6 @@ __all__ = [
     "act",
     "act_of_this_call",
     "adds_beginning",
-    "agreed",
     "argument",
     "attention_keeps_apart",
     "block_diagonal",
@@ -97,7 +96,6 @@ __all__ = [
     "places_in_rows",
     "plain_model",
     "prepared_first",
-    "replaced_argument",
     "sequence_numbers",
     "shadowed",
     "why_sequences_mix",

@@ -19,15 +19,6 @@ def argument(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     return bound.arguments[name]
 
 
-def replaced_argument(
-    wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, value: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return ``args`` and ``kwargs`` with the argument ``name`` of ``wrapped`` replaced, however it was passed."""
-    bound = inspect.signature(wrapped).bind(*args, **kwargs)
-    bound.arguments[name] = value
-    return bound.args, bound.kwargs
-
-
 @contextmanager
 def shadowed(instance: Any, name: str, value: Any) -> Iterator[None]:
     """Set ``instance.name`` to ``value`` inside the block, and restore it afterwards.

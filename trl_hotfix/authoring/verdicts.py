@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from ..model import Outcome, Verdict
@@ -27,14 +27,6 @@ def judge(measured: float, *, right: float, wrong: float, **numbers: Any) -> Out
 def absent(why: str) -> Outcome:
     """Return that the bug cannot show in this release, with the reason."""
     return Outcome(Verdict.ABSENT, {"why": why})
-
-
-def agreed(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the first outcome of several cases of one release. An ``AssertionError`` names them if verdicts differ."""
-    first, *others = outcomes
-    if any(other.verdict is not first.verdict for other in others):
-        raise AssertionError(f"the cases do not agree: {[first, *others]}")
-    return first
 
 
 def absent_on(

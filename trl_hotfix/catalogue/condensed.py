@@ -14,7 +14,6 @@ from typing import Any
 
 from packaging.version import Version
 
-_PROOF = ("release", "stack", "verdict", "runs")
 _PARITY = ("release", "stack", "fixed_release", "loss_difference", "gradient_difference")
 
 
@@ -51,15 +50,29 @@ def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def trainings(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``trainings.json``: by patch what ``explain`` tells of its proofs and of the comparisons with a fix."""
+    """Return ``trainings.json``: by patch what ``explain`` shows of its proofs and of the comparisons with a fix."""
     return {
         record["patch"]: {
             "revision": record["revision"],
-            "proofs": [{key: proof[key] for key in _PROOF} for proof in record["proofs"]],
+            "results": _results(record["proofs"]),
             "parity": [{key: parity[key] for key in _PARITY} for parity in record["parity"]],
         }
         for record in records
     }
+
+
+def _results(proofs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return each distinct result of these proofs once, with the releases that have it by stack.
+
+    Many releases have the same numbers to the last digit. ``on_record`` makes the proofs of them again.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for proof in proofs:
+        result = {"verdict": proof["verdict"], "runs": proof["runs"]}
+        # The keys keep their order, in which `explain` shows the runs and their numbers.
+        known = results.setdefault(json.dumps(result), {**result, "places": {}})
+        known["places"].setdefault(proof["stack"], []).append(proof["release"])
+    return list(results.values())
 
 
 def files(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

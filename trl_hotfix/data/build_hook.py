@@ -5,13 +5,16 @@ It checks the catalogue and writes it as JSON, condenses ``evidence/`` and packs
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +69,8 @@ def _check_catalogue(root: Path, folder: Path) -> None:
 def _pack_proofs(root: Path, archive: Path) -> None:
     """Pack what ``verify --full`` runs: the proofs of the patches, and what they have in common.
 
-    Together they take half of what they take as files of the wheel. Times and owners are those of a new ``TarInfo``.
+    Together they take half of what they take as files of the wheel, and nobody reads them there, so their comments
+    stay out. Times and owners are those of a new ``TarInfo``.
     """
     tests = root / "tests"
     patches = root / "trl_hotfix" / "patches"
@@ -75,9 +79,33 @@ def _pack_proofs(root: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:bz2", format=tarfile.USTAR_FORMAT) as packed:
         for path in sorted([tests / "bench" / "prove.py", *proofs, *(tests / "tiny").glob("*.py")]):
             member = tarfile.TarInfo(path.relative_to(tests).as_posix())
-            member.size = path.stat().st_size
-            with path.open("rb") as file:
-                packed.addfile(member, file)
+            content = _without_comments(path.read_text(encoding="utf-8")).encode()
+            member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+
+
+def _without_comments(text: str) -> str:
+    """Return a module without comments and docstrings. Each line keeps its number, which a traceback names.
+
+    A class or function that has nothing else keeps its docstring.
+    """
+    lines = text.split("\n")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            number, column = token.start
+            lines[number - 1] = lines[number - 1][:column].rstrip()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            texts = [statement for statement in node.body if _is_text(statement)]
+            for statement in texts if len(texts) < len(node.body) else ():
+                last = statement.end_lineno or statement.lineno
+                lines[statement.lineno - 1 : last] = [""] * (last - statement.lineno + 1)
+    return "\n".join(lines)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_constant and isinstance(statement.value.value, str)
 
 
 def _module(path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..catalogue import evidence
+from ..catalogue import on_record
 from .report import PatchStatus
 from .sentences import because, links, turn_off
 
@@ -21,7 +21,7 @@ def explanation(status: PatchStatus, journal: Sequence[str]) -> str:
     if patch.review_by:
         lines.append(f"open       in the newest release that was looked at; to be reviewed by {patch.review_by}")
     lines += [f"requires   {name} {versions}" for name, versions in patch.requires.items()]
-    lines.append(f"evidence   {evidence.in_words(patch)}")
+    lines.append(f"evidence   {on_record.in_words(patch)}")
     lines += [f"upstream   {link}" for link in links(patch.upstream)]
     for target in status.targets:
         called = f", called: {target.target.called.value}" if target.target.called is not None else ""

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..catalogue import evidence
+from ..catalogue import on_record
 from ..errors import printable
 from ..model import Reason, State
 from .lines import folded, width
@@ -68,7 +68,7 @@ def table(report: Report, *, not_repaired: bool = False) -> RenderableType:
         # A cell may start with a bracket, which rich would read as markup in a plain string.
         what = [Text(text, style=style) for text, style in _what(status, not_repaired)]
         title = Text("\n").join([Text(status.id, style="bold"), *what])
-        view.add_row(title, Text(f"{status.patch.trl}\n{evidence.in_words(status.patch)}"), Text(*_answer(status)))
+        view.add_row(title, Text(f"{status.patch.trl}\n{on_record.in_words(status.patch)}"), Text(*_answer(status)))
     return view
 
 
@@ -76,7 +76,7 @@ def _block(status: PatchStatus, not_repaired: bool) -> Iterator[RenderableType]:
     """Yield the lines of one patch for a narrow terminal, with the id on a line of its own."""
     patch = status.patch
     yield Padding(Text(patch.id, style="bold"), (0, 0, 0, 2))
-    of_releases = f"TRL {patch.trl}; {evidence.in_words(patch)}"
+    of_releases = f"TRL {patch.trl}; {on_record.in_words(patch)}"
     for text, style in (*_what(status, not_repaired), (of_releases, ""), _answer(status)):
         yield block(text, 6, style)
 

@@ -151,7 +151,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _words(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the patches of a record by their words. Records of schema 1 have none, and list what was on."""
+    """Return the patches of a record by their words. A file of `freeze` has no words, and lists what was on."""
     patches = record.get("patches")
     entries = [entry for entry in patches if isinstance(entry, dict)] if isinstance(patches, list) else []
     return {str(entry.get("id")): str(entry.get("word") or "selected") for entry in entries}

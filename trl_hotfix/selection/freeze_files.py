@@ -23,7 +23,7 @@ LARGEST = 1 << 18
 
 
 SCHEMA = 2
-"""The version of what a record holds. Records of the first have no ``schema``, no words and no counts."""
+"""The version of what a record holds. A file of `freeze` has no ``schema``, no words and no counts."""
 
 
 EXPECTED = "the trl_hotfix.json of a run, or a file that `trl-hotfix freeze` has written"
@@ -67,7 +67,7 @@ class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A freeze file. Only ``patches`` are applied."""
 
     patches: list[FrozenPatch]
-    schema: int = 1
+    schema: int = SCHEMA
     unreached: list[FrozenPatch] = []
     reverted: list[FrozenPatch] = []
     observed: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def _check_entries(content: Any, shown: str) -> None:
 
 def _check_schema(content: Any, shown: str) -> None:
     """Raise ``SettingError`` for a file of a newer trl_hotfix, whose fields cannot be known here."""
-    schema = content.get("schema", 1) if isinstance(content, dict) else 1
+    schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
     if isinstance(schema, int) and schema > SCHEMA:
         raise SettingError(
             f"{shown}: its schema is {quoted(schema)}, and this trl_hotfix reads up to {SCHEMA}; install a newer one"

@@ -17,8 +17,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
                 (``token_losses_of_a_group``)
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``
 ``sft``         SFT prepares a dataset (``sft_prepared``; ``quick_sft_prepared``, and ``quick_rows`` for self-tests) and
-                trains mixtures of experts (``sft_moe_loss``, ``SftMoeStep`` to differentiate it)
-``gkd``         GKD and GOLD: ``distillation_stub``, the ``divergence`` of its models, ``compare_gradients``
+                differentiates the loss of a mixture of experts (``SftMoeStep``)
+``gkd``         GKD and GOLD: ``distillation_stub``, the ``divergence`` of its models
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
@@ -55,13 +55,13 @@ from .dpo import (
     pair_micro_batches,
 )
 from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
-from .gkd import compare_gradients, distillation_stub, divergence
+from .gkd import distillation_stub, divergence
 from .grpo import metrics_by_mode, stub_grpo_trainer
 from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
 from .online import online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
 from .references import stub_with_reference, token_losses_of_a_group
-from .sft import SftMoeStep, quick_rows, quick_sft_prepared, sft_moe_loss, sft_prepared
+from .sft import SftMoeStep, quick_rows, quick_sft_prepared, sft_prepared
 from .steps import gradient_of_one_of_two
 from .tokenizers import CharacterTokenizer, tiny_tokenizer
 from .trainers import (
@@ -96,7 +96,6 @@ __all__ = [
     "begin_trainer",
     "class_with_steps",
     "class_with_vllm",
-    "compare_gradients",
     "completions_of",
     "constructed",
     "deepspeed_method",
@@ -122,7 +121,6 @@ __all__ = [
     "quick_sft_prepared",
     "recorded_warnings",
     "scored_completions",
-    "sft_moe_loss",
     "sft_prepared",
     "single_process",
     "stream",

@@ -45,12 +45,3 @@ def divergence(trainer: Any, token_ids: Any, *, mixes_log_probs: bool = False) -
     teachers = teachers.detach()
     mixture = (students + teachers) / 2 if mixes_log_probs else ((students.exp() + teachers.exp()) / 2).log()
     return sum(0.5 * (side.exp() * (side - mixture)).sum(-1) for side in (students, teachers))
-
-
-def compare_gradients(trainer: Any, loss: Any, expected: Any) -> None:
-    """Raise if the student's gradient of ``loss`` is not that of ``expected``."""
-    import torch
-
-    gradient, right = (torch.autograd.grad(value, trainer.model.weight)[0] for value in (loss, expected))
-    if not torch.allclose(gradient, right, rtol=1e-4, atol=1e-7):
-        raise AssertionError(f"the gradient is not that of the loss: {gradient}, expected {right}")

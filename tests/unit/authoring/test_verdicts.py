@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trl_hotfix.authoring import absent, absent_on, agreed, judge
+from trl_hotfix.authoring import absent, absent_on, judge
 from trl_hotfix.model import Outcome, Verdict
 
 
@@ -22,18 +22,6 @@ def test_any_other_value_is_an_error(measured: float) -> None:
 def test_a_bug_that_cannot_occur_is_absent_with_a_reason() -> None:
     outcome = absent("no such option")
     assert (outcome.verdict, outcome.numbers) == (Verdict.ABSENT, {"why": "no such option"})
-
-
-def test_cases_that_agree_have_the_outcome_of_the_first() -> None:
-    first, second = Outcome(Verdict.FIXED, {"case": 1}), Outcome(Verdict.FIXED, {"case": 2})
-    assert agreed(each for each in (first, second)) is first
-    assert agreed([second]) is second
-
-
-@pytest.mark.parametrize("other", [Verdict.REPRODUCED, Verdict.ABSENT])
-def test_cases_that_differ_are_an_error(other: Verdict) -> None:
-    with pytest.raises(AssertionError, match="do not agree"):
-        agreed([Outcome(Verdict.FIXED), Outcome(Verdict.FIXED), Outcome(other)])
 
 
 @absent_on(ValueError, "too many values", why="it ends before that")

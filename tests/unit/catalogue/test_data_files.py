@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trl_hotfix.catalogue import condensed, data_files, evidence, loading
+from trl_hotfix.catalogue import condensed, data_files, loading, on_record
 from trl_hotfix.errors import DamagedError
 from trl_hotfix.matching import fingerprints
 
@@ -32,7 +32,8 @@ PARITY = {
     "loss_difference": 0.0,
     "gradient_difference": 0.0,
 }
-EVIDENCE = {"revision": PATCH.revision, "proofs": [PROOF], "parity": [PARITY]}
+RESULT = {"verdict": "proven", "runs": {}, "places": {"tf4.44": ["0.11.4"]}}
+EVIDENCE = {"revision": PATCH.revision, "results": [RESULT], "parity": [PARITY]}
 FILES = {
     "data/fingerprints.json": BODIES,
     "data/proven.json": PROVEN,
@@ -56,12 +57,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[bytes]], Any]:
             (folder / name).write_bytes(content)
         with monkeypatch.context() as context:
             context.setattr(data_files, "PACKAGE", folder)
-            context.setattr(evidence, "proven", evidence.proven.__wrapped__)
-            context.setattr(evidence, "trainings", evidence.trainings.__wrapped__)
-            context.setattr(evidence, "_all_trainings", evidence._all_trainings.__wrapped__)
+            context.setattr(on_record, "proven", on_record.proven.__wrapped__)
+            context.setattr(on_record, "trainings", on_record.trainings.__wrapped__)
+            context.setattr(on_record, "_all_trainings", on_record._all_trainings.__wrapped__)
             verdict = fingerprints.bodies.__wrapped__().verdict(PATCH.id, TARGET, "c1:0")
-            evidence.proofs_of(PATCH), evidence.parity_of(PATCH)
-            return verdict, evidence.in_words(PATCH)
+            on_record.proofs_of(PATCH), on_record.parity_of(PATCH)
+            return verdict, on_record.in_words(PATCH)
 
     return read_contents
 
@@ -87,7 +88,7 @@ def test_the_evidence_is_condensed_to_the_files_of_the_package() -> None:
     assert files == {"fingerprints.json": BODIES, "proven.json": PROVEN}
 
 
-def test_the_trainings_are_condensed_to_what_is_told_of_them() -> None:
+def test_the_trainings_are_condensed_to_what_is_shown_of_them() -> None:
     proof, parity = {**PROOF, "key": "0", "trl": "1", "ran": "0.11.4"}, {**PARITY, "gradients": 98}
     record = {**RECORD, "proofs": [proof], "parity": [parity], "cells": [{"verdict": "proven"}]}
     assert condensed.files([record]) == {
@@ -95,6 +96,27 @@ def test_the_trainings_are_condensed_to_what_is_told_of_them() -> None:
         "proven.json": PROVEN,
         "trainings.json": {PATCH.id: EVIDENCE},
     }
+
+
+def test_each_result_of_a_patch_is_there_once_and_each_proof_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: Any = {"red": {"verdict": "reproduced", "measured": 1.0}, "green": {"verdict": "fixed", "why": "x"}}
+    proofs = [{**PROOF, "release": release, "runs": runs} for release in ("0.11.3", "0.11.4")]
+    proofs.append({**PROOF, "stack": "tf4.46", "release": "0.11.4", "runs": runs})
+    # Equal numbers in another order are another result: `explain` shows them in theirs.
+    proofs.append({**PROOF, "release": "0.12.0", "runs": dict(reversed(runs.items()))})
+    trainings = condensed.trainings([{**RECORD, "proofs": proofs, "parity": [PARITY]}])
+    results = trainings[PATCH.id]["results"]
+    assert [result["places"] for result in results] == [
+        {"tf4.44": ["0.11.3", "0.11.4"], "tf4.46": ["0.11.4"]},
+        {"tf4.44": ["0.12.0"]},
+    ]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "trainings.json").write_text(json.dumps(trainings))
+    monkeypatch.setattr(data_files, "PACKAGE", tmp_path)
+    read = on_record._all_trainings.__wrapped__()[PATCH.id]
+    assert json.dumps(read) == json.dumps({"revision": PATCH.revision, "proofs": proofs, "parity": [PARITY]})
 
 
 def test_patches_on_one_target_share_its_bodies() -> None:
@@ -140,7 +162,7 @@ def test_damaged_evidence_of_a_checkout_is_named(wrong: str, tmp_path: Path, mon
     monkeypatch.setattr(data_files, "_condensed", data_files._condensed.__wrapped__)
     file = tmp_path / "evidence" / f"{PATCH.id}.json"
     file.write_text(json.dumps(RECORD))
-    assert data_files.read_data("proven.json", dict[str, evidence.Proven]) == PROVEN
+    assert data_files.read_data("proven.json", dict[str, on_record.Proven]) == PROVEN
     file.write_text(wrong)
     with pytest.raises(DamagedError, match="install trl_hotfix again"):
         data_files.read_data("fingerprints.json", fingerprints.Bodies)

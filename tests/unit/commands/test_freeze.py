@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers.command_line import CHECKOUT, ID, run, without_trl
 
-from trl_hotfix.catalogue import evidence, loading
+from trl_hotfix.catalogue import loading, on_record
 from trl_hotfix.commands import freeze_elsewhere
 from trl_hotfix.commands.freeze_elsewhere import left_out, report_elsewhere
 from trl_hotfix.matching import fingerprints, gates, versions
@@ -136,7 +136,7 @@ def test_a_patch_that_is_not_proven_on_a_release_is_left_out(monkeypatch: pytest
         for patch in patches
         if patch.default
         and gates.applicability(patch, version_of).state is State.PENDING
-        and "0.16.1" in evidence.proven_on(patch)
+        and "0.16.1" in on_record.proven_on(patch)
     }
     known = fingerprints.bodies_for
     forgotten = sorted(on)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trl_hotfix.catalogue import evidence, loading
+from trl_hotfix.catalogue import loading, on_record
 from trl_hotfix.matching import fingerprints, gates, inherited
 from trl_hotfix.matching.fingerprints import Bodies
 
@@ -68,7 +68,7 @@ def test_where_a_patch_is_proven_its_bodies_are_known_to_have_the_bug() -> None:
     unknown = []
     for patch in loading.load():
         known = fingerprints.bodies_for(patch.id)
-        for release in evidence.proven_on(patch):
+        for release in on_record.proven_on(patch):
             verdicts = {
                 known.verdict(patch.id, target.name, known.at(target.name, release))
                 for target in gates.targets_for(patch, release)

@@ -56,12 +56,12 @@ def test_a_freeze_file_gives_the_ids_and_the_options(tmp_path: Path) -> None:
 KNOWN = {"some-patch": PATCH}
 
 
-def test_a_record_of_either_schema_gives_the_same_patches(tmp_path: Path) -> None:
+def test_a_record_and_a_freeze_file_give_the_same_patches(tmp_path: Path) -> None:
     """What did not reach the run, was taken off or was observed is in the record, and is not selected."""
     head = {"trl": "0.11.4", "trl_hotfix": "0.1.0", "digest": digest_of("0.11.4", [RIGHT])}
     apart = {"id": "another-patch", "revision": 1, "options": {}}
     counts = {"word": "repaired", "called": 4, "acted": 2}
-    second = {
+    record = {
         "schema": 2,
         **head,
         "patches": [{**RIGHT, **counts}],
@@ -70,10 +70,10 @@ def test_a_record_of_either_schema_gives_the_same_patches(tmp_path: Path) -> Non
         "observed": [{"id": "third-patch", "severity": "crash", "answer": "hit", "because": ["x=1"], "called": {}}],
     }
     selections = []
-    for record in ({**head, "patches": [RIGHT]}, {"schema": 1, **head, "patches": [RIGHT]}, second):
-        selection = Selection.of(f"@{file(tmp_path, record)}", None, {}, [PATCH])
+    for content in ({**head, "patches": [RIGHT]}, record):
+        selection = Selection.of(f"@{file(tmp_path, content)}", None, {}, [PATCH])
         selections.append((selection.only, selection.skip, selection.options_of(PATCH)))
-    assert selections == [({"some-patch"}, frozenset(), {"over": "none"})] * 3
+    assert selections == [({"some-patch"}, frozenset(), {"over": "none"})] * 2
 
 
 def test_a_record_of_a_newer_schema_is_refused_before_its_fields_are_looked_at(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_schema_that_is_no_number_is_one_error(schema: Any, tmp_path: Path) ->
         freeze_files.read(file(tmp_path, {"schema": schema, "patches": [RIGHT]}), KNOWN)
 
 
-def test_a_checkpoint_of_an_older_schema_has_every_field() -> None:
+def test_a_freeze_file_beside_a_checkpoint_has_every_field() -> None:
     first = freeze_files.record({"trl": "0.11.4", "patches": [RIGHT]})
     second = freeze_files.record({"schema": 2, "trl": "0.11.4", "patches": [{**RIGHT, "word": "called"}]})
     assert first is not None

@@ -13,14 +13,12 @@ import pytest
 
 from trl_hotfix.testing import (
     CharacterTokenizer,
-    compare_gradients,
     distillation_stub,
     divergence,
     dpo_stub,
     online_dpo_stub,
     quick_rows,
     quick_sft_prepared,
-    sft_moe_loss,
     sft_prepared,
     stub_grpo_trainer,
     tiny_causal_lm,
@@ -146,18 +144,6 @@ def test_a_function_that_changes_its_row_leaves_quick_rows_as_they_are() -> None
     assert list(rows) == [{"text": "a"}]
 
 
-def test_the_moe_model_adds_its_auxiliary_loss() -> None:
-    class SFTTrainer:
-        def compute_loss(self: Any, model: Any, inputs: Any, num_items_in_batch: int | None = None) -> Any:
-            outputs = model(**inputs)
-            self._metrics["train"]["aux_loss"].append(float(outputs.aux_loss))
-            return outputs.loss + (num_items_in_batch or 0) + self.offset
-
-    module = a_module(SFTTrainer, "SFT")
-    assert sft_moe_loss(module, 0.5, offset=0.0) == 3.0 + 0.5 * 2.0
-    assert sft_moe_loss(module, 0.5, cross_entropy=1.0, aux_loss=4.0, num_items_in_batch=3, offset=0.5) == 6.5
-
-
 def test_the_divergence_of_a_distillation_stub_is_that_of_torch() -> None:
     trainer = distillation_stub(object, MadeUpConfig, {"n_gpu": 2}, temperature=0.7)
     assert (trainer.beta, trainer.args.n_gpu, trainer.temperature) == (0.5, 2, 0.7)
@@ -174,14 +160,3 @@ def test_the_divergence_of_a_distillation_stub_is_that_of_torch() -> None:
         found = divergence(trainer, ids, mixes_log_probs=mixes_log_probs)
         assert found.shape == (2, 2)
         torch.testing.assert_close(found, expected)
-
-
-def test_gradients_of_a_distillation_stub_are_compared() -> None:
-    trainer = distillation_stub(object, MadeUpConfig)
-
-    def loss() -> Any:
-        return divergence(trainer, torch.tensor([[1, 2, 3]])).sum()
-
-    compare_gradients(trainer, loss(), loss())
-    with pytest.raises(AssertionError, match="the gradient is not that of the loss"):
-        compare_gradients(trainer, loss(), loss() * 2)

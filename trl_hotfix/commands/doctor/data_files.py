@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ...catalogue import condensed, evidence, loading
+from ...catalogue import condensed, loading, on_record
 from ...catalogue import packs as third_party
 from ...catalogue.data_files import checkout, data_file, evidence_folder, known_bugs_file, manifest
 from ...errors import HotfixError
@@ -32,7 +32,7 @@ def counted_files(packs: str | None, problems: Problems) -> tuple[dict[str, Data
         "proven": (_condensed_from("proven.json"), _pairs),
         "evidence": (
             _condensed_from("trainings.json"),
-            lambda: sum(len(evidence.trainings(patch.id)["proofs"]) for patch in patches),
+            lambda: sum(len(on_record.trainings(patch.id)["proofs"]) for patch in patches),
         ),
     }
     files = {}
@@ -69,4 +69,4 @@ def _releases() -> int:
 
 
 def _pairs() -> int:
-    return sum(len(proven["releases"]) for proven in evidence.proven().values())
+    return sum(len(proven["releases"]) for proven in on_record.proven().values())

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from ... import __version__
-from ...catalogue import evidence, loading
+from ...catalogue import loading, on_record
 from ...catalogue.modules import module_of
 from ...catalogue.names import by_name, id_of
 from ...catalogue.packs import named
@@ -153,10 +153,10 @@ def _answer(patch: Patch, status: PatchStatus, steps: list[Step], differences: d
             }
             for target in patch.targets
         ],
-        "proven_on": list(evidence.proven_on(patch)),
+        "proven_on": list(on_record.proven_on(patch)),
         "proofs": [
             {"release": proof["release"], "stack": proof["stack"], "verdict": proof["verdict"], "runs": proof["runs"]}
-            for proof in evidence.proofs_of(patch)
+            for proof in on_record.proofs_of(patch)
         ],
         "parity": [
             {
@@ -165,7 +165,7 @@ def _answer(patch: Patch, status: PatchStatus, steps: list[Step], differences: d
                 "loss_difference": parity["loss_difference"],
                 "gradient_difference": parity["gradient_difference"],
             }
-            for parity in evidence.parity_of(patch)
+            for parity in on_record.parity_of(patch)
         ],
         "turn_off": turn_off(patch),
         "installed": versions.installed("trl"),

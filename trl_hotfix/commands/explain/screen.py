@@ -11,7 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from ...catalogue import evidence
+from ...catalogue import on_record
 from ...matching.fingerprints import bodies_for
 from ...model import Patch, Target
 from ...reporting.lines import width
@@ -28,7 +28,7 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
         *(("requires", f"{name} {versions}") for name, versions in answer["requires"].items()),
         *(("upstream", link) for link in answer["links"]),
         *(("target", _target(target)) for target in answer["targets"]),
-        ("evidence", evidence.in_words(patch)),
+        ("evidence", on_record.in_words(patch)),
         *(("proof", line) for line in _proofs(answer)),
     ]
     for name, option in answer["options"].items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_hotfix.catalogue import condensed, evidence, loading
+from trl_hotfix.catalogue import condensed, loading, on_record
 from trl_hotfix.commands.doctor import data_files
 from trl_hotfix.commands.doctor.answer import Problems
 from trl_hotfix.commands.doctor.data_files import counted_files
@@ -22,8 +22,8 @@ def test_the_files_are_counted_and_have_digests() -> None:
         "patches": len(loading.load()),
         "known": len(loading.without_repair()),
         "fingerprints": len(fingerprints.bodies().releases),
-        "proven": sum(len(proven["releases"]) for proven in evidence.proven().values()),
-        "evidence": sum(len(evidence.trainings(patch.id)["proofs"]) for patch in patches),
+        "proven": sum(len(proven["releases"]) for proven in on_record.proven().values()),
+        "evidence": sum(len(on_record.trainings(patch.id)["proofs"]) for patch in patches),
     }
     for file in files.values():
         path = Path(file["path"])

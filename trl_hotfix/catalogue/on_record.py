@@ -1,7 +1,7 @@
 """The results of the proof bench, and a summary of them in words.
 
-What is proven of all patches is read for ``--list``. The trainings of a patch are read from its own evidence file in a
-checkout, and from ``data/trainings.json`` in an installed package.
+``--list`` reads what is proven of all patches. The trainings of a patch stand in its own evidence file in a checkout,
+and in ``data/trainings.json`` of an installed package.
 """
 
 from __future__ import annotations
@@ -52,6 +52,22 @@ class _Trainings(TypedDict):
     parity: list[Parity]
 
 
+class _Result(TypedDict):
+    """A result that some proofs of a patch have, with their releases by stack."""
+
+    verdict: str
+    runs: dict[str, dict[str, Any]]
+    places: dict[str, list[_Version]]
+
+
+class _Condensed(TypedDict):
+    """What ``data/trainings.json`` has of a patch."""
+
+    revision: int
+    results: list[_Result]
+    parity: list[Parity]
+
+
 @functools.cache
 def proven() -> Mapping[str, Proven]:
     """Return what the self-tests have proven, by patch. Raises ``DamagedError``."""
@@ -74,8 +90,20 @@ def trainings(patch_id: str) -> _Trainings:
 
 @functools.cache
 def _all_trainings() -> Mapping[str, _Trainings]:
-    by_patch: Mapping[str, _Trainings] = decoded(data_file("trainings.json"), dict[str, _Trainings])
-    return by_patch
+    by_patch: Mapping[str, _Condensed] = decoded(data_file("trainings.json"), dict[str, _Condensed])
+    return {
+        patch_id: {
+            "revision": of_patch["revision"],
+            "proofs": [
+                {"release": release, "stack": stack, "verdict": result["verdict"], "runs": result["runs"]}
+                for result in of_patch["results"]
+                for stack, releases in result["places"].items()
+                for release in releases
+            ],
+            "parity": of_patch["parity"],
+        }
+        for patch_id, of_patch in by_patch.items()
+    }
 
 
 def proven_on(patch: Patch) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import pytest
 from helpers.patch_examples import PATCH
 from msgspec.structs import replace
 
-from trl_hotfix.catalogue import evidence
+from trl_hotfix.catalogue import on_record
 
 
 @pytest.mark.parametrize(
@@ -21,20 +21,20 @@ from trl_hotfix.catalogue import evidence
 def test_only_evidence_of_this_revision_counts(
     revision: int, releases: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "proven", lambda: {PATCH.id: {"revision": revision, "releases": releases}})
-    assert evidence.in_words(PATCH) == words
+    monkeypatch.setattr(on_record, "proven", lambda: {PATCH.id: {"revision": revision, "releases": releases}})
+    assert on_record.in_words(PATCH) == words
 
 
 def test_proofs_are_sorted_by_release(monkeypatch: pytest.MonkeyPatch) -> None:
     proofs = [{"release": release, "stack": "tf4"} for release in ("0.11.10", "0.11.4")]
     record = {"revision": PATCH.revision, "proofs": proofs, "parity": [{"release": "0.11.4"}]}
-    monkeypatch.setattr(evidence, "trainings", lambda patch_id: record)
-    assert [proof["release"] for proof in evidence.proofs_of(PATCH)] == ["0.11.4", "0.11.10"]
-    assert evidence.proofs_of(replace(PATCH, revision=PATCH.revision + 1)) == []
-    assert evidence.parity_of(PATCH) == [{"release": "0.11.4"}]
+    monkeypatch.setattr(on_record, "trainings", lambda patch_id: record)
+    assert [proof["release"] for proof in on_record.proofs_of(PATCH)] == ["0.11.4", "0.11.10"]
+    assert on_record.proofs_of(replace(PATCH, revision=PATCH.revision + 1)) == []
+    assert on_record.parity_of(PATCH) == [{"release": "0.11.4"}]
 
 
 def test_a_patch_without_evidence_has_no_proofs() -> None:
     unknown = replace(PATCH, id="another-patch")
-    assert evidence.proofs_of(unknown) == []
-    assert evidence.parity_of(unknown) == []
+    assert on_record.proofs_of(unknown) == []
+    assert on_record.parity_of(unknown) == []
