@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trl_hotfix.catalogue import condensed, shipped
+from trl_hotfix.catalogue import condensed, evidence_file, shipped
 
 from shards import Shard
 
@@ -34,8 +34,7 @@ def package(tmp_path: Path) -> Path:
     # What the build of a wheel makes of the catalogue and of the evidence.
     for name, encoded in shipped.files(CHECKOUT).items():
         (copy / "data" / name).write_bytes(encoded)
-    evidence = condensed.read(CHECKOUT / "evidence")
-    for name, content in condensed.files(evidence).items():
+    for name, content in condensed.files(evidence_file.read_all(CHECKOUT / "evidence")).items():
         (copy / "data" / name).write_text(json.dumps(content))
     return copy
 

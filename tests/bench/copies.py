@@ -21,21 +21,19 @@ from trl_hotfix.catalogue import modules
 CHECKOUT = Path(__file__).parents[2]
 
 KEYS = """
-import json, sys
+import sys
 sys.path.insert(0, "tests/bench")
 import evidence, keys
 from trl_hotfix.catalogue import loading
 for patch in loading.load():
-    file = evidence.EVIDENCE / f"{patch.id}.json"
-    record = json.loads(file.read_text())
+    record = evidence.load(patch.id)
     if record["patch"] != patch.id:
-        record["patch"] = patch.id
         for cell in record["cells"]:
             cell["key"] = keys.cell_key(patch, evidence.Place(cell["ran"], cell["stack"]))
         for proof in record["proofs"]:
             proof["key"] = keys.proof_key(patch, evidence.place_of(proof))
-        file.write_text(json.dumps(record))
-        file.write_text(evidence.dumped(patch, evidence.load(patch.id)))
+        file = evidence.EVIDENCE / f"{patch.id}.json"
+        file.write_text(evidence.dumped(patch, record))
 """
 
 

@@ -2,17 +2,18 @@
 
     python tests/bench/evidence.py     # write these files again: what follows from the results is made anew
 
-A file is small and sorted, and merges line by line: the cells that share a run, a proof and a comparison are one line
-each. What the package needs, the bodies and what is proven, is condensed by ``trl_hotfix.catalogue.condensed``: in a
-checkout when it is asked for, in a wheel when that is built.
+The format of a file is in ``trl_hotfix.catalogue.evidence_file``. What the package needs, the bodies and what is
+proven, is condensed by ``trl_hotfix.catalogue.condensed``: in a checkout when it is asked for, in a wheel when that is
+built.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from packaging.version import Version
 
 from trl_hotfix import __version__
-from trl_hotfix.catalogue import loading
+from trl_hotfix.catalogue import evidence_file, loading
 from trl_hotfix.matching import inherited
 from trl_hotfix.matching.gates import lacking, targets_for
 from trl_hotfix.matching.sources import Release
@@ -39,37 +40,17 @@ Answer = dict[str, Any]
 WHAT = {"reproduced": "buggy", "fixed": "fixed", "absent": "absent"}
 """What a verdict of the unpatched self-test says of a body."""
 
-CELL = ("stack", "ran", "verdict", "why", "key", "trl", "leaves", "bodies")
-"""The fields that the cells of one line share. ``ran`` is the release that the run was on."""
-
-BENEATH = ("release", "stack", "transformers", "verdict", "why", "key", "leaves", "bodies")
-"""The fields of a cell with a transformers between the stacks."""
-
-PROOF = ("release", "stack", "ran", "verdict", "why", "key", "trl", "runs")
-PARITY = ("release", "stack", "fixed_release", "loss_difference", "gradient_difference", "gradients")
-
 
 def load(patch_id: str, folder: Path = EVIDENCE) -> Answer:
     """Return what is on record of a patch, with one cell for each place."""
     file = folder / f"{patch_id}.json"
     if not file.is_file():
         lists: Answer = {kind: [] for kind in ("releases", "proven", "cells", "beneath", "proofs", "parity")}
-        return {"patch": patch_id, "revision": 0, "bodies": {}, "curve": None, "mutants": None, **lists}
-    record: Answer = json.loads(file.read_text(encoding="utf-8"))
-    named = {"patch": patch_id}
-    return {
-        "beneath": [],
-        **record,
-        "cells": [{**named, **cell} for cell in _one_by_one(record["cells"])],
-        "proofs": [{**named, **proof} for proof in record["proofs"]],
-        "parity": [{**named, **comparison} for comparison in record["parity"]],
-    }
-
-
-def _one_by_one(lines: Iterable[Answer]) -> Iterator[Answer]:
-    for line in lines:
-        shared = {name: value for name, value in line.items() if name != "releases"}
-        yield from ({"release": release, **shared} for release in line["releases"])
+        return {"patch": patch_id, "bodies": {}, "inherited": {}, "curve": None, "mutants": None, **lists}
+    record = evidence_file.read(file)
+    for answer in itertools.chain(*(record[kind] for kind in ("cells", "beneath", "proofs", "parity"))):
+        answer["patch"] = patch_id
+    return record
 
 
 def everything(folder: Path = EVIDENCE) -> Answer:
@@ -112,7 +93,7 @@ def write(
     known = set(layout.places())
     for kind, answers in (("cells", cells), ("proofs", proofs), ("parity", parity)):
         merged = {place_of(answer): answer for answer in [*record[kind], *answers]}
-        record[kind] = [merged[place] for place in sorted(merged, key=_order) if place in known]
+        record[kind] = [answer for place, answer in merged.items() if place in known]
     # A proof that is not planned any more is not run again, so what is on record of it would be of other code.
     record["proofs"] = [proof for proof in record["proofs"] if proof["key"] == keys.proof_key(patch, place_of(proof))]
     proven = set(map(place_of, record["proofs"]))
@@ -139,68 +120,14 @@ def _save(patch: Patch, record: Mapping[str, Any], folder: Path) -> None:
 
 
 def dumped(patch: Patch, record: Mapping[str, Any]) -> str:
-    """Return the text of an evidence file, one entry a line, with what follows from the cells."""
-    cells = record["cells"]
-    head = {
-        "patch": patch.id,
-        "revision": patch.revision,
-        "releases": sorted({cell["release"] for cell in cells}, key=Version),
-        "proven": proven_releases(cells),
-    }
-    parts = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-    beneath = record["beneath"]
-    parts.append(f' "bodies": {{{_lines_of_bodies(bodies_of(patch, cells))}\n }}')
-    from_transformers = inherited_of(patch, [*cells, *beneath])
-    if from_transformers:
-        lines = ",".join(f"\n  {json.dumps(name)}: {json.dumps(known)}" for name, known in from_transformers.items())
-        parts.append(f' "inherited": {{{lines}\n }}')
-    proofs, parity = (
-        [{name: entry[name] for name in fields} for entry in record[kind]]
-        for kind, fields in (("proofs", PROOF), ("parity", PARITY))
-    )
-    kinds = [("cells", _grouped(cells)), ("proofs", proofs), ("parity", parity)]
-    if beneath:
-        kinds.insert(1, ("beneath", [{name: cell[name] for name in BENEATH} for cell in beneath]))
-    for name, entries in kinds:
-        lines = ",".join(f"\n  {json.dumps(entry)}" for entry in entries)
-        parts.append(f' "{name}": [{lines}\n ]')
-    parts += [f" {json.dumps(name)}: {json.dumps(record[name])}" for name in ("curve", "mutants")]
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _lines_of_bodies(bodies: Mapping[str, Mapping[str, Any]]) -> str:
-    return ",".join(
-        f"\n  {json.dumps(target)}: {{"
-        + ",".join(f"\n   {json.dumps(body)}: {json.dumps(known)}" for body, known in by_body.items())
-        + "\n  }"
-        for target, by_body in bodies.items()
-    )
-
-
-def _grouped(cells: Iterable[Answer]) -> list[Answer]:
-    """Return one entry for the cells that share a run: they differ in nothing but their release."""
-    groups: dict[str, Answer] = {}
-    for cell in cells:
-        shared = {name: cell[name] for name in CELL}
-        group = groups.setdefault(json.dumps(shared, sort_keys=True), {"releases": [], **shared})
-        group["releases"].append(cell["release"])
-    return list(groups.values())
+    """Return the text of an evidence file, with what follows from the cells."""
+    cells, beneath = record["cells"], record["beneath"]
+    bodies = {"bodies": bodies_of(patch, cells), "inherited": inherited_of(patch, [*cells, *beneath])}
+    return evidence_file.text({**record, "patch": patch.id, "revision": patch.revision, **bodies})
 
 
 def place_of(answer: Mapping[str, Any]) -> Place:
     return Place(answer["release"], answer["stack"], answer.get("transformers", ""))
-
-
-def _order(place: Place) -> tuple[Version, str]:
-    return Version(place.release), place.stack
-
-
-def proven_releases(cells: Iterable[Answer]) -> list[str]:
-    """Return the releases, oldest first, on which each cell is red, green and red."""
-    cells = list(cells)
-    good = {cell["release"] for cell in cells if cell["verdict"] == "proven"}
-    bad = {cell["release"] for cell in cells if cell["verdict"] not in ("proven", "absent")}
-    return sorted(good - bad, key=Version)
 
 
 def body(release: str, target: Target) -> str | None:
@@ -274,6 +201,7 @@ def _recorded_body(record: Answer, release: str, target: Target) -> str | None:
 def bodies_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     """Return for every target the releases that have each body, and the self-test's verdict on them.
 
+    They are in the order in which a cell has them: by module.
     Raises ``ValueError`` if one body was seen with the bug and without it.
     """
     verdicts = _verdicts_on_bodies(patch, cells)
@@ -291,7 +219,8 @@ def bodies_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]
             labels = verdicts.get((name, digest))
             if labels:
                 known["is"] = "fixed" if "fixed" in labels else labels.copy().pop()
-    return dict(sorted(bodies.items()))
+    modules = list(dict.fromkeys(target.module for target in patch.targets))
+    return dict(sorted(bodies.items(), key=lambda body: modules.index(body[0].partition(":")[0])))
 
 
 def inherited_of(patch: Patch, cells: Sequence[Answer]) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from trl_hotfix.catalogue import loading
+from trl_hotfix.catalogue import evidence_file, loading
 
 import bench as module
 import cells
@@ -306,6 +306,15 @@ def test_an_evidence_file_is_written_as_it_was_read(tmp_path: Path, sources: Non
     assert evidence.dumped(PATCH, record) == recorded
 
 
+def test_two_patches_share_no_file(tmp_path: Path, sources: None) -> None:
+    """So two branches that each add a patch have no conflict here."""
+    patches = loading.load()[:2]
+    for patch in patches:
+        record = evidence.load(patch.id)
+        evidence.write(patch, record["cells"], record["proofs"], record["parity"], tmp_path, record["beneath"])
+    assert {path.name for path in tmp_path.iterdir()} == {f"{patch.id}.json" for patch in patches}
+
+
 def test_two_parts_merge_into_what_one_run_writes(tmp_path: Path, sources: None) -> None:
     record = evidence.load(PATCH.id)
     for number in (0, 1):
@@ -321,19 +330,11 @@ def test_two_parts_merge_into_what_one_run_writes(tmp_path: Path, sources: None)
 def test_a_proof_of_other_code_does_not_stay_on_record(tmp_path: Path, sources: None) -> None:
     proofs_on_record = evidence.load(PATCH.id)["proofs"]
     first, *others = proofs_on_record
-    parity = [{name: proof.get(name) for name in evidence.PARITY} for proof in proofs_on_record]
+    parity = [{name: proof.get(name) for name in evidence_file.PARITY} for proof in proofs_on_record]
     evidence.write(PATCH, proofs=[{**first, "key": "of other code"}, *others], parity=parity, folder=tmp_path)
     record = evidence.load(PATCH.id, tmp_path)
     assert record["proofs"] == others
     assert list(map(evidence.place_of, record["parity"])) == list(map(evidence.place_of, others))
-
-
-def test_proven_is_what_has_no_cell_that_failed() -> None:
-    proven = [cell for cell in evidence.load(PATCH.id)["cells"] if cell["verdict"] == "proven"]
-    releases = evidence.proven_releases(proven)
-    assert releases == evidence.load(PATCH.id)["proven"]
-    failed = {**proven[0], "stack": "another", "verdict": "error"}
-    assert evidence.proven_releases([*proven, failed]) == [name for name in releases if name != failed["release"]]
 
 
 def test_a_body_seen_with_the_bug_and_without_is_refused(sources: None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trl_hotfix.catalogue import condensed, data_files, loading
+from trl_hotfix.catalogue import data_files, evidence_file, loading
 
 import gpu_record
 from gpu_record import GpuRecord, Machine, Run
@@ -122,7 +122,7 @@ def test_the_record_is_no_evidence_of_a_patch(tmp_path: Path, monkeypatch: pytes
     (name, *_) = sorted(path.name for path in EVIDENCE.glob("*.json") if path.name != "gpu.json")
     shutil.copy(EVIDENCE / name, tmp_path)
     gpu_record.save(record("passed"), tmp_path / "gpu.json")
-    assert [found["patch"] for found in condensed.read(tmp_path)] == [name.removesuffix(".json")]
+    assert [found["patch"] for found in evidence_file.read_all(tmp_path)] == [name.removesuffix(".json")]
     monkeypatch.setattr(data_files, "evidence_folder", lambda: tmp_path)
     # Past its cache, which is that of this process.
     assert set(data_files._condensed.__wrapped__()["proven.json"]) == {name.removesuffix(".json")}

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import sharing
 
-from trl_hotfix.catalogue import condensed, loading, modules
+from trl_hotfix.catalogue import condensed, evidence_file, loading, modules
 from trl_hotfix.model import KnownBug, Patch
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def test_the_wheel_has_the_modules_and_data_of_the_package_and_nothing_else(
 
 
 def test_the_wheel_has_what_the_evidence_says(distributions: dict[str, Path], checkout: Path) -> None:
-    files = condensed.files(condensed.read(checkout / "evidence"))
+    files = condensed.files(evidence_file.read_all(checkout / "evidence"))
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         assert {name: json.loads(wheel.read(f"trl_hotfix/data/{name}")) for name in EVIDENCE} == files
 

@@ -1,7 +1,8 @@
 """Condense ``evidence/<id>.json`` to what the package reads: the bodies of all targets, what is proven, the trainings.
 
 A checkout has no such files, they are condensed in memory: a new patch is a new file of evidence and changes no other.
-For a wheel ``data/build_hook.py`` writes them. It loads this module alone, without the libraries of the package.
+For a wheel ``data/build_hook.py`` writes them. It loads this module alone, without the libraries of the package. What
+it is given is read by ``evidence_file``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -33,7 +33,7 @@ def condensed(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 merged["releases"].update(known["releases"])
                 if "is" in known:
                     merged["is"][patch_id] = known["is"]
-        for target, known in record.get("inherited", {}).items():
+        for target, known in record["inherited"].items():
             merged = inherited.setdefault(target, {"of": known["of"], "by": set(), "is": {}})
             merged["by"].update(known["by"])
             for body, verdict in known["is"].items():
@@ -78,13 +78,3 @@ def _results(proofs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def files(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the content of each file that an installed package has in ``data/`` and a checkout has not."""
     return {**condensed(records), "trainings.json": trainings(records)}
-
-
-def paths(folder: Path) -> list[Path]:
-    """Return the file of each patch in ``folder``. What was run on a GPU is of several patches, and has no bodies."""
-    return [path for path in sorted(folder.glob("*.json")) if path.name != "gpu.json"]
-
-
-def read(folder: Path) -> list[dict[str, Any]]:
-    """Return the evidence of each patch in ``folder``."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths(folder)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
 from ..errors import DamagedError
-from . import condensed
+from . import condensed, evidence_file
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -53,24 +54,19 @@ def read_data(name: str, kind: Any) -> Any:
         raise DamagedError(evidence_folder(), error) from error
 
 
-class _Inherited(TypedDict, total=False):
-    inherited: dict[str, dict[str, Any]]
-    """Only a patch on a method that TRL's class inherits has it."""
-
-
-class _Record(_Inherited):
-    """What is condensed of an evidence file. Its cells and proofs are most of it, and are skipped."""
-
-    patch: str
-    revision: int
-    releases: list[str]
-    proven: list[str]
-    bodies: dict[str, dict[str, Any]]
-
-
 @functools.cache
 def _condensed() -> dict[str, Any]:
-    return condensed.condensed(decoded(path, _Record) for path in condensed.paths(evidence_folder()))
+    files = evidence_file.paths(evidence_folder())
+    return condensed.condensed(of_evidence(path, evidence_file.bodies_of, dict[str, Any]) for path in files)
+
+
+def of_evidence(path: Path, part: Callable[[evidence_file.Document], Any], kind: Any) -> Any:
+    """Return a part of what an evidence file of a checkout has on record, as ``kind``. Raises ``DamagedError``."""
+    document = decoded(path, evidence_file.Document)
+    try:
+        return msgspec.convert(part(document), kind)
+    except (LookupError, ValueError, msgspec.MsgspecError) as error:
+        raise DamagedError(path, error) from error
 
 
 def decoded(path: Path, kind: Any, distribution: str = "trl_hotfix") -> Any:

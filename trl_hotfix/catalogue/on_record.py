@@ -14,8 +14,8 @@ import msgspec
 from packaging.version import Version
 
 from ..model import Patch
-from . import packs
-from .data_files import checkout, data_file, decoded, evidence_folder, read_data
+from . import evidence_file, packs
+from .data_files import checkout, data_file, decoded, evidence_folder, of_evidence, read_data
 
 _Version = Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)*(rc\d+)?$")]
 
@@ -85,7 +85,10 @@ def trainings(patch_id: str) -> _Trainings:
     if checkout() is None:
         return _all_trainings().get(patch_id, empty)
     path = evidence_folder() / f"{patch_id}.json"
-    return decoded(path, _Trainings) if path.is_file() else empty
+    if not path.is_file():
+        return empty
+    recorded: _Trainings = of_evidence(path, evidence_file.trainings_of, _Trainings)
+    return recorded
 
 
 @functools.cache

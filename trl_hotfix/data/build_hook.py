@@ -29,10 +29,11 @@ class DataHook(BuildHookInterface[Any]):
         if version == "editable" or self.target_name != "wheel":
             return
         root = Path(self.root)
-        condensed = _module(root / "trl_hotfix" / "catalogue" / "condensed.py")
+        catalogue = root / "trl_hotfix" / "catalogue"
+        records = _module(catalogue / "evidence_file.py").read_all(root / "evidence")
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
-        for name, content in condensed.files(condensed.read(root / "evidence")).items():
+        for name, content in _module(catalogue / "condensed.py").files(records).items():
             # In the order of the evidence, in which `explain` has the numbers of a run.
             text = json.dumps(content, separators=(",", ":"))
             (folder / name).write_text(text, encoding="utf-8", newline="\n")

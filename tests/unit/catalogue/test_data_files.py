@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trl_hotfix.catalogue import condensed, data_files, loading, on_record
+from trl_hotfix.catalogue import condensed, data_files, evidence_file, loading, on_record
 from trl_hotfix.errors import DamagedError
 from trl_hotfix.matching import fingerprints
 
@@ -39,13 +40,17 @@ FILES = {
     "data/proven.json": PROVEN,
     "data/trainings.json": {PATCH.id: EVIDENCE},
 }
-RECORD = {
+RECORD: dict[str, Any] = {
     "patch": PATCH.id,
     "revision": PATCH.revision,
     "releases": ["0.11.4"],
     "proven": ["0.11.4"],
     "bodies": {TARGET: {"c1:0": {"releases": ["0.11.4"], "is": "buggy"}}},
+    "inherited": {},
 }
+CELL = {**PROOF, "ran": "0.11.4", "why": "", "key": "0", "leaves": {}, "bodies": {TARGET: "c1:0"}}
+ANSWERS = {"cells": [CELL], "beneath": [], "proofs": [{**CELL, "runs": {}}], "parity": [{**PARITY, "gradients": 98}]}
+WRITTEN = evidence_file.text({**RECORD, **ANSWERS, "curve": None, "mutants": None})
 
 
 @pytest.fixture
@@ -89,9 +94,7 @@ def test_the_evidence_is_condensed_to_the_files_of_the_package() -> None:
 
 
 def test_the_trainings_are_condensed_to_what_is_shown_of_them() -> None:
-    proof, parity = {**PROOF, "key": "0", "trl": "1", "ran": "0.11.4"}, {**PARITY, "gradients": 98}
-    record = {**RECORD, "proofs": [proof], "parity": [parity], "cells": [{"verdict": "proven"}]}
-    assert condensed.files([record]) == {
+    assert condensed.files([{**RECORD, **ANSWERS}]) == {
         "fingerprints.json": BODIES,
         "proven.json": PROVEN,
         "trainings.json": {PATCH.id: EVIDENCE},
@@ -153,19 +156,35 @@ def test_patches_on_one_inherited_method_share_its_bodies() -> None:
     }
 
 
-@pytest.mark.parametrize("wrong", ["", "null", '{"patch": 3}', json.dumps({**RECORD, "bodies": {TARGET: 3}})])
-def test_damaged_evidence_of_a_checkout_is_named(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def checkout_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Any, Any, Any]]:
     (tmp_path / "evidence").mkdir()
     for marker in ("pyproject.toml", "patches.yaml"):
         (tmp_path / marker).touch()
     monkeypatch.setattr(data_files, "PACKAGE", tmp_path / "trl_hotfix")
     monkeypatch.setattr(data_files, "_condensed", data_files._condensed.__wrapped__)
-    file = tmp_path / "evidence" / f"{PATCH.id}.json"
-    file.write_text(json.dumps(RECORD))
-    assert data_files.read_data("proven.json", dict[str, on_record.Proven]) == PROVEN
-    file.write_text(wrong)
+
+    def read_one_file(content: str) -> tuple[Any, Any, Any]:
+        """Read a checkout that has this evidence alone."""
+        (tmp_path / "evidence" / f"{PATCH.id}.json").write_text(content)
+        proven = data_files.read_data("proven.json", dict[str, on_record.Proven])
+        bodies = data_files.read_data("fingerprints.json", fingerprints.Bodies)
+        return proven, bodies, on_record.trainings.__wrapped__(PATCH.id)
+
+    return read_one_file
+
+
+def test_the_evidence_of_a_checkout_is_read(checkout_of: Callable[[str], tuple[Any, Any, Any]]) -> None:
+    proven, bodies, trainings = checkout_of(WRITTEN)
+    assert proven == PROVEN
+    assert bodies.verdict(PATCH.id, TARGET, "c1:0") == "buggy"
+    assert [proof["verdict"] for proof in trainings["proofs"]] == ["proven"]
+
+
+@pytest.mark.parametrize("wrong", ["", "null", '{"patch": 3}', WRITTEN.replace('"c1:0 buggy"', "3")])
+def test_damaged_evidence_of_a_checkout_is_named(wrong: str, checkout_of: Callable[[str], Any]) -> None:
     with pytest.raises(DamagedError, match="install trl_hotfix again"):
-        data_files.read_data("fingerprints.json", fingerprints.Bodies)
+        checkout_of(wrong)
 
 
 json_values = st.recursive(
@@ -203,3 +222,21 @@ def test_any_damage_is_read_or_is_one_error(contents: list[bytes], read: Any, tm
         return
     assert verdict is None or isinstance(verdict, str)
     assert isinstance(words, str)
+
+
+@st.composite
+def damaged_evidence(draw: st.DrawFn) -> str:
+    document = json.loads(WRITTEN)
+    container, key = draw(st.sampled_from(places(document)))
+    if draw(st.booleans()):
+        container[key] = draw(json_values)
+    else:
+        del container[key]
+    return json.dumps(document)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(content=damaged_evidence())
+def test_any_damage_of_evidence_is_read_or_is_one_error(content: str, checkout_of: Callable[[str], Any]) -> None:
+    with contextlib.suppress(DamagedError):
+        checkout_of(content)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ...catalogue import condensed, loading, on_record
+from ...catalogue import evidence_file, loading, on_record
 from ...catalogue import packs as third_party
 from ...catalogue.data_files import checkout, data_file, evidence_folder, known_bugs_file, manifest
 from ...errors import HotfixError
@@ -60,7 +60,7 @@ def _condensed_from(name: str) -> Path:
 
 def _content(path: Path) -> bytes:
     """Return the bytes of a file, or of all evidence files of a folder."""
-    files = condensed.paths(path) if path.is_dir() else [path]
+    files = evidence_file.paths(path) if path.is_dir() else [path]
     return b"".join(file.read_bytes() for file in files)
 
 

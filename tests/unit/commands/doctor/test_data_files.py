@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_hotfix.catalogue import condensed, loading, on_record
+from trl_hotfix.catalogue import evidence_file, loading, on_record
 from trl_hotfix.commands.doctor import data_files
 from trl_hotfix.commands.doctor.answer import Problems
 from trl_hotfix.commands.doctor.data_files import counted_files
@@ -27,7 +27,7 @@ def test_the_files_are_counted_and_have_digests() -> None:
     }
     for file in files.values():
         path = Path(file["path"])
-        contents = [path] if path.is_file() else condensed.paths(path)
+        contents = [path] if path.is_file() else evidence_file.paths(path)
         assert file["sha256"] == hashlib.sha256(b"".join(path.read_bytes() for path in contents)).hexdigest()
 
 
