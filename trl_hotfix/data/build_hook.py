@@ -105,8 +105,9 @@ def _without_comments(text: str) -> str:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return is_constant and isinstance(statement.value.value, str)
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+        return False
+    return isinstance(statement.value.value, str)
 
 
 def _module(path: Path) -> Any:
