@@ -511,8 +511,8 @@ def test_a_patch_that_cannot_be_measured_is_a_finding_and_has_no_figures(monkeyp
     monkeypatch.setattr(costs, "places_of", lambda patch: ["here"])
     monkeypatch.setattr(costs, "answer", lambda patch, *_: without_case[1] if patch is other else fine[1])
     result = costs.run(quick=True)
-    assert result.samples["patches"].keys() == {"grpo-dapo-normaliser"}
-    assert "made-up allocates tensors or walks the model" in result.samples["failed"]["made-up"]
+    assert result.summary["patches"].keys() == {"grpo-dapo-normaliser"}
+    assert "made-up allocates tensors or walks the model" in result.summary["failed"]["made-up"]
     assert result.findings[-1].verdict == "not met"
 
 
