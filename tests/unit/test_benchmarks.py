@@ -266,7 +266,7 @@ def test_a_clock_gives_the_collector_its_own_time() -> None:
 def test_apply_on_a_real_trainer_has_every_part() -> None:
     unpatched = at_the_trainer("unpatched")
     assert (unpatched["parts"], unpatched["applied"]) == ({}, [])
-    parts = {"own imports", "rest", "install", "fingerprints", "catalogue", "gates", "self-tests"}
+    parts = {"own imports", "rest", "install", "fingerprints", "catalogue", "gates", "patch modules", "self-tests"}
     for order in ("before", "after"):
         told = at_the_trainer(order)
         assert told["parts"].keys() - {"collector"} == parts
