@@ -15,9 +15,8 @@ BY_LIBRARY := $(addprefix tests/unit/,catalogue commands matching recording repo
   test_errors.py test_model.py)
 BY_WRAPT := $(addprefix tests/unit/patching/test_,$(addsuffix .py,api application conflicts engine breaker module_patch pickled \
   self_test sites wrappers)) tests/unit/import_hooks tests/unit/test_autostart.py tests/process/test_moe_dpo_under_deepspeed.py
-# One at a time, as there are files of one name. Not the proofs: their trainers are of classes that each release has.
-CHECKED := tests/unit $(sort $(dir $(wildcard tests/unit/*/*.py tests/unit/*/*/*.py tests/patches/*/test_*.py))) \
-  tests/patches tests/process tests/gpu gpu tests/bench tests/mutants tests/docs tests/repository tests/upstream benchmarks docs
+# Not the proofs: their trainers are of classes that each release has.
+CHECKED := bench tools gpu benchmarks tests
 LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any --no-warn-return-any \
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   has-type method-assign misc union-attr var-annotated)
@@ -31,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
   lint-distribution unit clean
 
 demo: $(VENV)/ready
-	$(BIN)/python tests/process/demo.py
+	PYTHONPATH=tests $(BIN)/python -m launched.demo
 
 test: $(DOCS)/ready lint types lint-repository
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -39,11 +38,11 @@ test: $(DOCS)/ready lint types lint-repository
 # On a machine with a GPU: the tests that need one, six side by side, into evidence/gpu.json. `make gpu TESTS="seeds costs"` runs
 # these groups; `make gpu TESTS=--rehearse JOBS=1` runs on the CPU, with tiny sizes, and records nothing.
 gpu: $(VENV)/ready
-	$(BIN)/python gpu/gpu.py --jobs $(or $(JOBS),6) $(TESTS)
+	$(BIN)/python -m gpu.gpu --jobs $(or $(JOBS),6) $(TESTS)
 
 # All of that in one archive, for a machine that has its own torch and no network: docs/ranks-and-gpu.md.
 gpu-bundle: $(VENV)/ready
-	$(BIN)/python gpu/bundle.py $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION)) $(if $(CUDA),--cuda $(CUDA)) build/gpu/trl-hotfix-gpu.tar.xz
+	$(BIN)/python -m gpu.bundle $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION)) $(if $(CUDA),--cuda $(CUDA)) build/gpu/trl-hotfix-gpu.tar.xz
 
 # The tests that need no release of the bench, in another environment too: `make unit BIN=/other/venv/bin`. Where there is no
 # torch, those that need it are skipped, and say so: a Python with `pip install -e .[test]` and `--no-deps trl==0.11.4` is enough.
@@ -56,13 +55,13 @@ libraries: $(VENV)/oldest $(VENV)/wrapt
 	PYTHONPATH=$(CURDIR)/$(VENV)/wrapt $(BIN)/python -m pytest -q -n 2 --dist worksteal $(BY_WRAPT)
 
 bench: $(VENV)/ready
-	$(BIN)/python tests/bench/bench.py build $(if $(RELEASES),--releases $(RELEASES))
+	$(BIN)/python -m bench build $(if $(RELEASES),--releases $(RELEASES))
 
 # The self-tests and proofs whose evidence is not on record, or no longer of the present code:
 # `make evidence`, or `make evidence PATCHES=some-id`. The page with all numbers is build/evidence/matrix.html.
 evidence: $(VENV)/ready
-	$(BIN)/python tests/bench/bench.py run $(if $(PATCHES),--patches $(PATCHES))
-	$(BIN)/python tests/bench/picture.py
+	$(BIN)/python -m bench run $(if $(PATCHES),--patches $(PATCHES))
+	$(BIN)/python -m bench.pages.picture
 
 # The tests of patches, on the first and the newest release that has the bug: `make patches`, or `make patches PATCHES="some-id"`.
 patches: $(VENV)/ready
@@ -70,39 +69,39 @@ patches: $(VENV)/ready
 
 # The wrappers broken in every way, and what self-test and proof do not notice: `make mutants PATCHES="some-id another"`.
 mutants: $(VENV)/ready
-	$(BIN)/python tests/mutants/mutants.py $(PATCHES)
+	$(BIN)/python -m bench.mutants $(PATCHES)
 
 # A new release of TRL, from its wheel to the files of a pull request (docs/new-release.md): `make release RELEASE=1.17.0`.
 release: $(VENV)/ready
-	$(BIN)/python tests/bench/new_release.py $(RELEASE)
+	$(BIN)/python -m bench.releases.new_release $(RELEASE)
 
 # Everything again: every patch on every release and stack, proofs, variants, orders, pickles, TRL's own tests. `make matrix`,
 # or a part of it, `make matrix SHARD=3/20`. A part leaves its evidence in build/evidence-3-20, which `bench.py merge` records.
 matrix: $(VENV)/ready
-	$(BIN)/python tests/bench/bench.py run --again $(if $(SHARD),--shard $(SHARD) --into build/evidence-$(subst /,-,$(SHARD)))
+	$(BIN)/python -m bench run --again $(if $(SHARD),--shard $(SHARD) --into build/evidence-$(subst /,-,$(SHARD)))
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m matrix --shard $(or $(SHARD),1/1)
 
 # Longer runs without each patch and with it, for the pictures of the losses.
 curves: $(VENV)/ready
-	$(BIN)/python tests/bench/bench.py curves $(if $(PATCHES),--patches $(PATCHES))
+	$(BIN)/python -m bench curves $(if $(PATCHES),--patches $(PATCHES))
 
 # What it costs, and what it gains: benchmarks/README.md. On a machine that does nothing else:
 # `make benchmarks`, or `make benchmarks NAMES="start list"`; `make benchmarks QUICK=1` to see that it works.
 benchmarks: $(VENV)/ready
-	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(NAMES)
+	$(BIN)/python -m benchmarks.run $(if $(QUICK),--quick) $(NAMES)
 
 # TRL's own tests without the patches and with all of them; CHECKOUT=a clone of TRL for the releases whose archive has none:
 # `make upstream`, or `make upstream RELEASES=1.7.1 CHECKOUT=../trl`.
 upstream: $(VENV)/ready
-	$(BIN)/python tests/upstream/runner.py $(if $(RELEASES),--releases $(RELEASES)) $(if $(CHECKOUT),--checkout $(CHECKOUT))
+	$(BIN)/python -m bench.upstream.runner $(if $(RELEASES),--releases $(RELEASES)) $(if $(CHECKOUT),--checkout $(CHECKOUT))
 
 # docs/matrix.svg, the picture in the README: for each release of trl_hotfix, and not for each patch.
 picture: $(VENV)/ready
-	$(BIN)/python tests/bench/summary.py
+	$(BIN)/python -m bench.pages.summary
 
 # docs/recording.svg, of the commands that a user runs: for each release of trl_hotfix.
 recording: $(VENV)/ready
-	$(BIN)/python docs/recording.py
+	$(BIN)/python -m tools.recording
 
 # The documentation site, into `site/`. Torch and TRL are not needed for it.
 docs: $(DOCS)/ready
@@ -110,11 +109,11 @@ docs: $(DOCS)/ready
 
 # The catalogue as OSV records, for other scanners, into build/osv/.
 osv: $(VENV)/ready
-	$(BIN)/python docs/osv.py
+	$(BIN)/python -m tools.osv
 
 # docs/schemas/ again, from what the commands say that they print.
 schemas: $(VENV)/ready
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tools.pages.generate
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check
@@ -127,7 +126,7 @@ lint: $(VENV)/ready
 lint-repository: $(REPOSITORY)/ready lint-yaml
 	$(REPOSITORY)/bin/zizmor --offline --persona=pedantic --no-progress .
 	$(REPOSITORY)/bin/codespell
-	$(REPOSITORY)/bin/python tests/repository/prose.py
+	$(REPOSITORY)/bin/python -m tools.prose
 	$(REPOSITORY)/bin/validate-pyproject pyproject.toml
 
 # The files of a release, as an index and its users take them.
@@ -149,18 +148,16 @@ lint-yaml: $(REPOSITORY)/ready
 
 types: $(VENV)/ready
 	$(BIN)/mypy
-	for folder in $(CHECKED); do \
-	  MYPYPATH=tests/bench:tests/mutants:tests:tests/unit:tests/gpu:gpu:benchmarks $(BIN)/mypy --no-namespace-packages $(LOOSELY) $$folder/*.py || exit 1; \
-	done
+	$(BIN)/mypy $(LOOSELY) $(CHECKED)
 
 # TRL 0.11.4, DeepSpeed and the versions of everything else that they were seen to work with.
-$(VENV)/ready: pyproject.toml tests/bench/stacks/tf4.44.txt
+$(VENV)/ready: pyproject.toml bench/releases/stacks/tf4.44.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -r tests/bench/stacks/tf4.44.txt ninja
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -c tests/bench/stacks/tf4.44.txt deepspeed==0.19.8
+	$(BIN)/pip install --quiet -r bench/releases/stacks/tf4.44.txt ninja
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -c bench/releases/stacks/tf4.44.txt deepspeed==0.19.8
 	$(BIN)/pip install --quiet --no-deps trl==0.11.4
-	$(BIN)/pip install --quiet -c tests/bench/stacks/tf4.44.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c bench/releases/stacks/tf4.44.txt -e '.[dev]'
 	touch $@
 
 $(VENV)/wrapt: $(VENV)/ready

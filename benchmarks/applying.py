@@ -1,7 +1,7 @@
 """Measure the cost of ``apply()``: the whole catalogue on real TRL releases, and made-up catalogues of many patches.
 
-``python applying.py trainer MODULE ORDER`` and ``python applying.py made-up`` measure in a process of their own. The
-parts are timed by functions around those of the engine.
+``python -m benchmarks.applying trainer MODULE ORDER`` and ``python -m benchmarks.applying made-up`` measure in a
+process of their own. The parts are timed by functions around those of the engine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import measure
-from measure import Finding, Result
+from benchmarks import measure
+from benchmarks.measure import Finding, Result
 
 TRAINERS = {
     "0.16.1": "trl.trainer.grpo_trainer",
@@ -161,14 +161,17 @@ def with_made_up() -> dict[str, Any]:
     }
 
 
+APPLYING = ("-m", "benchmarks.applying")
+
+
 def trainer_sample(release: str, module: str, order: str) -> dict[str, Any]:
-    return run_beside(release, installed_package(), __file__, "trainer", module, order)
+    return run_beside(release, installed_package(), *APPLYING, "trainer", module, order)
 
 
 def run_beside(release: str, package: Path, *arguments: str) -> dict[str, Any]:
     """Run the Python of this release with the folder ``package`` beside TRL, as ``measure.process`` does."""
     place = measure.place(release)
-    environment = measure.release_environment(release, PYTHONPATH=f"{place.overlay}:{package}")
+    environment = measure.release_environment(release, PYTHONPATH=f"{place.overlay}:{package}:{measure.CHECKOUT}")
     return measure.process([place.python, *arguments], environment)
 
 
@@ -179,7 +182,7 @@ def installed_package() -> Path:
 
 
 def made_up_sample(folder: Path) -> dict[str, Any]:
-    sample = run_beside(MADE_UP_ON, folder, __file__, "made-up")
+    sample = run_beside(MADE_UP_ON, folder, *APPLYING, "made-up")
     if sample["pending"] != len(IN_RANGE):
         raise RuntimeError(f"{sample['pending']} patches are in range, expected {len(IN_RANGE)}: {', '.join(IN_RANGE)}")
     return sample

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from trl_hotfix.call import Call as CallOfTrl
 from trl_hotfix.call import takes_call
 
-from own_code import CLOCK, Memory, counted_modules, counted_tensors
+from benchmarks.own_code import CLOCK, Memory, counted_modules, counted_tensors
 
 SEQUENCE = 500
 TOKENS = (1_000, 100_000)

@@ -1,6 +1,6 @@
 """Run inside one release: what the code of one patch takes, while its proof trains and with inputs of real size.
 
-    python cost_of_patch.py OUT.json REPETITIONS ID
+    python -m benchmarks.cost_of_patch OUT.json REPETITIONS ID
 
 TRL is imported once. Each run is in a fork of that process: one that counts tensors and modules, the timed ones, in
 which nothing is counted, and one of the cases.
@@ -15,16 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
-
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.matching import gates
 from trl_hotfix.model import Patch, Verdict
 
-import cost_cases
-import own_code
-import prove
-import release
+from bench.proving import prove, release
+from benchmarks import cost_cases, own_code
 
 SECONDS = 240.0
 """The limit for a run."""

@@ -13,15 +13,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cost_cases
-import measure
-from measure import Finding, Result
-from own_code import FIRST, ONCE, STEPS
-
-sys.path.insert(0, str(measure.CHECKOUT / "tests" / "bench"))
-
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Called, Patch
+
+from benchmarks import cost_cases, measure
+from benchmarks.measure import Finding, Result
+from benchmarks.own_code import FIRST, ONCE, STEPS
 
 PARAMETERS = 1e9
 PEAK_FLOPS, UTILISATION = 989e12, 0.4
@@ -82,18 +79,17 @@ def grows(spans: Spans) -> bool:
 
 def places_of(patch: Patch) -> list[Any]:
     """Return the first place that has the bug, and the newest."""
-    import layout
+    from bench.releases import layout
 
     return layout.first_and_newest(patch)
 
 
 def answer(patch: Patch, place: Any, repetitions: int) -> Mapping[str, Any]:
-    import layout
-    import proofs
-    import running
+    from bench.proving import proofs, running
+    from bench.releases import layout
 
     layout.build([place])
-    command = [str(measure.CHECKOUT / "benchmarks" / "cost_of_patch.py"), "{out}", str(repetitions), patch.id]
+    command = ["-m", "benchmarks.cost_of_patch", "{out}", str(repetitions), patch.id]
     measured = running.process(place, command, SECONDS, *proofs.settings_of(patch).get("OVERLAYS", ()))
     reasons = [run for run in ([measured] if isinstance(measured, str) else _runs(measured)) if isinstance(run, str)]
     if isinstance(measured, str) or reasons:

@@ -1,7 +1,8 @@
 """Measure the gain of a patch: the reference forwards and the reference model that DPO's precomputing should save.
 
-``python gain.py ID MODE HIDDEN`` trains a Llama with the real DPOTrainer in a process of its own. The releases with the
-bug can train correctly in one other way: without precomputing, with a reference model in memory (``instead``).
+``python -m benchmarks.gain ID MODE HIDDEN`` trains a Llama with the real DPOTrainer in a process of its own. The
+releases with the bug can train correctly in one other way: without precomputing, with a reference model in memory
+(``instead``).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import sys
 import time
 from typing import Any
 
-import measure
-from measure import Finding, Result
+from benchmarks import measure
+from benchmarks.measure import Finding, Result
 
 PATCHES = {
     "dpo-precomputed-ref-logps-dropped": {"buggy": "0.12.2", "fixed": "0.13.0"},
@@ -100,7 +101,8 @@ def train(patch_id: str, mode: str, hidden: int) -> dict[str, Any]:
 def sample(patch_id: str, mode: str, hidden: int = 512) -> dict[str, Any]:
     release = PATCHES[patch_id]["fixed" if mode == "fixed" else "buggy"]
     with measure.for_training(release) as environment:
-        return measure.process([measure.place(release).python, __file__, patch_id, mode, str(hidden)], environment)
+        command = [measure.place(release).python, "-m", "benchmarks.gain", patch_id, mode, str(hidden)]
+        return measure.process(command, environment)
 
 
 def check(rounds: list[measure.Round]) -> None:

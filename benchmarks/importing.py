@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import applying
-import measure
-from measure import Finding, Result
+from benchmarks import applying, measure
+from benchmarks.measure import Finding, Result
 
 RELEASES = ("0.16.1", "0.19.1", "1.16.0")
 TRAINERS = ("SFTTrainer", "DPOTrainer", "GRPOTrainer")

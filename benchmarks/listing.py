@@ -10,8 +10,8 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-import measure
-from measure import Finding, Result
+from benchmarks import measure
+from benchmarks.measure import Finding, Result
 
 LIBRARIES = "import click, msgspec, packaging.specifiers, rich.table, yaml"
 HEAVY = ("torch", "transformers", "trl", "wrapt")

@@ -179,9 +179,8 @@ def bare_environment(**variables: str) -> dict[str, str]:
 
 
 def place(release: str, stack: str | None = None) -> Any:
-    """Return a TRL release of the bench (``tests/bench``), which is laid out first if it is not there yet."""
-    sys.path.insert(0, str(CHECKOUT / "tests" / "bench"))
-    import layout
+    """Return a TRL release of the bench (``bench``), which is laid out first if it is not there yet."""
+    from bench.releases import layout
 
     place_of_release = next(candidate for candidate in layout.places([release]) if stack in (None, candidate.stack))
     layout.build([place_of_release])

@@ -1,7 +1,7 @@
 """Measure the cost of a call of a patched method, beside a plain wrapt wrapper, a closure, and an edit by hand.
 
-``python per_call.py VARIANT WORK`` measures one variant in a process of its own and prints nanoseconds of CPU time per
-call. The wrapper only calls the original: the cost of more work depends on the patch.
+``python -m benchmarks.per_call VARIANT WORK`` measures one variant in a process of its own and prints nanoseconds of
+CPU time per call. The wrapper only calls the original: the cost of more work depends on the patch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from trl_hotfix.authoring import Call, wrapper
 
-import measure
-from measure import Finding, Result
+from benchmarks import measure
+from benchmarks.measure import Finding, Result
 
 CALLS = {"nothing": 200_000, "1 ms": 200}
 NUMBERS = 60_000
@@ -127,7 +127,7 @@ def run(*, quick: bool) -> Result:
     for work in CALLS:
 
         def sample(variant: str, work: str = work) -> dict[str, Any]:
-            return measure.process([sys.executable, __file__, variant, work], environment)
+            return measure.process([sys.executable, "-m", "benchmarks.per_call", variant, work], environment)
 
         variants = {variant: functools.partial(sample, variant) for variant in VARIANTS}
         rounds = measure.run_rounds(variants, 8 if quick else 60)

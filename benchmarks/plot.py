@@ -1,6 +1,6 @@
 """Draw the results: a panel for each benchmark and unit, and a dot with an interval for each figure.
 
-A goal is a line across the row. The same results give the same bytes. ``python benchmarks/plot.py`` draws
+A goal is a line across the row. The same results give the same bytes. ``python -m benchmarks.plot`` draws
 ``results.json`` as ``build/benchmarks/results.svg``.
 """
 

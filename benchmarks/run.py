@@ -1,6 +1,6 @@
 """Run the benchmarks, print a table, and write ``results.json``.
 
-``python benchmarks/run.py [--quick] [NAME...]``. The samples and the picture go to build/, and are not committed.
+``python -m benchmarks.run [--quick] [NAME...]``. The samples and the picture go to build/, and are not committed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-import applying
-import costs
-import gain
-import importing
-import listing
-import measure
-import per_call
-import plot
-import start
-import training
+from benchmarks import applying, costs, gain, importing, listing, measure, per_call, plot, start, training
 
 BENCHMARKS: dict[str, ModuleType] = {
     "start": start,
@@ -72,7 +63,7 @@ def measured(name: str, *, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]
     import trl_hotfix
 
     about = {
-        "command": f"python benchmarks/run.py{' --quick' * quick} {name}",
+        "command": f"python -m benchmarks.run{' --quick' * quick} {name}",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "quick": quick,
         "machine": machine(),

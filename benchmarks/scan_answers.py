@@ -1,8 +1,8 @@
 """How much the scan tells, and how often it is wrong: beside astroid's inference, on scripts whose truth a run tells.
 
-    python benchmarks/scan_answers.py [--scripts 2000] [RELEASE=FOLDER...]
+    python -m benchmarks.scan_answers [--scripts 2000] [RELEASE=FOLDER...]
 
-The scripts are those of ``tests/unit/helpers/generated_scripts.py``, from a fixed seed. Each is run with a trainer that
+The scripts are those of ``tests/helpers/generated_scripts.py``, from a fixed seed. Each is run with a trainer that
 records what it is given. An answer is right, wrong, or unknown. astroid knows modules, names and classes, and not what
 a call of a dataclass makes of its arguments; so the config's call is read in the same way for both, and astroid infers
 the values. Its answer counts as unknown where it infers several values, or none. astroid is no dependency of ours:
@@ -26,13 +26,12 @@ import click
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT / "tests" / "unit"))
-
-from helpers import generated_scripts  # noqa: E402
 
 from trl_hotfix.catalogue.conditions import Argument, Kind  # noqa: E402
 from trl_hotfix.scanning.bindings import ScriptBindings  # noqa: E402
 from trl_hotfix.scanning.trainer_calls import trainer_calls  # noqa: E402
+
+from helpers import generated_scripts  # noqa: E402
 
 Lookup = Callable[[str], Argument]
 STAND_IN = """

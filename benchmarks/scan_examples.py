@@ -1,6 +1,6 @@
 """How much the scan leaves untold of TRL's own examples, scripts and notebooks, the more it is told.
 
-    python benchmarks/scan_examples.py [--groups] [--bugs-of FILE]... RELEASE=CHECKOUT...
+    python -m benchmarks.scan_examples [--groups] [--bugs-of FILE]... RELEASE=CHECKOUT...
 
 CHECKOUT has the folders ``examples``, ``trl/scripts`` and ``docs`` of the tag of that release. Each file is scanned
 with nothing told; with the first command line that its text, or TRL's page of its command line, documents, and the

@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import measure
-from measure import Finding, Result
+from benchmarks import measure
+from benchmarks.measure import Finding, Result
 
 OTHERS = {"coverage": "7.17.3", "autowrapt": "2.0.0", "ddtrace": "4.16.0"}
 BARE, IDLE, OFF, ON, ALONE = "nothing", "another .pth", "unset", "=1", "alone, unset"

@@ -1,6 +1,7 @@
 """Measure a training step without a patch, with it, and with the first fixed release, on the same weights and rows.
 
-``python training.py EXECUTION ROUNDS STEPS HIDDEN MODE...`` trains a Mixtral with the real SFTTrainer of each mode.
+``python -m benchmarks.training EXECUTION ROUNDS STEPS HIDDEN MODE...`` trains a Mixtral with the real SFTTrainer of
+each mode.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import measure
-from measure import Finding, Result
-from turns import Runner
+from benchmarks import measure
+from benchmarks.measure import Finding, Result
+from benchmarks.turns import Runner
 
 PATCH = "sft-aux-loss-counted-twice"
 BUGGY, FIXED = "0.23.0", "0.23.1"
@@ -154,7 +155,8 @@ def sample(execution: str, rounds: int, steps: int, modes: Iterable[str], hidden
     overlays = {mode: str(measure.place(release).overlay) for mode, release in RELEASES.items()}
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(measure.WORK / "inductor"), OVERLAYS: json.dumps(overlays)}
     with measure.for_training(BUGGY, **variables) as environment:
-        command = [measure.place(BUGGY).python, __file__, execution, str(rounds), str(steps), str(hidden), *modes]
+        command = [measure.place(BUGGY).python, "-m", "benchmarks.training", execution, str(rounds), str(steps)]
+        command += [str(hidden), *modes]
         measured: list[measure.Round] = measure.process(command, environment)["rounds"]
         return measured
 

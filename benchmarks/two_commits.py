@@ -1,9 +1,9 @@
 """Compare what two commits add to the import of a trainer, each installed from its wheel, in one run.
 
-    python benchmarks/two_commits.py a5e22bd HEAD              # on three releases of TRL, nine rounds
-    python benchmarks/two_commits.py a5e22bd . --rounds 3      # `.` is the working tree
+    python -m benchmarks.two_commits a5e22bd HEAD              # on three releases of TRL, nine rounds
+    python -m benchmarks.two_commits a5e22bd . --rounds 3      # `.` is the working tree
 
-All times are CPU time. ``python two_commits.py --sample MODULE MODE`` is one process that imports MODULE.
+All times are CPU time. ``python -m benchmarks.two_commits --sample MODULE MODE`` is one process that imports MODULE.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import measure
-from applying import TRAINERS
+from benchmarks import measure
+from benchmarks.applying import TRAINERS
 
 OFF, ON, UNTESTED = "off", "on", "untested"
 """``TRL_HOTFIX`` is unset, is 1, or is 1 and each self-test has its answer without being run.
@@ -99,8 +99,8 @@ def install(commit: str, name: str) -> Path:
 
 def process(release: str, module: str, mode: str, folder: Path | None) -> dict[str, Any]:
     place = measure.place(release)
-    path = os.pathsep.join(map(str, filter(None, (place.overlay, folder))))
-    command = [place.python, __file__, "--sample", module, mode]
+    path = os.pathsep.join(map(str, filter(None, (place.overlay, folder, measure.CHECKOUT))))
+    command = [place.python, "-m", "benchmarks.two_commits", "--sample", module, mode]
     return measure.process(command, measure.release_environment(release, PYTHONPATH=path))
 
 

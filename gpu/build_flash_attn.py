@@ -1,6 +1,6 @@
 """Build flash-attn's kernels for one head size and dtype, from the part of its source that the bundle carries.
 
-    python build_flash_attn.py SOURCE FOLDER
+    python -m gpu.build_flash_attn SOURCE FOLDER
 
 SOURCE has ``csrc`` and ``flash_attn`` of the archive on PyPI; into FOLDER goes what ``import flash_attn`` needs. For
 heads of 64 dimensions in bfloat16, on the device that is here, it takes 90 s on 16 cores; all of it takes an hour.

@@ -1,6 +1,6 @@
 """Make one archive for a machine that has a GPU, its own torch for CUDA, and no network: ``make gpu-bundle``.
 
-    python gpu/bundle.py [--python 3.12] [--cuda 130] [--releases 0.11.4,1.16.0] [--preset 9] OUT.tar.xz
+    python -m gpu.bundle [--python 3.12] [--cuda 130] [--releases 0.11.4,1.16.0] [--preset 9] OUT.tar.xz
 
 It holds trl_hotfix as its wheel has it, the tests of ``tests/gpu``, the releases of TRL that these name, the libraries
 of their stacks for that Python, bitsandbytes with the one library for that CUDA, and flash-attn's source for one head
@@ -23,13 +23,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.releases import layout
+from gpu import build_flash_attn, places
+
 CHECKOUT = Path(__file__).parents[1]
-sys.path[:0] = [str(CHECKOUT / name) for name in (".", "gpu", "tests/gpu", "tests/bench")]
-
-import build_flash_attn  # noqa: E402
-import layout  # noqa: E402
-import places  # noqa: E402
-
 OF_THE_MACHINE = {
     "torch",
     "triton",
@@ -50,9 +47,10 @@ EVERY = ("wrapt==2.5.2", "msgspec==0.22.0", "click==8.3.0", "rich==15.0.0", "mar
 """What trl_hotfix and its tests need, in whatever stack."""
 
 FLASH_ATTN = "flash-attn==2.8.3.post2"
-FILES = ("tests/gpu", "tests/tiny", "tests/bench/layout.py", "tests/bench/running.py", "tests/bench/gpu_record.py",
-    "tests/bench/releases.yaml", "tests/bench/stacks", "benchmarks/turns.py", "LICENSE")  # fmt: skip
-SCRIPTS = ("gpu/gpu.py", "gpu/build_flash_attn.py", "gpu/README.txt")
+FILES = ("tests/gpu", "tests/tiny", "gpu", "bench/__init__.py", "bench/releases", "bench/proving/__init__.py",
+    "bench/proving/running.py", "bench/results/__init__.py", "bench/results/gpu_record.py", "benchmarks/__init__.py",
+    "benchmarks/turns.py", "LICENSE")  # fmt: skip
+SCRIPTS = ("gpu/gpu.py", "gpu/README.txt")
 TOP = "trl-hotfix-gpu"
 
 
@@ -70,7 +68,9 @@ def collect(root: Path, releases: Iterable[str], python: str, cuda: str) -> None
         _copy(CHECKOUT / name, root / name)
     for name in SCRIPTS:
         _copy(CHECKOUT / name, root / Path(name).name)
-    (root / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib --strict-markers -ra\n")
+    (root / "pytest.ini").write_text(
+        "[pytest]\npythonpath = . tests\naddopts = --import-mode=importlib --strict-markers -ra\n"
+    )
     (root / "COMMIT").write_text(_git("describe", "--always", "--dirty", "--exclude=*") + "\n")
     record = CHECKOUT / "evidence" / "gpu.json"
     (root / "evidence").mkdir()

@@ -119,9 +119,9 @@ def build_flash_attn() -> str:
     if (FLASH_ATTN / "flash_attn_2_cuda.so").is_file():
         return "is there"
     begin = time.monotonic()
-    command = [sys.executable, str(HERE / "build_flash_attn.py"), str(HERE / "flash-attn"), str(FLASH_ATTN)]
+    command = [sys.executable, "-m", "gpu.build_flash_attn", str(HERE / "flash-attn"), str(FLASH_ATTN)]
     environment = {**ENVIRONMENT, "MAX_JOBS": str(os.cpu_count() or 1)}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    finished = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, check=False)
     if finished.returncode == 0:
         return f"built in {time.monotonic() - begin:.0f} s"
     shutil.rmtree(FLASH_ATTN, ignore_errors=True)

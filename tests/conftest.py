@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +13,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from trl_hotfix.catalogue import condensed, evidence_file, shipped
 
-from shards import Shard
+from bench.shards import Shard
 
 CHECKOUT = Path(__file__).parents[1]
 ABSENT = [name for name in ("torch", "transformers", "trl", "datasets") if find_spec(name) is None]

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 
 @pytest.fixture(scope="session")
 def sources() -> None:
     """Lay out the code of every release, and the stacks of the oldest, a middle and the newest release."""
-    import layout
+    from bench.releases import layout
 
     layout.build([layout.main_place(release) for release in ("0.11.4", "0.16.1", layout.releases()[-1])])
     layout.build_release_overlays(Path(sys.executable))

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import sharing
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
 
-import layout
-import proofs
-from running import process
+from bench.proving import proofs
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 PATCHES = {patch.id: patch for patch in loading.load()}
 SECONDS_A_PATCH = 300
@@ -195,7 +195,7 @@ def answers(request: pytest.FixtureRequest) -> Mapping[layout.Place, Mapping[str
 
     def run(where: tuple[layout.Place, tuple[str, ...]]) -> Mapping[str, Any]:
         place, overlays = where
-        command = [str(layout.HERE / "acts.py"), "{out}", str(SECONDS_A_PATCH), *ids[where]]
+        command = ["-m", "bench.inside.acts", "{out}", str(SECONDS_A_PATCH), *ids[where]]
         answer = process(place, command, 120 + SECONDS_A_PATCH * len(ids[where]), *overlays)
         return dict.fromkeys(ids[where], answer) if isinstance(answer, str) else answer
 

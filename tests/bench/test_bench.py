@@ -17,14 +17,11 @@ from rich.console import Console
 
 from trl_hotfix.catalogue import evidence_file, loading
 
-import bench as module
-import cells
-import evidence
-import keys
-import layout
-import proofs
-import trl_code
-from running import Case
+from bench import commands as module
+from bench.proving import cells, proofs
+from bench.proving.running import Case
+from bench.releases import layout, trl_code
+from bench.results import evidence, keys
 
 PATCH = next(patch for patch in loading.load() if patch.id == "moe-aux-loss-lost-under-deepspeed")
 PLACE = layout.Place("0.11.4", "tf4.44")
@@ -386,14 +383,14 @@ def test_a_run_records_its_answers_and_fails_where_one_is_no_proof(
     "arguments", [("--releases", "0.11.9"), ("--patches", "no-such-patch"), ("--proofs", "some"), ("--shard", "9/2")]
 )
 def test_wrong_usage_is_exit_2_with_one_clear_line(arguments: tuple[str, str]) -> None:
-    command = [sys.executable, module.__file__, "run", *arguments]
+    command = [sys.executable, "-m", "bench", "run", *arguments]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert "Traceback" not in process.stderr
 
 
 def test_verify_prints_each_run_of_the_self_test(sources: None) -> None:
-    command = [sys.executable, module.__file__, "verify", "--release", PLACE.release, PATCH.id]
+    command = [sys.executable, "-m", "bench", "verify", "--release", PLACE.release, PATCH.id]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     lines = process.stdout.splitlines()
@@ -404,7 +401,7 @@ def test_verify_prints_each_run_of_the_self_test(sources: None) -> None:
 
 @pytest.mark.parametrize(("release", "patch_id"), [("0.11.9", PATCH.id), (PLACE.release, "no-such-patch")])
 def test_verify_names_what_it_does_not_know(release: str, patch_id: str) -> None:
-    command = [sys.executable, module.__file__, "verify", "--release", release, patch_id]
+    command = [sys.executable, "-m", "bench", "verify", "--release", release, patch_id]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert "unknown" in process.stderr

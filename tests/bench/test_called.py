@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import called
-import declared
 import pytest
-import sharing
-from declared import Seen, disagreement, seen
 from packaging.version import Version
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Called, Patch, Target
 
-import layout
-from running import process
+from bench.inside import called
+from bench.proving.running import process
+from bench.releases import layout
+from bench.results import declared
+from bench.results.declared import Seen, disagreement, seen
+from helpers import sharing
 
 SECONDS_A_CASE = 200
 STACKS = dict.fromkeys(("0.13.0", "0.14.0", "0.15.0"), "tf4.51")
@@ -50,7 +50,7 @@ def answers(request: pytest.FixtureRequest) -> Mapping[layout.Place, Any]:
     def run(place: layout.Place) -> Any:
         cases = called.CASES[place.release]
         # BCO does not start without scikit-learn.
-        command = [str(layout.HERE / "called.py"), "{out}", str(SECONDS_A_CASE), *cases]
+        command = ["-m", "bench.inside.called", "{out}", str(SECONDS_A_CASE), *cases]
         return process(place, command, 60 + SECONDS_A_CASE * len(cases), "scikit-learn")
 
     return sharing.side_by_side(run, places)

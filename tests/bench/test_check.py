@@ -9,8 +9,8 @@ import pytest
 
 from trl_hotfix.catalogue import loading
 
-import check
-import evidence
+from bench.proving import check
+from bench.results import evidence
 
 PATCH = next(patch for patch in loading.load() if patch.id == "grpo-loss-normalisation")
 PASSED = {name: Counter(passed=2) for name in ("variants", "together", "surroundings", "pickles")}

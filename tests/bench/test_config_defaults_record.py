@@ -8,13 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from trl_hotfix.catalogue.data_files import data_file
 from trl_hotfix.matching import config_defaults
 
-import config_defaults_record
-import layout
+from bench.releases import layout
+from tools import config_defaults_record
 
 TEXT = data_file("defaults.json").read_text(encoding="utf-8")
 
@@ -44,4 +42,4 @@ def test_a_release_that_is_not_the_newest_needs_all_others(monkeypatch: pytest.M
 @pytest.mark.matrix
 def test_the_record_is_that_of_all_releases() -> None:
     layout.build_release_overlays(Path(sys.executable))
-    assert config_defaults_record.of_all_releases() == TEXT, "python tests/bench/config_defaults_record.py writes it"
+    assert config_defaults_record.of_all_releases() == TEXT, "python -m tools.config_defaults_record writes it"

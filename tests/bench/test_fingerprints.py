@@ -15,8 +15,8 @@ from trl_hotfix.matching import digests, fingerprints, gates
 from trl_hotfix.matching.inherited import bodies_of
 from trl_hotfix.matching.sources import Release
 
-import evidence
-import layout
+from bench.releases import layout
+from bench.results import evidence
 
 CHECKOUT = Path(__file__).parents[2]
 PATCHES = loading.load()

@@ -6,13 +6,10 @@ import importlib.util
 import inspect
 import itertools
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 torch = pytest.importorskip("torch")
 
 from tiny import flash  # noqa: E402

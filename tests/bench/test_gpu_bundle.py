@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).parents[2]
-sys.path[:0] = [str(CHECKOUT / "gpu"), str(CHECKOUT / "tests" / "gpu")]
+from bench.releases import layout
+from gpu import build_flash_attn, bundle
 
-import build_flash_attn  # noqa: E402
-import bundle  # noqa: E402
-import layout  # noqa: E402
+CHECKOUT = Path(__file__).parents[2]
 
 OF_TORCH = ("torch", "torchgen", "functorch", "sympy", "networkx", "mpmath", "typing_extensions.py")
 OF_THE_MACHINE = (*OF_TORCH, "numpy", "numpy.libs", "pandas", "pyarrow", "dateutil", "pytz", "tzdata", "six.py")
@@ -97,8 +95,8 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         if (source / name).exists():
             (target / name).symlink_to(source / name)
     archive = folder / "bundle.tar.xz"
-    command = [sys.executable, str(CHECKOUT / "gpu" / "bundle.py"), "--python", version, "--preset", "0", str(archive)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "gpu.bundle", "--python", version, "--preset", "0", str(archive)]
+    finished = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")

@@ -13,8 +13,8 @@ import pytest
 
 from trl_hotfix.catalogue import data_files, evidence_file, loading
 
-import gpu_record
-from gpu_record import GpuRecord, Machine, Run
+from bench.results import gpu_record
+from bench.results.gpu_record import GpuRecord, Machine, Run
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"
 MACHINE = Machine(device="NVIDIA H100", memory=81559, capability="9.0", driver="550.54", cuda="12.4")

@@ -12,11 +12,10 @@ import pytest
 
 from trl_hotfix.catalogue import loading
 
-GPU = Path(__file__).parents[1] / "gpu"
-sys.path.insert(0, str(GPU))
-torch = pytest.importorskip("torch")
+from gpu import tolerances
 
-import tolerances  # noqa: E402
+GPU = Path(__file__).parents[1] / "gpu"
+torch = pytest.importorskip("torch")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

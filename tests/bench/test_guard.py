@@ -13,7 +13,7 @@ import pytest
 
 from trl_hotfix.catalogue import modules
 
-import layout
+from bench.releases import layout
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "moe-aux-loss-lost-under-deepspeed"
@@ -46,7 +46,7 @@ def cell(package: Path, release: str, overlay: Path | None = None) -> dict[str, 
     folders = [str(package.parent), *([str(overlay)] if overlay else []), environment["PYTHONPATH"]]
     out = package.parent / "out.json"
     subprocess.run(
-        [str(place.python), str(CHECKOUT / "tests" / "bench" / "release.py"), str(out), "60", ID],
+        [str(place.python), "-m", "bench.proving.release", str(out), "60", ID],
         env={**environment, "PYTHONPATH": os.pathsep.join(folders)},
         cwd=package.parent,
         capture_output=True,
@@ -126,7 +126,7 @@ def test_a_self_test_that_hangs_is_an_error(package: Path, patch: Path) -> None:
     out = package.parent / "out.json"
     environment = place.environment()
     subprocess.run(
-        [str(place.python), str(CHECKOUT / "tests" / "bench" / "release.py"), str(out), "1", ID],
+        [str(place.python), "-m", "bench.proving.release", str(out), "1", ID],
         env={**environment, "PYTHONPATH": f"{package.parent}{os.pathsep}{environment['PYTHONPATH']}"},
         cwd=package.parent,
         capture_output=True,

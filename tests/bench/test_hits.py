@@ -16,7 +16,7 @@ from trl_hotfix.model import Hit, Patch
 from trl_hotfix.scanning.trainer_calls import POSITIONAL_ARGUMENTS, TRAINER_ONLY_ARGUMENTS
 from trl_hotfix.scanning.yaml_configs import DISTINCTIVE_KEYS
 
-import layout
+from bench.releases import layout
 
 HITS = [
     pytest.param(patch, hit, id=f"{patch.id}-{number}")

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import transformers_record
 from msgspec.structs import replace
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import inherited
 from trl_hotfix.model import Target
 
-import evidence
-import keys
-import layout
+from bench.releases import layout
+from bench.results import evidence, keys
+from tools import transformers_record
 
 STEP = "trl.trainer.dpo_trainer:DPOTrainer.training_step"
 OF = "transformers:Trainer.training_step"
@@ -97,6 +96,6 @@ def test_the_record_of_transformers_is_that_of_the_stacks_that_are_laid_out() ->
 @pytest.mark.parametrize("patch", loading.load(), ids=lambda patch: patch.id)
 def test_every_body_that_a_patch_can_meet_in_transformers_is_on_record(patch: evidence.Patch) -> None:
     recorded = {evidence.place_of(cell): cell for cell in evidence.load(patch.id)["beneath"]}
-    assert {*recorded} == {*evidence.beneath_of(patch)}, f"run `python tests/bench/bench.py run --patches {patch.id}`"
+    assert {*recorded} == {*evidence.beneath_of(patch)}, f"run `python -m bench run --patches {patch.id}`"
     for place, cell in recorded.items():
         assert (cell["verdict"], cell["key"]) == ("proven", keys.cell_key(patch, place)), (place, cell["why"])

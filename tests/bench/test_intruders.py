@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import sharing
 
-import layout
+from helpers import sharing
 
 BEFORE = ("before apply", "while imported")
 AFTER = ("after apply", "after the trainer was made")
@@ -50,8 +49,8 @@ Answers = Mapping[str, Mapping[str, Any]]
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> Answers:
     """Return the answers of each release, by case."""
-    script = str(layout.HERE / "intruders.py")
-    return sharing.answers_by_release(request, lambda release: [script, "{out}", *RUNS[release]], 600)
+    words = ["-m", "bench.inside.intruders", "{out}"]
+    return sharing.answers_by_release(request, lambda release: [*words, *RUNS[release]], 600)
 
 
 @pytest.mark.parametrize(

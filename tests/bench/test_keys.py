@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.model import Patch
 
-import keys
-import layout
+from bench.releases import layout
+from bench.results import keys
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "dpo-aux-loss-dropped"

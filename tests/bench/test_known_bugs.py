@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
 
-import layout
+from bench.releases import layout
 
 Texts = Callable[[str], str]
 """Return the text of a module by its name, from ``trl/trainer``, or from ``trl/experimental`` where it has moved."""

@@ -9,15 +9,13 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 torch = pytest.importorskip("torch")
 
-import layout  # noqa: E402
+from bench.releases import layout  # noqa: E402
 from tiny import liger  # noqa: E402
 
 BETA = 0.3

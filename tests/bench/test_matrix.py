@@ -14,12 +14,11 @@ from rich.console import Console
 
 from trl_hotfix.catalogue import loading
 
-import cells as self_tests
-import evidence
-import keys
-import layout
-import proofs as trainings
-from running import GOOD, Case
+from bench.proving import cells as self_tests
+from bench.proving import proofs as trainings
+from bench.proving.running import GOOD, Case
+from bench.releases import layout
+from bench.results import evidence, keys
 
 PATCHES = loading.load()
 BY_ID = {patch.id: patch for patch in PATCHES}
@@ -76,11 +75,9 @@ def test_the_proof_of_a_seed_bug_is_red_green_and_red(seed_proofs: Any, patch_id
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
 def test_every_cell_on_record_is_good_and_of_the_present_code(patch: Any) -> None:
     recorded = {evidence.place_of(cell): cell for cell in evidence.load(patch.id)["cells"]}
-    assert recorded.keys() == set(layout.places()), "run `python tests/bench/bench.py run`"
+    assert recorded.keys() == set(layout.places()), "run `python -m bench run`"
     stale = [str(place) for place, cell in recorded.items() if cell["key"] != keys.cell_key(patch, place)]
-    assert stale == [], (
-        f"run `python tests/bench/bench.py run --patches {patch.id}` and commit evidence/{patch.id}.json"
-    )
+    assert stale == [], f"run `python -m bench run --patches {patch.id}` and commit evidence/{patch.id}.json"
     for place, cell in recorded.items():
         assert cell["verdict"] == ("proven" if place.targets_of(patch) else "absent"), (place, cell["why"])
 

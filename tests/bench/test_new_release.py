@@ -15,12 +15,9 @@ from msgspec.structs import replace
 from trl_hotfix.catalogue.data_files import manifest
 from trl_hotfix.model import Patch, Severity, Target, Upstream
 
-import layout
-import new_release
-import release_report
-import yaml_edits
-from judgement import BodyChange, Judgement, State, body_change, judge
-from release_report import Findings, Step
+from bench.releases import layout, new_release, release_report, yaml_edits
+from bench.releases.judgement import BodyChange, Judgement, State, body_change, judge
+from bench.releases.release_report import Findings, Step
 
 SFT = "trl.trainer.sft_trainer"
 DPO = "trl.trainer.dpo_trainer"

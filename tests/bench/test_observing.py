@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import sharing
 
-import layout
-from running import process
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 RELEASES = ("0.11.4", "0.23.0", "1.9.0")
 TRAINERS = ("DPO", "SFT", "KTO", "ORPO", "CPO", "Reward", "GRPO", "RLOO", "PPO", "OnlineDPO", "GKD")
@@ -43,7 +43,7 @@ def runs(request: pytest.FixtureRequest) -> Runs:
         names = dict.fromkeys([*cases[place], *(case.partition(" ")[0] for case in cases[place])])
         if mode == "repair":
             names = dict.fromkeys(case for case in cases[place] if " " in case)
-        command = [str(layout.HERE / "observing.py"), "{out}", mode, *names]
+        command = ["-m", "bench.inside.observing", "{out}", mode, *names]
         return process(place, command, 120 + SECONDS_A_CASE * len(names))
 
     keys = [(place, mode) for place in cases for mode in ("unpatched", "observe")]

@@ -6,10 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import orderings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bench.proving import orderings
 
 FIFTEEN = [f"made-up-{number}" for number in range(15)]
 ids_of_patches = st.lists(st.text(min_size=1), min_size=1, max_size=15, unique=True)

@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-import sharing
 
-import layout
-from running import process
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 CASES = [
     ("sft", "0.16.1", None),
@@ -41,7 +41,7 @@ PADDED = ("ipo", "liger")
 def answers(method: str, release: str, stack: str | None, switch: str) -> dict[str, dict[str, float]]:
     place = layout.main_place(release) if stack is None else layout.Place(release, stack)
     layout.build([place])
-    result: Any = process(place, [str(layout.HERE / "train_with_flash.py"), "{out}", method, switch], 600)
+    result: Any = process(place, ["-m", "bench.inside.train_with_flash", "{out}", method, switch], 600)
     assert not isinstance(result, str), result
     return result
 

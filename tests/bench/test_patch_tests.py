@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import patch_tests
 import pytest
-import sharing
 
 from trl_hotfix.catalogue import loading
 
-import layout
-from running import process
+from bench.proving import patch_tests
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 SECONDS_A_PATCH = 120
 PATCHES = {patch.id: patch for patch in loading.load() if patch_tests.file_of(patch.id).is_file()}
@@ -34,7 +34,7 @@ def answers(request: pytest.FixtureRequest) -> Mapping[Around, Any]:
 
     def run(where: Around) -> Any:
         place, overlays = where
-        command = [str(layout.HERE / "patch_tests.py"), "{out}", str(SECONDS_A_PATCH), *ids[where]]
+        command = ["-m", "bench.proving.patch_tests", "{out}", str(SECONDS_A_PATCH), *ids[where]]
         return process(place, command, 300 + SECONDS_A_PATCH * len(ids[where]), "pytest", *overlays)
 
     return sharing.side_by_side(run, ids)

@@ -8,12 +8,13 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import sharing
 
 from trl_hotfix.catalogue import loading
 
-import layout
-from running import process
+from bench.proving import covering
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 SECONDS = 900
 """Some take three minutes on a machine that does nothing else."""
@@ -21,28 +22,9 @@ SECONDS = 900
 Answer = Mapping[str, Any]
 
 
-def covering() -> list[layout.Place]:
-    """Return a few releases on which every patch applies, and 0.16.1, where pickles.py adds made-up patches.
-
-    Patches that need more than a stack has, such as DeepSpeed, are on none.
-    """
-    ids_by_place = {
-        place: {patch.id for patch in loading.load() if place.targets_with_stack_alone(patch)}
-        for place in layout.places()
-    }
-    covering_places = [place for place in ids_by_place if place == layout.main_place("0.16.1")]
-    somewhere = set().union(*ids_by_place.values())
-    missing = somewhere.difference(*(ids_by_place[place] for place in covering_places))
-    while missing:
-        best = max(ids_by_place, key=lambda place: len(ids_by_place[place] & missing))
-        covering_places.append(best)
-        missing -= ids_by_place[best]
-    return covering_places
-
-
-def run(place: layout.Place, script: str, *arguments: str, overlay: Path | None = None) -> Answer:
+def run(place: layout.Place, module: str, *arguments: str, overlay: Path | None = None) -> Answer:
     overlays = [str(overlay)] if overlay else []
-    answer = process(place, [str(layout.HERE / script), "{out}", *arguments], SECONDS, *overlays)
+    answer = process(place, ["-m", f"bench.inside.{module}", "{out}", *arguments], SECONDS, *overlays)
     assert not isinstance(answer, str), answer
     return answer
 
@@ -59,13 +41,13 @@ def pickled(
 
     def write_and_read(place: layout.Place) -> tuple[Answer, Answer]:
         folder = str(tmp_path_factory.mktemp("pickles"))
-        written = run(place, "pickles.py", "write", folder, overlay=overlay)
-        return written, run(place, "pickles.py", "read", folder, overlay=overlay)
+        written = run(place, "pickles", "write", folder, overlay=overlay)
+        return written, run(place, "pickles", "read", folder, overlay=overlay)
 
     return sharing.side_by_side(write_and_read, places)
 
 
-PLACES = covering()
+PLACES = list(covering.of_pickles())
 MADE_UP_CLASS = "trl.models.modeling_base:PreTrainedModelWrapper.from_pretrained"
 every_place = pytest.mark.parametrize("place", sharing.heavy(PLACES), ids=str)
 
@@ -136,7 +118,7 @@ def cached(
 
     def twice(release: str) -> tuple[Answer, Answer]:
         folder = str(tmp_path_factory.mktemp("cache"))
-        first, second = (run(places[release], "caches.py", folder, *CACHED[release]) for _ in range(2))
+        first, second = (run(places[release], "caches", folder, *CACHED[release]) for _ in range(2))
         return first, second
 
     return sharing.side_by_side(twice, releases)

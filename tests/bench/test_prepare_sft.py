@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-import sharing
 
-import layout
-from running import process
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 
 @pytest.mark.parametrize("release", sharing.heavy(["0.17.0", "1.14.1"]))
 def test_the_data_are_the_same_in_every_order(release: str) -> None:
     place = layout.main_place(release)
     layout.build([place])
-    results = process(place, [str(layout.HERE / "prepare_sft.py"), "{out}"], 300)
+    results = process(place, ["-m", "bench.inside.prepare_sft", "{out}"], 300)
     # Token ids, then the number of them that are trained. 1 is the end of sequence, 3 + n is the word n.
     assert results == [
         {

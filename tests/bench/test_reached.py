@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import sharing
 
-import layout
+from helpers import sharing
 
 KEEP_END, NUM_TOKENS = "dpo-keep-end-zeroes-samples", "num-tokens-reset-on-resume"
 SFT, DPO, GRPO = "sft-eos-masked-when-pad-is-eos", "moe-aux-loss-lost-under-deepspeed", "grpo-dapo-normaliser"
@@ -58,7 +57,7 @@ Answers = Mapping[str, Mapping[str, Any]]
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> Answers:
     """Return the answers of each release, by case."""
-    return sharing.answers_by_release(request, lambda release: [str(layout.HERE / "reached.py"), "{out}"], 900)
+    return sharing.answers_by_release(request, lambda release: ["-m", "bench.inside.reached", "{out}"], 900)
 
 
 def entry(record: Any, patch: str) -> Any:

@@ -7,10 +7,10 @@ from operator import le
 from typing import Any
 
 import pytest
-import sharing
 
-import layout
-from running import process
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 TRACKERS = ("wandb", "mlflow", "tensorboard")
 # Every kind of create_model_card and of training loop. Only the newest transformers knows Trackio.
@@ -40,7 +40,7 @@ def answers(request: pytest.FixtureRequest) -> Answers:
 
     def run(place: layout.Place) -> Any:
         overlays = ("trackers", *({"trackio"} & {*RUNS[place]})) if RUNS[place] else ()
-        command = [str(layout.HERE / "records.py"), "{out}", ",".join(RUNS[place]), *cases[place]]
+        command = ["-m", "bench.inside.records", "{out}", ",".join(RUNS[place]), *cases[place]]
         return process(place, command, 480 + SECONDS_A_CASE * len(cases[place]), *overlays)
 
     answers = sharing.side_by_side(run, cases)

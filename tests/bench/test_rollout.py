@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import sharing
 
-import layout
-from running import process
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 SMOOTHING, TWICE, TIMES = (
     "sft-label-smoothing-times-gas",
@@ -55,7 +55,7 @@ def answers(request: pytest.FixtureRequest) -> Mapping[str, Answers]:
     layout.build(places.values())
 
     def run(name: Any) -> Any:
-        return process(places[name], [str(layout.HERE / "rollout.py"), "{out}", *cases[name]], 900)
+        return process(places[name], ["-m", "bench.inside.rollout", "{out}", *cases[name]], 900)
 
     return sharing.side_by_side(run, cases)  # type: ignore[arg-type, return-value]
 

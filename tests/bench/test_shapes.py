@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import sharing
 
-import layout
+from helpers import sharing
 
 RELEASES = ("0.16.1", "0.24.0", "1.16.0")
 PATCHES = (
@@ -68,7 +67,7 @@ def answers(request: pytest.FixtureRequest) -> Answers:
         patches = dict.fromkeys(" ".join(case.split(" ")[:3]) for case in selected)
         beside = [f"{patch} {shape}" for patch in patches for shape in ("plain", "unpatched")]
         without = [case.removesuffix(" strict") for case in selected if case.endswith(" strict")]
-        return [str(layout.HERE / "shapes.py"), "{out}", *dict.fromkeys([*beside, *without])]
+        return ["-m", "bench.inside.shapes", "{out}", *dict.fromkeys([*beside, *without])]
 
     return sharing.answers_by_release(request, arguments, 3_000)
 

@@ -6,31 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import sharing
 
-from trl_hotfix.catalogue import loading
-
-import layout
-import surroundings
-from running import process
+from bench.inside import surroundings
+from bench.proving import covering
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 SECONDS_A_SURROUNDING = 240
 
 
-def cover() -> dict[layout.Place, set[str]]:
-    """Return the newest release and a few others that together have every patch, with the patches of each."""
-    places = layout.places()
-    ids_by_place = {
-        place: {patch.id for patch in loading.load() if place.targets_with_stack_alone(patch)} for place in places
-    }
-    chosen = {places[-1]: ids_by_place[places[-1]]}
-    while missing := set().union(*ids_by_place.values()) - set().union(*chosen.values()):
-        best = max(places, key=lambda place: len(ids_by_place[place] & missing))
-        chosen[best] = ids_by_place[best]
-    return chosen
-
-
-PLACES = cover()
+PLACES = covering.of_surroundings()
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +26,7 @@ def answers(request: pytest.FixtureRequest) -> Mapping[layout.Place, Any]:
     layout.build(names)
 
     def run(place: layout.Place) -> Any:
-        command = [str(layout.HERE / "surroundings.py"), "{out}", str(SECONDS_A_SURROUNDING), *names[place]]
+        command = ["-m", "bench.inside.surroundings", "{out}", str(SECONDS_A_SURROUNDING), *names[place]]
         return process(place, command, 360 + SECONDS_A_SURROUNDING * len(names[place]), "deepspeed")
 
     return sharing.side_by_side(run, names)

@@ -6,12 +6,12 @@ import ast
 from typing import Any
 
 import pytest
-import sharing
 
 from trl_hotfix.testing import processes
 
-import layout
-from running import process
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 RELEASES = ["0.15.2", "0.16.1", "0.20.0", "0.22.2", "0.27.2", "1.16.0"]
 WITHOUT_RLOO = ["0.15.2", "0.16.1", "0.20.0"]
@@ -28,7 +28,7 @@ def release(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def outputs(release: str) -> dict[str, Any]:
     place = layout.places([release])[-1]
-    outputs = process(place, [str(layout.HERE / "score_completions.py"), "{out}"], 300)
+    outputs = process(place, ["-m", "bench.inside.score_completions", "{out}"], 300)
     assert not isinstance(outputs, str), outputs
     return outputs
 

@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import orderings
 import pytest
-import sharing
 from packaging.version import Version
 
 from trl_hotfix.catalogue import loading
 
-import layout
-from running import process
+from bench.proving import orderings
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 PATCHES = loading.load()
 RELEASES = ("0.9.6", "0.11.4", "0.12.2", "0.16.1", "0.19.1", "0.23.0", "0.29.1", "1.7.1", "1.16.0")
@@ -56,7 +56,7 @@ def answers(request: pytest.FixtureRequest) -> Mapping[layout.Place, Any]:
     layout.build(tasks)
 
     def run(place: layout.Place) -> Any:
-        command = [str(layout.HERE / "together.py"), "{out}", str(SECONDS_A_TASK), *tasks[place]]
+        command = ["-m", "bench.inside.together", "{out}", str(SECONDS_A_TASK), *tasks[place]]
         return process(place, command, 60 + SECONDS_A_TASK * len(tasks[place]))
 
     return sharing.side_by_side(run, tasks)

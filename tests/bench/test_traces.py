@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import sharing
 
-import layout
+from helpers import sharing
 
 CASES = [
     (release, f"{kind}, {mode}")
@@ -23,7 +22,7 @@ Answers = Mapping[str, Mapping[str, Any]]
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> Answers:
     """Return the answers of each release, by case."""
-    return sharing.answers_by_release(request, lambda release: [str(layout.HERE / "traces.py"), "{out}"], 900)
+    return sharing.answers_by_release(request, lambda release: ["-m", "bench.inside.traces", "{out}"], 900)
 
 
 @pytest.mark.parametrize(("release", "case"), sharing.heavy(CASES, smoke=SMOKE))

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-import sharing
 
 from trl_hotfix.catalogue import loading
 
-import layout
-import proofs
-from running import process
+from bench.proving import proofs
+from bench.proving.running import process
+from bench.releases import layout
+from helpers import sharing
 
 PATCHES = {patch.id: patch for patch in loading.load()}
 SECONDS_A_PATCH = 300
@@ -32,7 +32,7 @@ def first_process(patch_id: str) -> tuple[layout.Place, tuple[str, ...]]:
 
 
 def run(place: layout.Place, overlays: Sequence[str], ids: Sequence[str], backend: str) -> Mapping[str, Answer | str]:
-    command = [str(layout.HERE / "variants.py"), "{out}", str(SECONDS_A_PATCH), backend, *ids]
+    command = ["-m", "bench.proving.variants", "{out}", str(SECONDS_A_PATCH), backend, *ids]
     answers = process(place, command, 120 + SECONDS_A_PATCH * len(ids), *overlays)
     return dict.fromkeys(ids, answers) if isinstance(answers, str) else answers
 

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from trl_hotfix.catalogue import loading
 
+from bench.results import matrix
+from tools.pages import bug_pages, drawings, markdown
+
 DOCS = Path(__file__).parents[2] / "docs"
 README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def pages() -> ModuleType:
-    sys.path.insert(0, str(DOCS))
-    try:
-        return import_module("bug_pages")
-    finally:
-        sys.path.remove(str(DOCS))
 
 
 @pytest.mark.parametrize(
@@ -38,17 +29,16 @@ def pages() -> ModuleType:
         ("pull\n request 7", "[pull request 7](https://github.com/huggingface/trl/pull/7)"),
     ],
 )
-def test_plain_text_becomes_markdown(pages: ModuleType, text: str, expected: str) -> None:
-    assert pages.prose(text) == expected
+def test_plain_text_becomes_markdown(text: str, expected: str) -> None:
+    assert markdown.prose(text) == expected
 
 
-def test_the_table_of_checks_has_each_patch_and_its_counts(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_checks_has_each_patch_and_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     patch_id = "dpo-aux-loss-unpack-crash"
     counts = {"total": 40, "killed": 39, "equivalent": {"a": "b"}, "survived": ["c"]}
     counts |= {"branches": 8, "missed": ["d"]}
-    monkeypatch.setattr(pages, "matrix", lambda: {**matrix(), "mutants": {patch_id: counts}})
-    matrix = sys.modules["matrix"].matrix
-    lines = pages.pages()["bugs/checks.md"].splitlines()
+    monkeypatch.setattr(bug_pages, "matrix", lambda: {**matrix.matrix(), "mutants": {patch_id: counts}})
+    lines = bug_pages.pages()["bugs/checks.md"].splitlines()
     rows = {line.split("`")[1]: line for line in lines if line.startswith("| [`")}
     assert rows.keys() == {patch.id for patch in loading.load()}
     assert rows.pop(patch_id).endswith("| 40 | 97.5 % | 1 | 87.5 % | 4 of 4 |")
@@ -56,8 +46,8 @@ def test_the_table_of_checks_has_each_patch_and_its_counts(pages: ModuleType, mo
     assert any("40 mutants, of which the checks kill 97.5 %" in line for line in lines)
 
 
-def test_the_readme_says_how_many_mutants_are_noticed(pages: ModuleType) -> None:
-    counts = pages.matrix()["mutants"].values()
+def test_the_readme_says_how_many_mutants_are_noticed() -> None:
+    counts = bug_pages.matrix()["mutants"].values()
     total, killed = (sum(count[name] for count in counts) for name in ("total", "killed"))
     said = re.search(r"some ([\d,]+) in all;\s+our checks notice (\d+) %", README)
     assert said is not None, "the README does not say it"
@@ -76,10 +66,10 @@ COST |= {"bytes": {"1000": 16_000, "100000": 1_600_000}, "above_goal": True, "sh
 COST |= {"walks_each_time": True, "modules": {"mixture": 31_159}, "walk_ms": {"mixture": {"later": 112.3}}}
 
 
-def test_a_page_says_what_its_patch_costs(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_says_what_its_patch_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     measured, unmeasured = "dpo-aux-loss-unpack-crash", "dpo-aux-loss-dropped"
-    monkeypatch.setattr(pages.cost_pages, "costs", lambda: {measured: COST})
-    texts = pages.pages()
+    monkeypatch.setattr(bug_pages.cost_pages, "costs", lambda: {measured: COST})
+    texts = bug_pages.pages()
     lines = {name: _facts(texts[f"bugs/{name}.md"])["costs"] for name in (measured, unmeasured)}
     assert lines[unmeasured].startswith("not measured")
     for said in (
@@ -93,10 +83,10 @@ def test_a_page_says_what_its_patch_costs(pages: ModuleType, monkeypatch: pytest
         assert said in lines[measured]
 
 
-def test_the_table_of_costs_has_each_patch(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_costs_has_each_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     patch_id = "dpo-aux-loss-unpack-crash"
-    monkeypatch.setattr(pages.cost_pages, "costs", lambda: {patch_id: COST})
-    lines = pages.pages()["bugs/costs.md"].splitlines()
+    monkeypatch.setattr(bug_pages.cost_pages, "costs", lambda: {patch_id: COST})
+    lines = bug_pages.pages()["bugs/costs.md"].splitlines()
     rows = {line.split("`")[1]: line for line in lines if line.startswith("| [`")}
     assert rows.keys() == {patch.id for patch in loading.load()}
     assert rows.pop(patch_id).endswith("| 85 µs | **1.2 %** | less than 0.01 % | 16 kB | 1.6 MB | 112 ms |  | 1.25 |")
@@ -109,18 +99,18 @@ def _facts(page: str) -> dict[str, str]:
     return {name.removeprefix("| "): value.removesuffix(" |") for name, value in rows}
 
 
-def test_a_page_has_what_is_not_repaired_where_the_entry_has_it(pages: ModuleType) -> None:
-    texts = pages.pages()
+def test_a_page_has_what_is_not_repaired_where_the_entry_has_it() -> None:
+    texts = bug_pages.pages()
     for patch in loading.load():
         head, heading, section = texts[f"bugs/{patch.id}.md"].partition("\n\n## What is not repaired\n\n")
         assert bool(heading) == (patch.not_repaired is not None), patch.id
         if patch.not_repaired is not None:
-            assert section.startswith(pages.prose(patch.not_repaired) + "\n\n## ")
-            assert head.endswith(pages.prose(patch.how))
+            assert section.startswith(markdown.prose(patch.not_repaired) + "\n\n## ")
+            assert head.endswith(markdown.prose(patch.how))
 
 
-def test_a_bug_without_a_repair_has_a_page_and_a_row_below_the_patches(pages: ModuleType) -> None:
-    texts = pages.pages()
+def test_a_bug_without_a_repair_has_a_page_and_a_row_below_the_patches() -> None:
+    texts = bug_pages.pages()
     patched, heading, without = texts["bugs/index.md"].partition("## Known, no repair here")
     assert heading
     for bug in loading.without_repair():
@@ -135,19 +125,19 @@ def test_a_bug_without_a_repair_has_a_page_and_a_row_below_the_patches(pages: Mo
     assert not any(f"`{bug.id}`" in texts["bugs/checks.md"] for bug in loading.without_repair())
 
 
-def test_the_page_of_releases_counts_what_a_trainer_may_hit_and_tells_repaired_from_not(pages: ModuleType) -> None:
-    counts = pages.release_pages.counts()
-    bugs = pages.release_pages.bugs()
-    assert list(counts) == list(pages.matrix()["releases"])
+def test_the_page_of_releases_counts_what_a_trainer_may_hit_and_tells_repaired_from_not() -> None:
+    counts = bug_pages.release_pages.counts()
+    bugs = bug_pages.release_pages.bugs()
+    assert list(counts) == list(bug_pages.matrix()["releases"])
     without_repair = {bug.id for bug in loading.without_repair()}
     for release, trainer in (("0.28.0", "Reward"), ("0.29.0", "Reward"), ("0.14.0", "GRPO")):
-        hit = [bug.id for bug in bugs if {trainer, "*"} & pages.release_pages.trainers_hit(bug, release)]
+        hit = [bug.id for bug in bugs if {trainer, "*"} & bug_pages.release_pages.trainers_hit(bug, release)]
         assert hit, (release, trainer)
         known = [name for name in hit if name in without_repair]
         assert counts[release][trainer] == (len(hit) - len(known), len(known))
     assert "GRPO" not in counts["0.13.0"]
     assert not any(bug.id == "grpo-zero-loss-diagnosis" for bug in bugs)
-    lines = pages.pages()["bugs/releases.md"].splitlines()
+    lines = bug_pages.pages()["bugs/releases.md"].splitlines()
     head = next(line for line in lines if line.startswith("| TRL |"))
     names = [name.strip() for name in head.strip("|").split("|")][1:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[lines.index(head) + 2 :]]
@@ -159,29 +149,29 @@ def test_the_page_of_releases_counts_what_a_trainer_may_hit_and_tells_repaired_f
         assert without == {name for name, count in counts[release].items() if count[1]}
 
 
-def test_the_sidebar_has_each_bug_once_under_its_trainers_and_what_newer_releases_have_first(pages: ModuleType) -> None:
-    groups = {name: bugs for entry in pages.nav()[4:] for name, bugs in entry.items()}
+def test_the_sidebar_has_each_bug_once_under_its_trainers_and_what_newer_releases_have_first() -> None:
+    groups = {name: bugs for entry in bug_pages.nav()[4:] for name, bugs in entry.items()}
     listed = [bug_id for bugs in groups.values() for bug in bugs for bug_id in bug]
     known = {bug.id: bug for bug in (*loading.load(), *loading.without_repair())}
     assert sorted(listed) == sorted(known)
     assert "dpo-aux-loss-dropped" in {bug_id for bug in groups["DPO"] for bug_id in bug}
-    releases = list(pages.matrix()["releases"])
+    releases = list(bug_pages.matrix()["releases"])
     for group, bugs in groups.items():
         last = [
-            max(index for index, release in enumerate(releases) if pages.in_range(release, known[bug_id].trl))
+            max(index for index, release in enumerate(releases) if bug_pages.in_range(release, known[bug_id].trl))
             for bug in bugs
             for bug_id in bug
         ]
         assert last == sorted(last, reverse=True), group
 
 
-def test_a_page_says_no_sentence_twice(pages: ModuleType) -> None:
-    texts = pages.pages()
+def test_a_page_says_no_sentence_twice() -> None:
+    texts = bug_pages.pages()
     for patch in loading.load():
         sections = dict(part.split("\n\n", 1) for part in texts[f"bugs/{patch.id}.md"].split("\n## ")[1:])
         seen, detail = (set(_sentences(sections.get(name, ""))) for name in ("What you see", "In TRL's code"))
         assert not seen & detail, patch.id
-        (first, *rest) = pages.from_docstring(pages.docstring(patch))
+        (first, *rest) = markdown.from_docstring(markdown.docstring(patch))
         # The summary of the module says what the title and the first section say.
         kept = sections.get("In TRL's code", "").startswith(first)
         assert not kept or re.match(r"(It|Its|They|Their|These|This|That|Those|Both)\b", rest[0]), patch.id
@@ -191,8 +181,8 @@ def _sentences(text: str) -> list[str]:
     return [sentence for sentence in re.split(r"(?<=[.])\s+", " ".join(text.split())) if sentence.count(" ") > 3]
 
 
-def test_a_page_says_what_the_bug_means_for_an_old_run(pages: ModuleType) -> None:
-    texts = pages.pages()
+def test_a_page_says_what_the_bug_means_for_an_old_run() -> None:
+    texts = bug_pages.pages()
     for bug in (*loading.load(), *loading.without_repair()):
         section = texts[f"bugs/{bug.id}.md"].partition("\n## Your old run\n")[2].partition("\n## ")[0]
         assert bool(section) == (bug.severity.value != "diagnosis"), bug.id
@@ -213,13 +203,13 @@ def test_a_page_says_what_the_bug_means_for_an_old_run(pages: ModuleType) -> Non
         ("set", "is given"),
     ],
 )
-def test_a_condition_is_said_in_words(pages: ModuleType, condition: object, words: str) -> None:
-    assert pages.old_runs.condition_in_words(condition) == words
+def test_a_condition_is_said_in_words(condition: object, words: str) -> None:
+    assert bug_pages.old_runs.condition_in_words(condition) == words
 
 
-def test_a_docstring_keeps_its_formulas_and_lists(pages: ModuleType) -> None:
+def test_a_docstring_keeps_its_formulas_and_lists() -> None:
     text = "One ``a * b``\nline.\n\n    loss = x * y\n      + z_1\n\n- first\n  of two\n- ``second``"
-    assert list(pages.from_docstring(text)) == [
+    assert list(markdown.from_docstring(text)) == [
         "One `a * b` line.",
         "```text\nloss = x * y\n  + z_1\n```",
         "- first of two\n- `second`",
@@ -230,48 +220,46 @@ def widths(drawn: str) -> dict[str, float]:
     return {kind: float(width) for kind, width in re.findall(r'class="(\w+)" [^>]* width="([\d.]+)"', drawn)}
 
 
-def test_bars_are_as_long_as_their_numbers(pages: ModuleType) -> None:
-    drawn = widths(pages.bars("", 1.0, 2.0, 2.0))
+def test_bars_are_as_long_as_their_numbers() -> None:
+    drawn = widths(drawings.bars("", 1.0, 2.0, 2.0))
     assert drawn == {"before": 120.0, "after": 240.0, "right": 240.0}
-    assert widths(pages.bars("", -1.0, 1.0, 1.0))["before"] == 120.0
+    assert widths(drawings.bars("", -1.0, 1.0, 1.0))["before"] == 120.0
 
 
-def test_bars_of_nearly_the_same_length_show_how_far_off_they_are(pages: ModuleType) -> None:
-    drawn = pages.bars("", 4.5, 4.25, 4.25)
+def test_bars_of_nearly_the_same_length_show_how_far_off_they_are() -> None:
+    drawn = drawings.bars("", 4.5, 4.25, 4.25)
     assert "measured - right" in drawn
     assert widths(drawn) == {"before": 240.0, "after": 1.0}
 
 
-def test_what_is_no_number_has_no_bar(pages: ModuleType) -> None:
-    drawn = pages.bars("", float("nan"), 2, 2)
+def test_what_is_no_number_has_no_bar() -> None:
+    drawn = drawings.bars("", float("nan"), 2, 2)
     assert widths(drawn) == {"after": 240.0, "right": 240.0}
     assert ">nan</text>" in drawn
-    assert pages.bars("", None, None, None) == ""
+    assert drawings.bars("", None, None, None) == ""
 
 
-def test_curves_go_through_their_losses_and_have_a_gap_where_one_is_no_number(pages: ModuleType) -> None:
-    drawn = pages.curves({"unpatched": [2.0, None, 1.0], "patched": [2.0, 1.5, 0.0]})
+def test_curves_go_through_their_losses_and_have_a_gap_where_one_is_no_number() -> None:
+    drawn = drawings.curves({"unpatched": [2.0, None, 1.0], "patched": [2.0, 1.5, 0.0]})
     lines = re.findall(r'<polyline class="(\w+)" points="([^"]*)"', drawn)
     assert [points for kind, points in lines if kind == "before"][1:] == ["48.0,30.0", "412.0,100.0"]
     assert [points for kind, points in lines if kind == "after"][1:] == ["48.0,30.0 230.0,65.0 412.0,170.0"]
     assert 'aria-label="loss by step: unpatched 2 to 1, patched 2 to 0"' in drawn
 
 
-def test_curves_are_shown_of_the_patch_as_it_is_now(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_are_shown_of_the_patch_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third, *_ = loading.load()
     runs = {name: {"release": "0.11.4", "losses": [1.0, 2.0]} for name in ("unpatched", "patched")}
     curve = {"patch": first.id, "revision": first.revision, "stack": "tf4.44", "runs": runs}
     outdated = {**curve, "patch": second.id, "revision": second.revision + 1}
-    evidence = {**pages.matrix(), "curves": {first.id: curve, second.id: outdated}}
-    monkeypatch.setattr(pages, "matrix", lambda: evidence)
-    texts = pages.pages()
+    evidence = {**bug_pages.matrix(), "curves": {first.id: curve, second.id: outdated}}
+    monkeypatch.setattr(bug_pages, "matrix", lambda: evidence)
+    texts = bug_pages.pages()
     assert [patch.id for patch in (first, second, third) if "<polyline" in texts[f"bugs/{patch.id}.md"]] == [first.id]
 
 
-def test_the_curve_of_a_patched_release_is_that_of_the_fixed_one_and_not_that_without_the_patch(
-    pages: ModuleType,
-) -> None:
-    curves = pages.matrix()["curves"]
+def test_the_curve_of_a_patched_release_is_that_of_the_fixed_one_and_not_that_without_the_patch() -> None:
+    curves = bug_pages.matrix()["curves"]
     assert curves.keys() <= {patch.id for patch in loading.load()}
     for patch_id, curve in curves.items():
         losses = {name: run["losses"] for name, run in curve["runs"].items()}

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "bench"))
-
-import printed_logs
-import sharing
-
 from trl_hotfix.log import MESSAGE
+
+from helpers import sharing
+from tools import printed_logs
 
 CHECKOUT = Path(__file__).parents[2]
 TEXT = printed_logs.PAGE.read_text(encoding="utf-8")

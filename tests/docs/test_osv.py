@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
-
-import osv
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
 from trl_hotfix.matching.fingerprints import bodies
+
+from tools import osv
 
 PATCHES = (*loading.load(), *loading.without_repair())
 RELEASES = list(bodies().releases)

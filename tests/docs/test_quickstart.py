@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from bench.releases.layout import main_place, releases
+from launched import LAUNCHED, TESTS
+
 CHECKOUT = Path(__file__).parents[2]
 PAGE = (CHECKOUT / "docs" / "quickstart.md").read_text(encoding="utf-8")
-RUNNER = Path(__file__).with_name("run_quickstart.py")
+RUNNER = LAUNCHED / "run_quickstart.py"
 EXAMPLE = re.compile(
     r"^## (?P<name>[^\n]+)\n\n<!-- quickstart: trl(?P<range>\S+) -->\n<!-- not run: .*? -->\n"
     r"```python\n(?P<text>.*?)^```$",
@@ -66,13 +69,10 @@ def test_each_trainer_has_a_short_example() -> None:
 
 def test_the_examples_run_here(tmp_path: Path) -> None:
     variables = {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
-    run(version("trl"), sys.executable, tmp_path, variables | {"PYTHONPATH": str(CHECKOUT)})
+    run(version("trl"), sys.executable, tmp_path, variables | {"PYTHONPATH": f"{CHECKOUT}{os.pathsep}{TESTS}"})
 
 
 @pytest.mark.matrix
 def test_the_examples_run_on_the_newest_release(tmp_path: Path) -> None:
-    sys.path.insert(0, str(CHECKOUT / "tests" / "bench"))
-    from layout import main_place, releases
-
     place = main_place(releases()[-1])
     run(place.release, place.python, tmp_path, place.environment())

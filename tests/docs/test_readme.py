@@ -16,6 +16,9 @@ from trl_hotfix.matching import gates
 from trl_hotfix.matching.fingerprints import bodies
 from trl_hotfix.model import Patch, Severity
 
+from bench.releases.layout import main_place
+from launched import LAUNCHED
+
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 FIRST_SCREEN = README.partition("\n## ")[0]
@@ -51,7 +54,7 @@ trainer = GRPOTrainer(
 trainer.train()
 """.format(blank="\n" * 189)
 """Arguments of TRL's example on which the bug depends. The trainer and the number are in the same lines as there."""
-TRAINING = Path(__file__).with_name("train_like_carla.py")
+TRAINING = LAUNCHED / "train_like_carla.py"
 
 
 def outputs() -> list[str]:
@@ -142,9 +145,6 @@ def test_the_scan_prints_what_is_shown(tmp_path: Path) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("repaired", ["0", "1"])
 def test_the_training_prints_what_is_shown(repaired: str) -> None:
-    sys.path.insert(0, str(CHECKOUT / "tests" / "bench"))
-    from layout import main_place
-
     place = main_place("1.9.0")
     # As the `.pth` of an installed package does at the start of Python.
     start = "import sys, runpy, trl_hotfix.autostart as hook; hook.start(); "

@@ -13,12 +13,10 @@ import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
-
-import recording
-
 from trl_hotfix import __version__
 from trl_hotfix.catalogue import loading
+
+from tools import recording
 
 DRAWN = recording.DRAWING.read_text(encoding="utf-8")
 CHARACTER = 12.2

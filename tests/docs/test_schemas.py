@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module, metadata
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -18,6 +16,8 @@ import pytest
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.commands.main import NAMES
 
+from tools.pages import generate
+
 CHECKOUT = Path(__file__).parents[2]
 SCHEMAS = CHECKOUT / "docs" / "schemas"
 ID = "moe-aux-loss-lost-under-deepspeed"
@@ -25,7 +25,7 @@ WITH = {
     "verify": ["--json", ID],
     "explain": ["--json", ID],
     "freeze": [],
-    "scan": ["--json", str(CHECKOUT / "tests" / "process" / "train_tiny.py")],
+    "scan": ["--json", str(CHECKOUT / "tests" / "launched" / "train_tiny.py")],
     "audit": ["--json", str(CHECKOUT / "tests" / "bench" / "stacks" / "tf4.44.txt"), "--trl", "0.11.4"],
     "compare": ["--json", "0.11.4", "1.16.0"],
     "diff": ["--json", "a.json", "b.json"],
@@ -33,16 +33,6 @@ WITH = {
     "fingerprint": ["--json", "--wheel", str(metadata.distribution("trl").locate_file(""))],
 }
 """The arguments of commands for which ``--json`` is not enough. The installed TRL takes the place of a wheel."""
-
-
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = spec_from_file_location("generate", CHECKOUT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def command(name: str) -> Any:
@@ -54,7 +44,7 @@ WRITES = ("new", "pack")  # They write files: tests/unit/commands/test_new.py an
 PRINTS = [name for name in ANSWERS if name not in WRITES]
 
 
-def test_the_schemas_are_made_anew_from_the_commands(generate: ModuleType) -> None:
+def test_the_schemas_are_made_anew_from_the_commands() -> None:
     generated = {f"{name}.json": generate.as_text(schema) for name, schema in generate.schemas().items()}
     published = {path.name: path.read_text(encoding="utf-8") for path in SCHEMAS.glob("*.json")}
     assert published == generated, "`make schemas` writes docs/schemas/ again"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,14 +18,12 @@ from typing import Any
 
 import pytest
 
+from bench.proving.running import process
+from bench.results import gpu_record
+from gpu import places
+
 CHECKOUT = Path(__file__).parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(CHECKOUT / "tests" / "bench")]
 
-import gpu_record  # noqa: E402
-import places  # noqa: E402
-from running import process  # noqa: E402
-
-SCRIPT = Path(__file__).with_name("train_on_device.py")
 LIMIT = 240
 """The seconds of a case, unless its test has ``limit``."""
 
@@ -115,7 +112,7 @@ class Measure:
         name = ", ".join([case, release, switch, *map(str, settings.values())])
         answer = process(
             self.place,
-            [str(SCRIPT), "{out}", case, self.device, switch, *self.patches, *arguments],
+            ["-m", "gpu.train_on_device", "{out}", case, self.device, switch, *self.patches, *arguments],
             self.limit,
             *folders,
             lines=25,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import tolerances
+from gpu import tolerances
 
 LAYERS, WIDTH, TOKENS = 2, 256, 338
 """Of the model of ``runs.py``: its longest sums are over the width of the MLP or the tokens of a batch."""

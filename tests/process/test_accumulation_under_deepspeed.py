@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from bench.releases import layout
+from launched import LAUNCHED
 
-import layout
-
-SCRIPT = Path(__file__).with_name("train_under_deepspeed.py")
+SCRIPT = LAUNCHED / "train_under_deepspeed.py"
 START_HOOK = layout.CHECKOUT / "trl_hotfix" / "trl_hotfix_autoapply.pth"
 MICRO_BATCHES = 4
 """On each rank."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-import layout
+from bench.releases import layout
+from launched import LAUNCHED
 
-SCRIPT = Path(__file__).with_name("train_moe.py")
+SCRIPT = LAUNCHED / "train_moe.py"
 
 
 @cache

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import sharing
+
+from helpers import sharing
+from launched import LAUNCHED
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
-SCRIPT = str(Path(__file__).with_name("every_process.py"))
+SCRIPT = str(LAUNCHED / "every_process.py")
 LAUNCHERS = {
     "accelerate launch": (
         "-m",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import sharing
+
+from helpers import sharing
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 PATCH = "moe-aux-loss-lost-under-deepspeed"
 TRAINER = "from trl import DPOTrainer; print(vars(DPOTrainer)['get_batch_loss_metrics'].__module__)\n"

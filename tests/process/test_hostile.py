@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 # Each case runs in a fork of one process that has imported what TRL needs, since a new process takes seconds.
 SCRIPT = """\

@@ -18,7 +18,7 @@ import pytest
 from trl_hotfix.catalogue import loading
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 CHECKOUT = Path(__file__).parents[2]
 PAGE = (CHECKOUT / "docs" / "platform.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ LINES = [
     for line in block.splitlines()
     if not line.startswith("#")
 ]
-CLONE = ("trl_hotfix", "evidence", "tests/proofs", "tests/tiny", "tests/bench/prove.py", "patches.yaml", "known.yaml")
+CLONE = ("trl_hotfix", "evidence", "tests/proofs", "tests/tiny", "bench/proving/prove.py", "patches.yaml", "known.yaml")
 
 
 @dataclass

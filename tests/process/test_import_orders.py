@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-import sharing
 
 from trl_hotfix.catalogue import loading, parsing
 from trl_hotfix.matching import gates
 
+from helpers import sharing
+from launched import LAUNCHED
+
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 DRAWN = int(os.environ.get("ORDERS", "100"))
 THREADED = int(os.environ.get("ORDERS_THREADED", "60"))
@@ -401,7 +403,7 @@ def run(environment: Environment, cases: list[Case], mode: str, folder: Path, **
     """Return the recorded answer of each case."""
     cases_file, answers = folder / "cases.json", folder / "answers.json"
     cases_file.write_text(json.dumps(cases), encoding="utf-8")
-    script = str(Path(__file__).with_name("orders.py"))
+    script = str(LAUNCHED / "orders.py")
     # The bodies of the made-up patches' targets are not on record, and forks have no use for threads of torch.
     variables = {"TRL_HOTFIX_UNKNOWN_BODY": "try", "OMP_NUM_THREADS": "1", **variables}
     process = environment.run(script, str(cases_file), str(answers), mode, cwd=None, **variables)

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-SCRIPT = Path(__file__).with_name("train_moe.py")
+from launched import LAUNCHED, TESTS
+
+SCRIPT = LAUNCHED / "train_moe.py"
 ID = "moe-aux-loss-lost-under-deepspeed"
 pytestmark = pytest.mark.matrix
 UNDER_DDP = [("DPO", "mixtral"), ("CPO", "qwen2_moe")]
@@ -37,7 +39,7 @@ def run(
         options = ["--trainer", trainer, "--model", model, "--accumulate", str(accumulate), *stage]
         process = subprocess.run(
             [sys.executable, *torchrun, str(SCRIPT), str(out), *options],
-            env={**environment, "TRL_HOTFIX": hotfix, "OMP_NUM_THREADS": "1"},
+            env={**environment, "TRL_HOTFIX": hotfix, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
             capture_output=True,
             text=True,
             check=False,

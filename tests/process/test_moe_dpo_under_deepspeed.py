@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +13,7 @@ import trl_hotfix
 from trl_hotfix.model import Verdict
 from trl_hotfix.patches.preference import moe_aux_loss_lost_under_deepspeed as patch
 
-_spec = importlib.util.spec_from_file_location("moe_dpo", Path(__file__).with_name("moe_dpo.py"))
-assert _spec is not None
-assert _spec.loader is not None
-moe_dpo = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(moe_dpo)
+from launched import moe_dpo
 
 ID = "moe-aux-loss-lost-under-deepspeed"
 stages = pytest.mark.parametrize("stage", ["0", pytest.param("2", marks=pytest.mark.matrix)])

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-import sharing
 
 from trl_hotfix.catalogue import condensed, evidence_file, loading, modules
 from trl_hotfix.model import KnownBug, Patch
 
+from helpers import sharing
+
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 Build = Callable[..., dict[str, Path]]
 
@@ -84,7 +85,8 @@ def test_a_mistake_in_the_catalogue_ends_the_build(build: Build, checkout: Path)
 
 def test_the_wheel_has_the_proofs_and_what_they_need(distributions: dict[str, Path], checkout: Path) -> None:
     tests = checkout / "tests"
-    paths = [tests / "bench" / "prove.py", *tests.glob("tiny/*.py")]
+    prove = checkout / "bench" / "proving" / "prove.py"
+    paths = [*tests.glob("tiny/*.py")]
     paths += [
         tests / "proofs" / modules.family_of(patch.id) / f"{patch.id.replace('-', '_')}.py" for patch in loading.load()
     ]
@@ -92,9 +94,10 @@ def test_the_wheel_has_the_proofs_and_what_they_need(distributions: dict[str, Pa
         content = io.BytesIO(wheel.read("trl_hotfix/data/proofs.tar.bz2"))
     with tarfile.open(fileobj=content) as archive:
         packed = {member.name: archive.extractfile(member).read() for member in archive}
-    assert packed.keys() == {path.relative_to(tests).as_posix() for path in paths}
-    for path in paths:
-        text = packed[path.relative_to(tests).as_posix()].decode()
+    names = {path: path.relative_to(tests).as_posix() for path in paths} | {prove: "bench/proving/prove.py"}
+    assert packed.keys() == {*names.values()}
+    for path, name in names.items():
+        text = packed[name].decode()
         # The same code on the same lines, and nothing else.
         assert code_of(text) == code_of(path.read_text(encoding="utf-8")), path
         assert not any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(text).readline))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 ID = "acme/marks-loss"
 OTHER = "dpo-f-divergence-ignored"

@@ -10,12 +10,14 @@ import pytest
 
 from trl_hotfix.catalogue import loading
 
+from launched import LAUNCHED, TESTS
+
 if TYPE_CHECKING:
     import subprocess
 
-    from conftest import Environment
+    from launched.environments import Environment
 
-SCRIPT = str(Path(__file__).with_name("train_tiny.py"))
+SCRIPT = str(LAUNCHED / "train_tiny.py")
 # transformers 4.44 loads the states of the random generators in a way that torch 2.6 forbids by default.
 QUIET = {
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
@@ -33,7 +35,9 @@ def train(
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     out = folder / "out.json"
     out.unlink(missing_ok=True)
-    return installed.run(*launcher, SCRIPT, str(out), str(folder), *words, cwd=None, **QUIET, **variables)
+    return installed.run(
+        *launcher, SCRIPT, str(out), str(folder), *words, cwd=None, PYTHONPATH=str(TESTS), **QUIET, **variables
+    )
 
 
 def recorded(folder: Path) -> list[Any]:

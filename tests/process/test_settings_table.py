@@ -13,14 +13,15 @@ from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from settings_table import ID, OTHER, ROWS, Row
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.selection.set_digest import digest_of
 from trl_hotfix.stopping import EXIT_CODE, WAY_ON
 
+from launched.settings_table import ID, OTHER, ROWS, Row
+
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 STUB = "0.11.4"
 """The version of the TRL in the environment ``stubbed``."""

@@ -7,7 +7,6 @@ process. ``test_two_ranks.py`` has the other cases on two ranks under DDP.
 from __future__ import annotations
 
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,14 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-sys.path.insert(0, str(Path(__file__).parent))
-from differences import difference
-
-import layout
+from bench.releases import layout
+from launched import LAUNCHED
+from launched.differences import difference
 
 pytestmark = pytest.mark.matrix
-SCRIPT = Path(__file__).with_name("train_sharded.py")
+SCRIPT = LAUNCHED / "train_sharded.py"
 WRAPPED_AS = {"ddp": "DistributedDataParallel", "zero": "DeepSpeedEngine"}
 
 

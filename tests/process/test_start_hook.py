@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 CHECKOUT = Path(__file__).parents[2]
 WATCH = '''

@@ -16,10 +16,11 @@ from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
-import sharing
+
+from helpers import sharing
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 THIRD_PARTY = ("wrapt", "yaml", "packaging", "msgspec", "click", "rich", "torch", "trl", "transformers")
 LOADED = f"import sys; print(sorted(m for m in sys.modules if m.startswith('trl_hotfix') or m in {THIRD_PARTY}))"

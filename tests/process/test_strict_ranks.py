@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import sharing
+
+from helpers import sharing
+from launched import LAUNCHED, TESTS
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
-SCRIPT = str(Path(__file__).with_name("strict_ranks.py"))
+SCRIPT = str(LAUNCHED / "strict_ranks.py")
 BUG = "moe-aux-loss-lost-under-deepspeed"
 PATIENCE = 6
 
@@ -48,6 +50,7 @@ def test_all_ranks_end_or_none(installed: Environment, tmp_path: Path, world: in
     steps, line = CASES[case]
     variables = {
         **os.environ,
+        "PYTHONPATH": str(TESTS),
         "TRL_HOTFIX": "1" if case == "only one is strict" else "strict",
         "TRL_HOTFIX_PATIENCE": str(PATIENCE),
         "TRL_HOTFIX_LOG": "quiet",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-sys.path.insert(0, str(Path(__file__).parent))
-from differences import difference
-
-import layout
+from bench.releases import layout
+from launched import LAUNCHED
+from launched.differences import difference
 
 pytestmark = pytest.mark.matrix
-SCRIPT = Path(__file__).with_name("train_on_ranks.py")
+SCRIPT = LAUNCHED / "train_on_ranks.py"
 
 
 @cache

@@ -13,7 +13,7 @@ import pytest
 from trl_hotfix.catalogue import loading
 
 if TYPE_CHECKING:
-    from conftest import Environment
+    from launched.environments import Environment
 
 CHECKOUT = Path(__file__).parents[2]
 TRAINED = "orpo-nan-gradient-near-certainty"

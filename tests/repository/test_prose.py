@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+from tools import prose
 
-prose = import_module("prose")
+CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,9 @@ def test_the_baseline_follows_a_file_and_does_not_grow(tmp_path: Path) -> None:
 
 
 def test_the_checkout_is_as_its_baseline_says() -> None:
-    process = subprocess.run([sys.executable, HERE / "prose.py"], capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-m", "tools.prose"], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
     assert process.returncode == 0, process.stdout
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parents[2]
-CHECKS = Path(__file__).with_name("release_checks.py")
+CHECKS = CHECKOUT / "tools" / "release_checks.py"
 URL = "https://forge.example/somebody/trl_hotfix"
 FILES = ("CHANGELOG.md", "CITATION.cff", "SECURITY.md", "pyproject.toml", "trl_hotfix/__init__.py")
 
@@ -18,7 +18,7 @@ FILES = ("CHANGELOG.md", "CITATION.cff", "SECURITY.md", "pyproject.toml", "trl_h
 @pytest.fixture
 def releasable(tmp_path: Path) -> Path:
     """A copy of the files that a release is checked by, as they are when 0.2.0 is released from ``URL``."""
-    for name in (*FILES, "tests/repository/release_checks.py"):
+    for name in (*FILES, "tools/release_checks.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, tmp_path / name)
     edit(tmp_path / "CHANGELOG.md", " - unreleased", " - 2026-12-01")
@@ -33,7 +33,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def checked(checkout: Path, tag: str = "v0.2.0", url: str = URL) -> tuple[int, str]:
-    command = [sys.executable, str(checkout / "tests" / "repository" / "release_checks.py"), tag, url]
+    command = [sys.executable, str(checkout / "tools" / "release_checks.py"), tag, url]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     return process.returncode, process.stdout + process.stderr
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,21 +17,9 @@ from trl_hotfix.matching import fingerprints
 from trl_hotfix.model import Called, Patch, Severity, Target, Upstream
 from trl_hotfix.patching import conflicts, engine
 
+from helpers import trl_like as made_up
+
 Declare = Callable[..., Patch]
-
-
-def load_helpers() -> None:
-    """Make ``helpers`` importable by the test files: with ``--import-mode=importlib`` pytest leaves sys.path alone."""
-    spec = importlib.util.spec_from_file_location("helpers", Path(__file__).parent / "helpers" / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["helpers"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["helpers"])
-
-
-load_helpers()
-
-from helpers import trl_like as made_up  # noqa: E402
 
 
 @pytest.fixture

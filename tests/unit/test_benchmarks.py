@@ -19,22 +19,21 @@ from typing import Any
 import msgspec
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import applying  # noqa: E402
-import cost_cases  # noqa: E402
-import costs  # noqa: E402
-import gain  # noqa: E402
-import listing  # noqa: E402
-import measure  # noqa: E402
-import own_code  # noqa: E402
-import per_call  # noqa: E402
-import plot  # noqa: E402
-import run  # noqa: E402
-import start  # noqa: E402
-import training  # noqa: E402
-from measure import Estimate, Finding  # noqa: E402
+from benchmarks import (
+    applying,
+    cost_cases,
+    costs,
+    gain,
+    listing,
+    measure,
+    own_code,
+    per_call,
+    plot,
+    run,
+    start,
+    training,
+)
+from benchmarks.measure import Estimate, Finding
 
 # What is measured is a run with torch, and a wheel that the developers' tools build.
 pytestmark = pytest.mark.needs_trl
@@ -157,7 +156,7 @@ def test_the_results_have_machine_versions_and_date(monkeypatch: pytest.MonkeyPa
     assert record["versions"].keys() == {"trl_hotfix", "commit", "coverage"}
     assert record["date"].startswith("20")
     assert record["quick"] is True
-    assert record["command"] == "python benchmarks/run.py --quick start"
+    assert record["command"] == "python -m benchmarks.run --quick start"
     assert record["summary"] == {"a patch": 2.0}
     assert [(row["what"], row["median"], row["verdict"]) for row in record["findings"]] == [("it", 1.23457, "met")]
     assert "samples" not in record
@@ -167,7 +166,7 @@ def test_the_results_have_machine_versions_and_date(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_results_on_record_have_no_samples() -> None:
-    text = (BENCHMARKS / "results.json").read_text(encoding="utf-8")
+    text = (measure.CHECKOUT / "benchmarks" / "results.json").read_text(encoding="utf-8")
     assert not any("samples" in record for record in json.loads(text)["benchmarks"].values())
     assert len(text) < 150_000
 
@@ -235,7 +234,7 @@ def test_each_variant_of_a_call_matches_its_name() -> None:
 
 def at_the_trainer(order: str) -> dict[str, Any]:
     environment = measure.bare_environment(PYTHONPATH=str(measure.CHECKOUT), HF_HUB_OFFLINE="1")
-    command = [sys.executable, str(BENCHMARKS / "applying.py"), "trainer", "trl.trainer.dpo_trainer", order]
+    command = [sys.executable, "-m", "benchmarks.applying", "trainer", "trl.trainer.dpo_trainer", order]
     return measure.process(command, environment)
 
 
@@ -280,8 +279,8 @@ def test_a_made_up_catalogue_has_few_patches_in_range(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay" / f"trl-{applying.MADE_UP_ON}.dist-info"
     overlay.mkdir(parents=True)
     (overlay / "METADATA").write_text(f"Name: trl\nVersion: {applying.MADE_UP_ON}\n")
-    code = [sys.executable, str(BENCHMARKS / "applying.py"), "made-up"]
-    environment = measure.bare_environment(PYTHONPATH=f"{overlay.parent}:{tmp_path}")
+    code = [sys.executable, "-m", "benchmarks.applying", "made-up"]
+    environment = measure.bare_environment(PYTHONPATH=f"{overlay.parent}:{tmp_path}:{measure.CHECKOUT}")
     process = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
     counts = json.loads(process.stdout)
     assert (counts["patches"], counts["pending"]) == (10, len(applying.IN_RANGE))
@@ -409,13 +408,14 @@ def test_every_function_of_a_module_of_ours_is_timed_but_generators() -> None:
 
 def test_a_case_counts_the_memory_of_our_code_alone() -> None:
     code = (
-        "import importlib, json, own_code\nown_code.install()\nimport cost_cases\n"
+        "import importlib, json\nfrom benchmarks import own_code\nown_code.install()\n"
+        "from benchmarks import cost_cases\n"
         "patch = importlib.import_module('trl_hotfix.patches.online.online_dpo_metrics_include_padding')\n"
         "size = cost_cases.Size(patch, 100_000, None, None)\n"
         "call = cost_cases.CASES['online-dpo-metrics-include-padding'](size)\n"
         "print(json.dumps(cost_cases.of_one_call(call)))"
     )
-    environment = measure.bare_environment(PYTHONPATH=f"{measure.CHECKOUT}:{BENCHMARKS}")
+    environment = measure.bare_environment(PYTHONPATH=str(measure.CHECKOUT))
     counts = measure.process([sys.executable, "-c", code], environment)
     # ``mask == 0`` has a byte for each token, and what is filled four.
     assert (counts["operations"], counts["peak"], counts["bytes"]) == (2, 500_000, 500_000)

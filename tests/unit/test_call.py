@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.layered import owner_of, put_on
 
 from trl_hotfix.authoring import Call, act, act_of_this_call, shadowed, wrapper
 from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
+
+from helpers.layered import owner_of, put_on
 
 BATCH, SCALE, OTHER = object(), object(), object()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from helpers.example_entry import with_lines
 
 from trl_hotfix import errors
 from trl_hotfix.catalogue import parsing
@@ -18,6 +17,8 @@ from trl_hotfix.errors import (
     UnknownPatchError,
     quoted,
 )
+
+from helpers.example_entry import with_lines
 
 
 def test_a_catalogue_error_has_the_path_and_every_line() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.patch_examples import PATCH
 from msgspec.structs import replace
 
 from trl_hotfix.model import Option, Reason, State
+
+from helpers.patch_examples import PATCH
 
 OVER = Option({"sequence": "the paper's", "global": "every token"}, "sequence")
 

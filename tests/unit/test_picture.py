@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from importlib import import_module
@@ -19,7 +18,6 @@ import trl_hotfix
 from trl_hotfix.catalogue import loading
 
 CHECKOUT = Path(__file__).parents[2]
-sys.path.insert(0, str(CHECKOUT / "tests" / "bench"))
 matrix, picture, summary = (import_module(name) for name in ("matrix", "picture", "summary"))
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"

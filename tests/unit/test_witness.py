@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from datasets.fingerprint import Hasher
-from helpers.layered import Counted, layer_of, owner_of, put_on
 
 from trl_hotfix import witness
 from trl_hotfix.authoring import act, act_of_this_call, shadowed
@@ -24,6 +23,8 @@ from trl_hotfix.call import Mark, Wrapped
 from trl_hotfix.model import Wrapper
 from trl_hotfix.patching.wrappers import wrapped_descriptor
 from trl_hotfix.witness import Count, Witnessed
+
+from helpers.layered import Counted, layer_of, owner_of, put_on
 
 
 class Trainer:

@@ -94,7 +94,7 @@ Next, in this order:
   2. Write the wrapper, until it says `proven`: reproduced, fixed, reproduced.
   3. Write the tests in {tests}, until `make patches PATCHES={id}` passes.
   4. Write the proof in {proof}, until
-         python tests/bench/bench.py run --releases {release} --patches {id} --no-write
+         python -m bench run --releases {release} --patches {id} --no-write
      says `proven` for the cell and the proof.
   5. Write title, why, how, severity and upstream in patches.yaml, and the module's docstring; and under hits the
      arguments that the bug needs, so that

@@ -140,9 +140,9 @@ def _proof(patch_id: str, proofs: Path, folder: Path) -> dict[str, Any]:
     out, scratch = folder / "proof.json", folder / patch_id
     out.unlink(missing_ok=True)
     scratch.mkdir()
-    command = [sys.executable, str(proofs / "bench" / "prove.py"), str(out), str(folder / "gradients"), patch_id]
-    # A script finds only modules in its own folder, so the folder that has this package is added to the path.
-    path = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "bench.proving.prove", str(out), str(folder / "gradients"), patch_id]
+    # `bench` is beside the unpacked proofs of a wheel, and in a checkout beside this package.
+    path = os.pathsep.join(filter(None, [str(proofs), str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
     variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(scratch), "PYTHONPATH": path}
     environment = {**_environment(), **variables}
     process = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)

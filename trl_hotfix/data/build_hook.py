@@ -78,8 +78,8 @@ def _pack_proofs(root: Path, archive: Path) -> None:
     of_patches = {path.relative_to(patches) for path in patches.glob("*/*.py")}
     proofs = [path for path in (tests / "proofs").glob("*/*.py") if path.relative_to(tests / "proofs") in of_patches]
     with tarfile.open(archive, "w:bz2", format=tarfile.USTAR_FORMAT) as packed:
-        for path in sorted([tests / "bench" / "prove.py", *proofs, *(tests / "tiny").glob("*.py")]):
-            member = tarfile.TarInfo(path.relative_to(tests).as_posix())
+        for path in [root / "bench" / "proving" / "prove.py", *sorted([*proofs, *(tests / "tiny").glob("*.py")])]:
+            member = tarfile.TarInfo(path.relative_to(tests if tests in path.parents else root).as_posix())
             content = _without_comments(path.read_text(encoding="utf-8")).encode()
             member.size = len(content)
             packed.addfile(member, io.BytesIO(content))

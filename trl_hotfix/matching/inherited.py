@@ -1,7 +1,7 @@
 """The bodies of what TRL's classes inherit from transformers, by its release: ``data/transformers.json``.
 
 TRL's wheel shows that ``CPOTrainer`` inherits ``training_step``, and the record has its body in transformers 5.2.0.
-``tests/bench/transformers_record.py`` writes it.
+``tools/transformers_record.py`` writes it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import date
 
 import pytest
+
+from trl_hotfix.catalogue import parsing
+
 from helpers.example_entry import (
     ENTRY,
     EXAMPLE,
@@ -13,8 +16,6 @@ from helpers.example_entry import (
     with_lines,
     with_options,
 )
-
-from trl_hotfix.catalogue import parsing
 
 # Versions
 

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+import trl_hotfix.patches
+from trl_hotfix.catalogue import loading, modules, parsing, shipped
+from trl_hotfix.model import KnownBug, Patch
+
 from helpers.example_entry import (
     ENTRY,
     EXAMPLE,
@@ -19,10 +24,6 @@ from helpers.example_entry import (
     with_lines,
     with_options,
 )
-
-import trl_hotfix.patches
-from trl_hotfix.catalogue import loading, modules, parsing, shipped
-from trl_hotfix.model import KnownBug, Patch
 
 CHECKOUT = Path(__file__).parents[3]
 

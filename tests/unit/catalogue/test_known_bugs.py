@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from helpers.example_entry import ENTRY, EXAMPLE
-from helpers.example_entry import the_mistake as the_mistake_of_patches
 
 from trl_hotfix.catalogue import parsing
 from trl_hotfix.errors import CatalogueError
 from trl_hotfix.model import Hit, Severity, Upstream
+
+from helpers.example_entry import ENTRY, EXAMPLE
+from helpers.example_entry import the_mistake as the_mistake_of_patches
 
 KNOWN = """\
 - id: some-bug

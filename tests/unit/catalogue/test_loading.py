@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.example_entry import SHIPPED
 
 from trl_hotfix.catalogue import data_files, loading
 from trl_hotfix.commands.new import LONGEST_TITLE
@@ -17,6 +16,8 @@ from trl_hotfix.errors import CatalogueError, DamagedError
 from trl_hotfix.matching import gates, versions
 from trl_hotfix.matching.fingerprints import bodies
 from trl_hotfix.model import Bug, Patch
+
+from helpers.example_entry import SHIPPED
 
 
 def test_the_shipped_catalogue_loads() -> None:

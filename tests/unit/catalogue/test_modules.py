@@ -10,13 +10,14 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from helpers.example_entry import SHIPPED
 from msgspec.structs import replace
 
 import trl_hotfix.patches
 from trl_hotfix.catalogue import functions, modules
 from trl_hotfix.errors import DamagedError
 from trl_hotfix.model import Patch
+
+from helpers.example_entry import SHIPPED
 
 IDS = [patch.id for patch in SHIPPED]
 MODULES = sorted(Path(trl_hotfix.patches.__file__).parent.glob("*/*.py"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from helpers.patch_examples import PATCH
 from msgspec.structs import replace
 
 from trl_hotfix.catalogue import on_record
+
+from helpers.patch_examples import PATCH
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import trl.trainer.dpo_trainer as leaf
-from helpers.command_line import CHECKOUT, run
 from hypothesis import example, given
 from hypothesis import strategies as st
 from trl.trainer.dpo_trainer import DPOTrainer
@@ -24,6 +23,8 @@ from trl_hotfix.matching import digests, fingerprints
 from trl_hotfix.model import State
 from trl_hotfix.patching import engine
 from trl_hotfix.patching.wrappers import reference_of
+
+from helpers.command_line import CHECKOUT, run
 
 ID = "acme/marks-loss"
 Install = Callable[..., Path]

@@ -8,6 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_hotfix.catalogue import parsing
+from trl_hotfix.errors import CatalogueError, Mistake
+from trl_hotfix.model import Called, Hit, Patch, Severity, Target
+
 from helpers.example_entry import (
     ENTRY,
     EXAMPLE,
@@ -17,12 +24,6 @@ from helpers.example_entry import (
     with_lines,
     with_options,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from trl_hotfix.catalogue import parsing
-from trl_hotfix.errors import CatalogueError, Mistake
-from trl_hotfix.model import Called, Hit, Patch, Severity, Target
 
 
 def test_a_valid_entry_is_a_patch() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from helpers.example_entry import ENTRY, mistakes, the_mistake, with_lines
 
 

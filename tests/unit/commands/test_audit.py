@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import runner
-from helpers.old_runs import output_folder
 
 from trl_hotfix import __version__
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import audit, audit_answer
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.matching import gates
+
+from helpers.command_line import runner
+from helpers.old_runs import output_folder
 
 NORMALISER = "sft-loss-normaliser-counts-first-token"
 EXTRA_EOS = "dpo-extra-eos-conversational"

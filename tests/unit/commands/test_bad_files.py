@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from helpers import forked_commands
 from helpers.bad_files import RED, of_suffix
 from helpers.command_line import CHECKOUT, ID

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import runner
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import compare, compare_answer
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.matching import gates
 from trl_hotfix.model import Bug, Severity
+
+from helpers.command_line import runner
 
 KNOWN: tuple[Bug, ...] = (*loading.load(), *loading.without_repair())
 BUGS = [bug for bug in KNOWN if bug.severity is not Severity.DIAGNOSIS]

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import CHECKOUT, ID, run, without_trl
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import doctor
 from trl_hotfix.commands.doctor import answer as answer_types
 from trl_hotfix.commands.doctor import variables
+
+from helpers.command_line import CHECKOUT, ID, run, without_trl
 
 
 def diagnosis(*arguments: str, **variables: str) -> tuple[int, dict[str, Any]]:

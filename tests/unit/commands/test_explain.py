@@ -7,10 +7,10 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-from helpers.command_line import ID, run
-
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import versions
+
+from helpers.command_line import ID, run
 
 
 def is_in_this_release(target: dict[str, str]) -> bool:

@@ -6,9 +6,9 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-from helpers.command_line import ID, run
-
 from trl_hotfix.catalogue import loading
+
+from helpers.command_line import ID, run
 
 INSTALLED = str(metadata.distribution("trl").locate_file(""))
 

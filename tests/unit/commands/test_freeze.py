@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import CHECKOUT, ID, run, without_trl
 
 from trl_hotfix.catalogue import loading, on_record
 from trl_hotfix.commands import freeze_elsewhere
@@ -20,6 +19,8 @@ from trl_hotfix.matching import fingerprints, gates, versions
 from trl_hotfix.matching.fingerprints import Bodies
 from trl_hotfix.model import Reason, State
 from trl_hotfix.selection.selection import Selection
+
+from helpers.command_line import CHECKOUT, ID, run, without_trl
 
 
 def test_a_freeze_file_reproduces_the_digest(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command_line import runner
 
 from trl_hotfix.commands import scan
 from trl_hotfix.commands.common import Exit
+
+from helpers.command_line import runner
 
 CORPUS = Path(__file__).parents[2] / "corpus"
 SCRIPTS = (

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
 from helpers import forked_commands
 from helpers.command_line import CHECKOUT
 from helpers.hostile_files import Hostile, audited, scanned
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it bounds a process as Linux does")
 

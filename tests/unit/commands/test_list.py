@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.command_line import ID, run, without_trl
-
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Severity
+
+from helpers.command_line import ID, run, without_trl
 
 
 def test_list_shows_what_applies_and_why() -> None:

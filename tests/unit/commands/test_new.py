@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers.command_line import CHECKOUT, ID, run
 
 from trl_hotfix.catalogue import modules
 from trl_hotfix.commands.new import Answer, with_entry
+
+from helpers.command_line import CHECKOUT, ID, run
 
 NEW = "dpo-made-up-bug"
 

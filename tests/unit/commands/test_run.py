@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.command_line import CHECKOUT, ID, run, without_trl
 
 from trl_hotfix.catalogue import loading
+
+from helpers.command_line import CHECKOUT, ID, run, without_trl
 
 HOOKED = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('TRL_HOTFIX')}))"
 

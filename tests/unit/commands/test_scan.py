@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from helpers.command_line import runner
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import scan, scan_answer
@@ -17,6 +16,8 @@ from trl_hotfix.commands.common import Exit
 from trl_hotfix.matching import versions
 from trl_hotfix.model import Bug, Severity
 from trl_hotfix.reporting.sentences import repair_of
+
+from helpers.command_line import runner
 
 BUGS: tuple[Bug, ...] = (*loading.load(), *loading.without_repair())
 DROPPED = "dpo-precomputed-ref-logps-dropped"

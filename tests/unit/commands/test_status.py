@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
-from helpers.command_line import ID, run
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands import status
 from trl_hotfix.commands.common import Exit
 from trl_hotfix.selection.freeze_files import LARGEST
+
+from helpers.command_line import ID, run
 
 LONGEST_ID = max((patch.id for patch in loading.load()), key=len)
 HIT = {

@@ -9,10 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from helpers.command_line import ID, run, runner
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands.main import NAMES, commands
+
+from helpers.command_line import ID, run, runner
 
 SCRIPT = """\
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.callbacks import PREFIX
 
 from trl_hotfix.import_hooks import Finder
+
+from helpers.callbacks import PREFIX
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from helpers.callbacks import Failing, patch_value
 
 from trl_hotfix.import_hooks import Finder
+
+from helpers.callbacks import Failing, patch_value
 
 
 def test_the_callback_runs_once_before_the_first_line(

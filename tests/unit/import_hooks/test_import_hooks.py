@@ -13,9 +13,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers.callbacks import Calls, Failing, patch_value
 
 from trl_hotfix.import_hooks import Finder
+
+from helpers.callbacks import Calls, Failing, patch_value
 
 
 def test_the_callback_runs_after_the_last_line_of_the_module(finder: Finder, write: Callable[..., None]) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from helpers.callbacks import Calls, Failing, patch_value
 
 from trl_hotfix.import_hooks import Finder
+
+from helpers.callbacks import Calls, Failing, patch_value
 
 
 def test_a_module_under_way_is_called_back_when_complete(

@@ -17,9 +17,10 @@ from typing import Any, cast
 
 import pytest
 import wrapt
-from helpers.callbacks import Calls, Failing, patch_value
 
 from trl_hotfix.import_hooks import Finder
+
+from helpers.callbacks import Calls, Failing, patch_value
 
 # Specs and loaders
 

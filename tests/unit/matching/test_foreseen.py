@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.patch_examples import having, patch
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import fingerprints, foreseen, gates, sources, versions
 from trl_hotfix.matching.fingerprints import Bodies
 from trl_hotfix.matching.sources import Release
 from trl_hotfix.model import Reason, State, Target
+
+from helpers.patch_examples import having, patch
 
 OURS = "import transformers\n\nclass DPOTrainer(transformers.Trainer):\n    def step(self): return 1\n"
 NAME = "trl.trainer.dpo_trainer:DPOTrainer.step"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from helpers.patch_examples import PATCH, RELEASES, TARGET, having, ids, patch, selection_of, some_release
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,6 +13,8 @@ from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates, versions
 from trl_hotfix.model import Patch, Reason, State, Upstream
 from trl_hotfix.selection.selection import Selection
+
+from helpers.patch_examples import PATCH, RELEASES, TARGET, having, ids, patch, selection_of, some_release
 
 # The shipped patches
 

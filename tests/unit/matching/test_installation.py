@@ -13,11 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from helpers.command_line import CHECKOUT, without_trl
-from helpers.patch_examples import patch
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import installation, versions
+
+from helpers.command_line import CHECKOUT, without_trl
+from helpers.patch_examples import patch
 
 METADATA = "Metadata-Version: 2.1\nName: trl\nVersion: {}\n"
 LITERAL = '__version__ = "{}"\n'

@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-from helpers.patch_examples import RELEASES, some_release
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from trl_hotfix.matching import versions
+
+from helpers.patch_examples import RELEASES, some_release
 
 
 @pytest.mark.parametrize(

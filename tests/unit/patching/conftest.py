@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+
 from helpers import sample_trainers
 from helpers.sample_trainers import RAW, Trainer, asked_for
 

@@ -7,12 +7,13 @@ import logging
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import is_marked, mark
-from helpers.trl_like import NAME, double, doubles
 
 from trl_hotfix import api
 from trl_hotfix.log import FIELDS
 from trl_hotfix.model import Hit, Outcome, Verdict
+
+from helpers.made_up_patches import is_marked, mark
+from helpers.trl_like import NAME, double, doubles
 
 HITS = (Hit(("MadeUp",), "a symptom"),)
 

@@ -10,6 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from trl.trainer.dpo_trainer import DPOTrainer
+
+import trl_hotfix
+from trl_hotfix.model import Outcome, Reason, State, Verdict
+from trl_hotfix.patching import engine
+
 from helpers.made_up_patches import (
     WORDS,
     identity,
@@ -20,11 +26,6 @@ from helpers.made_up_patches import (
     stub_loss,
     use_the_option,
 )
-from trl.trainer.dpo_trainer import DPOTrainer
-
-import trl_hotfix
-from trl_hotfix.model import Outcome, Reason, State, Verdict
-from trl_hotfix.patching import engine
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

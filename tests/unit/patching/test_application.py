@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import transformers
 import trl.trainer.dpo_trainer as leaf
-from helpers.made_up_patches import identity, is_marked, mark, pass_through, raises
-from helpers.trl_like import NAME, double, doubles
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
@@ -19,6 +17,9 @@ from trl_hotfix.catalogue import modules
 from trl_hotfix.matching import digests, fingerprints
 from trl_hotfix.model import Outcome, Reason, State, Verdict
 from trl_hotfix.patching import engine, phases
+
+from helpers.made_up_patches import identity, is_marked, mark, pass_through, raises
+from helpers.trl_like import NAME, double, doubles
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

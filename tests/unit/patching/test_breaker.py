@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch._dynamo
 from accelerate.utils import memory
-from helpers.made_up_patches import MARK, identity, is_marked, mark, pass_through, stub_loss
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
@@ -22,6 +21,8 @@ from trl_hotfix.errors import NotAppliedError
 from trl_hotfix.model import Outcome, Reason, State, Verdict, Wrapper
 from trl_hotfix.patching.breaker import Breaker
 from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
+
+from helpers.made_up_patches import MARK, identity, is_marked, mark, pass_through, stub_loss
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import is_marked, mark
 
 import trl_hotfix
 from trl_hotfix.model import State
 from trl_hotfix.patching import collector
+
+from helpers.made_up_patches import is_marked, mark
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.layered import Counted, layer_of
 from trl import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -24,6 +23,8 @@ from trl_hotfix.model import Outcome, Reason, State, Target, Verdict
 from trl_hotfix.patching.compiled_code import compiled_now
 from trl_hotfix.patching.sites import Sites
 from trl_hotfix.patching.wrappers import Layer, wrapped_descriptor
+
+from helpers.layered import Counted, layer_of
 
 
 @pytest.fixture(scope="session")

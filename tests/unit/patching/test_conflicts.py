@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import MARK, identity, is_marked, mark
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
 from trl_hotfix import testing
 from trl_hotfix.catalogue import modules
 from trl_hotfix.model import Reason, State
+
+from helpers.made_up_patches import MARK, identity, is_marked, mark
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import transformers
-from helpers.made_up_patches import identity
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
 from trl_hotfix import witness
 from trl_hotfix.matching import digests, fingerprints, inherited
 from trl_hotfix.model import Outcome, Reason, State, Verdict
+
+from helpers.made_up_patches import identity
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

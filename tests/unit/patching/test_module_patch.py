@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 
-from helpers.patch_examples import patch
-from helpers.sample_trainers import site_of
-
 from trl_hotfix.model import Decision, Reason, State
 from trl_hotfix.patching.breaker import Breaker
 from trl_hotfix.patching.module_patch import ModulePatch
+
+from helpers.patch_examples import patch
+from helpers.sample_trainers import site_of
 
 PATCH = patch()
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import dill
 import pytest
-from helpers import sample_trainers
-from helpers.made_up_patches import MARK, identity, is_marked, mark, raises, stub_loss
-from helpers.sample_trainers import Trainer, layer, site_of
 from trl.trainer import dpo_trainer, utils
 from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -22,6 +19,10 @@ import trl_hotfix
 from trl_hotfix import witness
 from trl_hotfix.model import Outcome, Reason, State, Verdict
 from trl_hotfix.patching import engine, given
+
+from helpers import sample_trainers
+from helpers.made_up_patches import MARK, identity, is_marked, mark, raises, stub_loss
+from helpers.sample_trainers import Trainer, layer, site_of
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

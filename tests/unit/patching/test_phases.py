@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import transformers
-from helpers.made_up_patches import is_marked, mark, pass_through
-from helpers.trl_like import NAME, double, doubles
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -18,6 +16,9 @@ from trl_hotfix.model import Outcome, State, Verdict
 from trl_hotfix.patching import given, phases
 from trl_hotfix.patching.inheritance import site_of
 from trl_hotfix.witness import PROCESS, Here, Phase, doing
+
+from helpers.made_up_patches import is_marked, mark, pass_through
+from helpers.trl_like import NAME, double, doubles
 
 SFT = "trl.trainer.sft_trainer"
 

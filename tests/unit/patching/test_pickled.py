@@ -13,6 +13,14 @@ from typing import Any
 import cloudpickle
 import dill
 import pytest
+from trl.trainer.dpo_trainer import DPOTrainer
+
+import trl_hotfix
+from trl_hotfix.model import Outcome, State, Verdict
+from trl_hotfix.patching import engine, pickled
+from trl_hotfix.patching.sites import Sites
+from trl_hotfix.patching.wrappers import reference_of
+
 from helpers import sample_trainers
 from helpers.made_up_patches import (
     MARK,
@@ -25,13 +33,6 @@ from helpers.made_up_patches import (
     use_the_option,
 )
 from helpers.sample_trainers import Subclass, Trainer, asked_for, layer, site_of, target
-from trl.trainer.dpo_trainer import DPOTrainer
-
-import trl_hotfix
-from trl_hotfix.model import Outcome, State, Verdict
-from trl_hotfix.patching import engine, pickled
-from trl_hotfix.patching.sites import Sites
-from trl_hotfix.patching.wrappers import reference_of
 
 pytestmark = pytest.mark.usefixtures("sample_trainers_restored", "dpo_trainer_unchanged")
 

@@ -7,14 +7,15 @@ import sys
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import is_marked, mark, raises
-from helpers.patch_examples import having
 
 import trl_hotfix
 from trl_hotfix.errors import NotAppliedError
 from trl_hotfix.model import Reason, State, Strict
 from trl_hotfix.patching import previews
 from trl_hotfix.selection.selection import Selection
+
+from helpers.made_up_patches import is_marked, mark, raises
+from helpers.patch_examples import having
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import transformers
-from helpers.made_up_patches import MARK, is_marked, mark
-from helpers.trl_like import NAME, double, doubles
 from trl import DPOConfig, SFTConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.sft_trainer import SFTTrainer
@@ -22,6 +20,9 @@ from trl_hotfix.model import Called, Hit, Reason, State
 from trl_hotfix.patching import engine, reach
 from trl_hotfix.testing import trainers as stand_ins
 from trl_hotfix.witness import Here, Phase
+
+from helpers.made_up_patches import MARK, is_marked, mark
+from helpers.trl_like import NAME, double, doubles
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

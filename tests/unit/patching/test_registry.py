@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from helpers.patch_examples import patch
-from helpers.sample_trainers import RAW, Trainer, layer, site_of
 
 from trl_hotfix.import_hooks import FINDER
 from trl_hotfix.model import Decision, Patch, Reason, State, Target
 from trl_hotfix.patching.module_patch import ModulePatch
 from trl_hotfix.patching.registry import LONGEST_JOURNAL, Registry
+
+from helpers.patch_examples import patch
+from helpers.sample_trainers import RAW, Trainer, layer, site_of
 
 pytestmark = pytest.mark.usefixtures("sample_trainers_restored")
 

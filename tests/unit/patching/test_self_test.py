@@ -17,11 +17,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import identity, is_marked, mark
 
 import trl_hotfix
 from trl_hotfix.model import Outcome, Reason, State
 from trl_hotfix.patching import self_test
+
+from helpers.made_up_patches import identity, is_marked, mark
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 import wrapt
+
+from trl_hotfix.model import Reason
+from trl_hotfix.patching.sites import MissingTargetError, OccupiedError, Sites
+from trl_hotfix.patching.wrappers import reference_of
+
 from helpers.sample_trainers import (
     MODULE,
     RAW,
@@ -25,10 +30,6 @@ from helpers.sample_trainers import (
     target,
     times,
 )
-
-from trl_hotfix.model import Reason
-from trl_hotfix.patching.sites import MissingTargetError, OccupiedError, Sites
-from trl_hotfix.patching.wrappers import reference_of
 
 pytestmark = pytest.mark.usefixtures("sample_trainers_restored")
 

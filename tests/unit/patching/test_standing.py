@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import trl.trainer.dpo_trainer as leaf
-from helpers.made_up_patches import MARK, identity, is_marked, mark, pass_through
-from helpers.patch_examples import patch
-from helpers.trl_like import NAME, SOURCE, double, doubles
 from trl.trainer.dpo_trainer import DPOTrainer
 
 import trl_hotfix
@@ -19,6 +16,10 @@ from trl_hotfix.patching.breaker import Breaker
 from trl_hotfix.patching.module_patch import ModulePatch
 from trl_hotfix.patching.standing import overtaken, status_of
 from trl_hotfix.reporting.report import PatchStatus
+
+from helpers.made_up_patches import MARK, identity, is_marked, mark, pass_through
+from helpers.patch_examples import patch
+from helpers.trl_like import NAME, SOURCE, double, doubles
 
 pytestmark = pytest.mark.usefixtures("dpo_trainer_unchanged")
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 from datasets.fingerprint import Hasher
-from helpers.sample_trainers import UTILS, Subclass, Trainer, add, layer, new_module, site_of, target
 
 from trl_hotfix.authoring import module_of
 from trl_hotfix.patching.sites import Sites
 from trl_hotfix.patching.wrappers import UnsupportedTargetError, reference_of, wrapped_descriptor
 from trl_hotfix.testing import absent_if_reexported
+
+from helpers.sample_trainers import UTILS, Subclass, Trainer, add, layer, new_module, site_of, target
 
 pytestmark = pytest.mark.usefixtures("sample_trainers_restored")
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers.many_ranks import together
-from helpers.records import RIGHT, like_a_function, records
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_hotfix.model import Strict
 from trl_hotfix.recording import agreement, ranks
 from trl_hotfix.recording.agreement import Agreed, Problem, Says, agree, ask_to_stop, stop_asked
+
+from helpers.many_ranks import together
+from helpers.records import RIGHT, like_a_function, records
 
 NOTHING: dict[str, Any] = {"trl": "0.11.4", "patches": []}
 OTHER = {"trl": "0.11.4", "patches": [{"id": "some-patch", "revision": 2, "options": {"over": "all"}}]}

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import real_trainers
-from helpers.made_up_patches import pass_through
 from transformers import TrainerCallback, TrainerState
 
 from trl_hotfix import api
@@ -19,6 +17,9 @@ from trl_hotfix.recording.callback import HotfixCallback
 from trl_hotfix.recording.trackers import FILE
 from trl_hotfix.recording.trainer_arguments import TrainerArguments
 from trl_hotfix.recording.trainer_facts import TrainerFacts
+
+from helpers import real_trainers
+from helpers.made_up_patches import pass_through
 
 pytestmark = pytest.mark.usefixtures("fresh_engine")
 RESUMED = "train.resume_from_checkpoint"

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import WORDS, is_marked, mark, pass_through, returns_the_option, use_the_option
-from helpers.records import RIGHT, like_a_function, records, warning_messages
-from helpers.trl_like import NAME, double, doubles
 from hypothesis import given
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import DPOConfig
@@ -29,6 +26,10 @@ from trl_hotfix.recording.agreement import Agreed, Problem
 from trl_hotfix.recording.callback import HotfixCallback
 from trl_hotfix.recording.problems import not_applied
 from trl_hotfix.recording.trackers import FILE, KEY
+
+from helpers.made_up_patches import WORDS, is_marked, mark, pass_through, returns_the_option, use_the_option
+from helpers.records import RIGHT, like_a_function, records, warning_messages
+from helpers.trl_like import NAME, double, doubles
 
 
 def begin(folder: Path, record: Any, *, strict: bool = False) -> Any:

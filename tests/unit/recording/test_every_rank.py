@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.many_ranks import together
 from torch.distributed import HashStore
 
 from trl_hotfix.recording import every_rank, ranks
+
+from helpers.many_ranks import together
 
 ENTRY = {"id": "a-patch", "revision": 1, "options": {}, "word": "repaired", "called": 3, "acted": 2}
 RECORD = {"patches": [ENTRY]}

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import is_marked, mark
-from helpers.sample_trainers import new_module
 
 import trl_hotfix
 from trl_hotfix import witness
 from trl_hotfix.patching import reach
 from trl_hotfix.recording.model_cards import write_into_model_cards
+
+from helpers.made_up_patches import is_marked, mark
+from helpers.sample_trainers import new_module
 
 HEAD = "### TRL repaired at run time"
 WRITES_ITS_CARD = """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.records import RIGHT, warning_messages
 
 from trl_hotfix.recording import ranks
+
+from helpers.records import RIGHT, warning_messages
 
 NOTHING: dict[str, Any] = {"trl": "0.11.4", "patches": []}
 ODD = "a\nb\x1b[31m"

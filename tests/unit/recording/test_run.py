@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import WORDS, is_marked, mark, returns_the_option, use_the_option
-from helpers.trl_like import NAME, double, doubles
 
 import trl_hotfix
 from trl_hotfix import witness
@@ -24,6 +22,9 @@ from trl_hotfix.recording import run
 from trl_hotfix.recording.run import Word
 from trl_hotfix.selection import freeze_files
 from trl_hotfix.witness import Here, Phase
+
+from helpers.made_up_patches import WORDS, is_marked, mark, returns_the_option, use_the_option
+from helpers.trl_like import NAME, double, doubles
 
 OWN_LOSS = "MadeUpTrainer.own_loss"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.trl_like import NAME, double, doubles
 from msgspec.structs import replace
 
 import trl_hotfix
@@ -24,6 +23,8 @@ from trl_hotfix.recording.callback import HotfixCallback
 from trl_hotfix.recording.trackers import FILE
 from trl_hotfix.reporting.report import PatchStatus, Report
 from trl_hotfix.selection import freeze_files
+
+from helpers.trl_like import NAME, double, doubles
 
 METHODS = ("MadeUpTrainer.own_loss", "MadeUpTrainer.evaluated", "MadeUpTrainer.prepare")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.trl_like import NAME, doubles
 from msgspec.structs import replace
 
 from trl_hotfix import api
@@ -17,6 +16,8 @@ from trl_hotfix.model import Called, Hit, KnownBug, Reason, Severity, State, Ups
 from trl_hotfix.recording import run_log
 from trl_hotfix.recording.callback import HotfixCallback
 from trl_hotfix.reporting.report import PatchStatus
+
+from helpers.trl_like import NAME, doubles
 
 INFO, WARNING = logging.INFO, logging.WARNING
 STEPS = 3

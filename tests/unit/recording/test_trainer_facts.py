@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers import real_trainers
 from msgspec.structs import replace
 from transformers import GenerationConfig
 
@@ -24,6 +23,7 @@ from trl_hotfix.recording.trainer_facts import TrainerFacts
 from trl_hotfix.scanning.model_files import model_facts
 
 import tiny
+from helpers import real_trainers
 
 LAUNCH = SimpleNamespace(distributed_type="NO", num_processes=1)
 ARGS = SimpleNamespace(n_gpu=1, bf16=False, fp16=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.made_up_patches import is_marked, mark
 
 import trl_hotfix
+
+from helpers.made_up_patches import is_marked, mark
 
 
 def test_explain_shows_the_state_and_how_to_turn_it_off(declare: Any) -> None:

@@ -6,13 +6,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from helpers.made_up_patches import is_marked, mark
 from msgspec.structs import replace
 
 import trl_hotfix
 from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Reason, State
 from trl_hotfix.reporting.report import PatchStatus, Report
+
+from helpers.made_up_patches import is_marked, mark
 
 HOSTILE = "<script>alert('x')</script> & \"so on\""
 

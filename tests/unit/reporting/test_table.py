@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from helpers.patch_examples import PATCH
 from msgspec.structs import replace
 
 from trl_hotfix.model import Reason, State
 from trl_hotfix.reporting import table
 from trl_hotfix.reporting.report import PatchStatus, Report
+
+from helpers.patch_examples import PATCH
 
 
 def test_a_piped_table_has_whole_ids_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

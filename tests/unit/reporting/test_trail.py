@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from helpers.patch_examples import PATCH, having, selection_of
 from msgspec.structs import astuple, replace
 
 from trl_hotfix.matching import inherited, sources
 from trl_hotfix.reporting.trail import trail
+
+from helpers.patch_examples import PATCH, having, selection_of
 
 INHERITING = replace(PATCH, targets=(replace(PATCH.targets[0], attribute="DPOTrainer.training_step"),))
 

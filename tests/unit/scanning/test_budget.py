@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 import pytest
-from helpers.hostile_files import HEAD, TRAINER, scripts
 from hypothesis import HealthCheck, given, settings
 
 from trl_hotfix.catalogue.conditions import Argument, Kind
@@ -15,6 +14,8 @@ from trl_hotfix.scanning.bindings import ScriptBindings
 from trl_hotfix.scanning.budget import REASON, STEPS_OF_SCRIPT, Budget, TooLargeError, literal
 from trl_hotfix.scanning.scripts import MOST_TRAINERS, read
 from trl_hotfix.scanning.trainer_calls import trainer_calls
+
+from helpers.hostile_files import HEAD, TRAINER, scripts
 
 NAMES = ("beta", "model", "model.x", "ref_model", "callbacks", "loss_type", "train.resume_from_checkpoint")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 
 import pytest
-from helpers import generated_scripts
 from hypothesis import HealthCheck, given, settings
 
 from trl_hotfix.catalogue.conditions import Kind
 from trl_hotfix.scanning.bindings import ScriptBindings
 from trl_hotfix.scanning.trainer_calls import trainer_calls
+
+from helpers import generated_scripts
 
 
 def check(text: str) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.old_runs import output_folder
 
 from trl_hotfix import __version__
 from trl_hotfix.catalogue.conditions import Argument, Kind
 from trl_hotfix.errors import ScriptError
 from trl_hotfix.scanning.inert_pickles import read_arguments
 from trl_hotfix.scanning.old_runs import read_run
+
+from helpers.old_runs import output_folder
 
 
 class Harmful:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.patch_examples import IDS, KNOWN, PATCH, selection_of
 from msgspec.structs import replace
 
 from trl_hotfix.catalogue import names
 from trl_hotfix.errors import SettingError, UnknownPatchError
 from trl_hotfix.model import Option
 from trl_hotfix.selection.selection import Selection
+
+from helpers.patch_examples import IDS, KNOWN, PATCH, selection_of
 
 
 def test_everything_is_selected_by_default() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.command_line import ID, run
 
 from trl_hotfix.catalogue import loading
+
+from helpers.command_line import ID, run
 
 
 def test_a_wrapper_without_effect_is_unrepaired_with_exit_1(package: Path) -> None:

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.command_line import CHECKOUT
 
 from trl_hotfix.commands.doctor.answer import Problems
 from trl_hotfix.commands.doctor.environment import installed_packs, installed_trl, pth_files, this_python
+
+from helpers.command_line import CHECKOUT
 
 
 @pytest.mark.parametrize(("options", "expected"), [([], []), (["-s"], ["-s"]), (["-E", "-s"], ["-E", "-s"])])

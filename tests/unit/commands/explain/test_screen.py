@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.patch_examples import PATCH
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.commands.explain.answer import Answer
 from trl_hotfix.commands.explain.screen import answer_view
 from trl_hotfix.model import Patch
 from trl_hotfix.reporting.table import show
+
+from helpers.patch_examples import PATCH
 
 UNKNOWN_BODY = "c1:0: on record for no release"
 

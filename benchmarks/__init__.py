@@ -1,0 +1,1 @@
+"""What trl_hotfix costs and gains: ``python -m benchmarks.run``."""

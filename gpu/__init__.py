@@ -1,0 +1,1 @@
+"""Tests on a GPU: the cases of ``tests/gpu``, ``gpu.py`` that runs them, and the bundle for another machine."""

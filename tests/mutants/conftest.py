@@ -1,8 +1,0 @@
-"""Modules in this folder import their neighbours by name."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,258 @@
+"""Make the pages of the catalogue: a page for each bug, and a table of all bugs.
+
+Everything is read from ``patches.yaml``, the docstrings of the patches' modules, ``evidence/`` and the results of the
+benchmarks, so that a new patch gets its page. The texts are in ``templates/``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from packaging.version import Version
+
+from trl_hotfix.catalogue import loading, on_record
+from trl_hotfix.matching import fingerprints
+from trl_hotfix.matching.versions import in_range
+from trl_hotfix.model import Bug, KnownBug, Patch, Severity, Target
+from trl_hotfix.reporting.sentences import links
+
+from bench.results import gpu_record
+from bench.results.matrix import matrix
+from tools.pages import cost_pages, drawings, old_runs, release_pages, trainer_groups
+from tools.pages.markdown import docstring, escaped, from_docstring, prose
+
+SEVERITY_MEANINGS = {
+    Severity.WRONG_GRADIENT: "the model is trained by a wrong gradient",
+    Severity.WRONG_LOSS: "the loss is wrong, and what is trained by it",
+    Severity.DATA_LOSS: "data are trained on twice, or never",
+    Severity.WRONG_METRIC: "training is right and a logged number is wrong",
+    Severity.CRASH: "the run fails",
+    Severity.WASTED_COMPUTE: "the result is right and costs more than it should",
+    Severity.DIAGNOSIS: "nothing is changed; a line in the log says what is wrong",
+}
+PRONOUN = re.compile(r"(It|Its|They|Their|These|This|That|Those|Both)\b")
+
+
+def pages() -> dict[str, str]:
+    """Return the pages as Markdown, by path within the site."""
+    worst_first = list(Severity).index
+    patches = sorted(loading.load(), key=lambda patch: (worst_first(patch.severity), trainers(patch), patch.id))
+    known = sorted(loading.without_repair(), key=lambda bug: (worst_first(bug.severity), bug.id))
+    by_severity = {severity: [patch for patch in patches if patch.severity is severity] for severity in Severity}
+    present = {severity: bugs for severity, bugs in by_severity.items() if bugs}
+    index = rendered("index.md", patches=patches, by_severity=present, meanings=SEVERITY_MEANINGS, known=known)
+    return {
+        "bugs/index.md": index,
+        "bugs/checks.md": _checks(patches),
+        "bugs/costs.md": cost_pages.table(patches),
+        "bugs/releases.md": release_pages.table(),
+        **{f"bugs/{patch.id}.md": _page(patch) for patch in patches},
+        **{f"bugs/{bug.id}.md": _page_without_repair(bug) for bug in known},
+    }
+
+
+def nav() -> list[Any]:
+    """Return the pages as a tree, by trainer. Those that newer releases have come first."""
+    by_group = [
+        {group: [{bug.id: f"bugs/{bug.id}.md"} for bug in bugs]} for group, bugs in trainer_groups.by_group().items()
+    ]
+    return [
+        "bugs/index.md",
+        {"By trainer and release": "bugs/releases.md"},
+        {"How well they are checked": "bugs/checks.md"},
+        {"What they cost": "bugs/costs.md"},
+        *by_group,
+    ]
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a page. Blocks that stay empty leave no lines."""
+    text = _templates().get_template(f"{template}.jinja").render(values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    # Markdown, which `prose` and `escaped` make safe: HTML would be escaped twice.
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), trim_blocks=True, lstrip_blocks=True
+    )
+    templates.filters |= {
+        "bars_of": _bars_of,
+        "bodies_with_a_proof": _bodies_with_a_proof,
+        "buggy_bodies": _buggy_bodies,
+        "curves": lambda runs: drawings.curves({name: run["losses"] for name, run in runs.items()}),
+        "escaped": escaped,
+        "first_numbers": _first_numbers,
+        "number": lambda value: drawings.number(None if isinstance(value, jinja2.Undefined) else value),
+        "parts": lambda run: parts(run).items(),
+        "prose": prose,
+        "releases": _releases,
+        "share": _share,
+        "trainers": trainers,
+        "trainers_hit": _trainers_hit,
+    }
+    return templates
+
+
+def trainers(patch: Patch) -> str:
+    """Return the trainers with wrapped methods, such as ``DPO, KTO``, or the name of a wrapped function."""
+    return ", ".join(dict.fromkeys(_trainer(target) for target in patch.targets))
+
+
+def _trainer(target: Target) -> str:
+    module = target.module.rpartition(".")[2]
+    if module.endswith("_trainer"):
+        names = {"online_dpo": "Online DPO", "nash_md": "Nash-MD", "distillation": "Distillation"}
+        name = module.removesuffix("_trainer")
+        return names.get(name, name.upper())
+    return target.attribute.partition(".")[0]
+
+
+def _trainers_hit(bug: Bug) -> str:
+    return "any trainer" if "*" in trainer_groups.trainers_of(bug) else ", ".join(trainer_groups.trainers_of(bug))
+
+
+def _checks(patches: Sequence[Patch]) -> str:
+    """Return the table of what all checks of each patch notice together, and what they reach."""
+    counted = {patch.id: matrix()["mutants"][patch.id] for patch in patches if patch.id in matrix()["mutants"]}
+    total, killed = (sum(counts[name] for counts in counted.values()) for name in ("total", "killed"))
+    by_id = sorted(patches, key=lambda patch: patch.id)
+    return rendered("checks.md", patches=by_id, counted=counted, total=total, killed=killed)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.4g} %" if whole else ""
+
+
+def _buggy_bodies(patch: Patch, target: Target) -> set[str]:
+    """Return the distinct bodies with the bug that a target has in its range."""
+    known = fingerprints.bodies_for(patch.id)
+    releases = (release for release in matrix()["releases"] if in_range(release, patch.range_of(target)))
+    bodies = {known.at(target.name, release) for release in releases}
+    return {body for body in bodies if body and known.verdict(patch.id, target.name, body) == "buggy"}
+
+
+def _bodies_with_a_proof(patch: Patch) -> tuple[int, int]:
+    """Return how many distinct bodies with the bug are trained with in a proof, and how many there are."""
+    known = fingerprints.bodies_for(patch.id)
+    proofs = (proof for proof in matrix()["proofs"] if proof["patch"] == patch.id)
+    releases = {proof["release"] for proof in proofs if proof["verdict"] == "proven"}
+    buggy = {(target.name, body) for target in patch.targets for body in _buggy_bodies(patch, target)}
+    proven = {(target.name, known.at(target.name, release)) for target in patch.targets for release in releases}
+    return len(buggy & proven), len(buggy)
+
+
+def _page_without_repair(bug: KnownBug) -> str:
+    return rendered("known.md", bug=bug, facts=_facts(bug), old_run="\n\n".join(old_runs.section(bug, prose)))
+
+
+def _page(patch: Patch) -> str:
+    cells, proofs, parity = (
+        [entry for entry in matrix()[kind] if entry["patch"] == patch.id] for kind in ("cells", "proofs", "parity")
+    )
+    by_release = sorted(proofs, key=lambda proof: Version(proof["release"]))
+    proven = [proof for proof in by_release if proof["verdict"] == "proven"]
+    curve = matrix()["curves"].get(patch.id)
+    return rendered(
+        "bug.md",
+        bug=patch,
+        facts=_facts(patch),
+        old_run="\n\n".join(old_runs.section(patch, prose)),
+        in_the_code="\n\n".join(_in_the_code(patch)),
+        evidence=on_record.in_words(patch),
+        strip=drawings.strip(matrix()["releases"], cells),
+        proofs=proofs,
+        proven=proven,
+        unaffected=list(dict.fromkeys(proof["release"] for proof in proven if "unaffected" in proof["runs"])),
+        curve=curve if curve is not None and curve["revision"] == patch.revision else None,
+        mutants=matrix()["mutants"].get(patch.id),
+        parity=parity,
+    )
+
+
+def _in_the_code(patch: Patch) -> Iterator[str]:
+    """Yield the docstring of the patch's module without its first paragraph, which says what you see once more."""
+    said = {*_sentences(prose(patch.why)), *_sentences(prose(patch.how))}
+    first, *rest = (_without_sentences(block, said) for block in from_docstring(docstring(patch)))
+    # What goes on with a pronoun needs the paragraph before it.
+    if rest and PRONOUN.match(rest[0]):
+        rest.insert(0, first)
+    yield from filter(None, rest)
+
+
+def _without_sentences(block: str, said: set[str]) -> str:
+    """Return a paragraph without the sentences that are said elsewhere. Lists and formulas stay as they are."""
+    if block.startswith(("```", "- ")) or not said & {*_sentences(block)}:
+        return block
+    return " ".join(sentence for sentence in _sentences(block) if sentence not in said)
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text)
+
+
+def _facts(bug: Bug) -> str:
+    patch = bug if isinstance(bug, Patch) else None
+    papers = dict.fromkeys(re.findall(r"arXiv:(\d{4}\.\d{4,5})", f"{bug.why} {docstring(patch) if patch else ''}"))
+    threads = [(url.split("/")[-2].replace("issues", "issue"), url.split("/")[-1], url) for url in links(bug.upstream)]
+    fixed_in, review_by = bug.upstream.fixed_in, bug.review_by
+    facts = {
+        "severity": f"{bug.severity.value}: {SEVERITY_MEANINGS[bug.severity]}",
+        "in": prose(trainers(patch)) if patch else _trainers_hit(bug),
+        "TRL": f"{_releases(bug.trl)} (`{bug.trl}`)" + (f", fixed in {fixed_in}" if fixed_in else ""),
+        "open": f"in the newest release that was looked at; looked at again by {review_by}" if review_by else "",
+        "requires": ", ".join(f"{name} `{specifiers}`" for name, specifiers in bug.requires.items()),
+        "upstream": ", ".join(f"[{kind} {number}]({url})" for kind, number, url in threads),
+        "paper": ", ".join(f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" for paper in papers),
+    }
+    if patch:
+        named = "`only=` names it" + (", or one of its options is chosen" if patch.options else "")
+        facts["costs"] = cost_pages.line(patch)
+        facts["GPU"] = gpu_record.in_words(patch.id, gpu_record.load())
+        facts["mutants"] = _mutants_in_short(patch)
+        facts["default"] = "" if patch.default else f"off: it goes on where {named}"
+    return rendered("facts.md", facts=facts)
+
+
+def _mutants_in_short(patch: Patch) -> str:
+    counts = matrix()["mutants"].get(patch.id)
+    if counts is None:
+        return "not counted ([how they are](checks.md))"
+    noticed = _share(counts["killed"], counts["total"])
+    return f"broken in {counts['total']} ways: the checks notice {noticed} ([how it is counted](checks.md))"
+
+
+def _releases(specifiers: str) -> str:
+    """Return the first and the last release of a range, such as ``0.9.6 to 0.11.4``."""
+    releases = [release for release in matrix()["releases"] if in_range(release, specifiers)]
+    last = "" if len(releases) == 1 else f" to {releases[-1]}"
+    return f'<span class="line">{releases[0]}{last}</span>'
+
+
+def parts(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the results of a run by part: each trainer or kind of model that it trains, or one part without a name."""
+    if "measured" in run:
+        return {"": run}
+    results = {key: value for key, value in run.items() if isinstance(value, Mapping) and "verdict" in value}
+    return results or {"": run}
+
+
+def _bars_of(part: str, red: Mapping[str, Any], green_run: Mapping[str, Any]) -> str:
+    green = parts(green_run).get(part, {})
+    if "measured" not in red or "measured" not in green:
+        return ""
+    return drawings.bars(part, red["measured"], green["measured"], green["right"])
+
+
+def _first_numbers(proofs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, str, Any, Any]]:
+    """Yield each proof with its first part that has numbers, and this part's results without and with the patch."""
+    for proof in sorted(proofs, key=lambda proof: (Version(proof["release"]), proof["stack"])):
+        red, green = (parts(proof["runs"].get(run, {})) for run in ("red", "green"))
+        part = next((name for name, result in red.items() if "measured" in result), "")
+        yield proof, part, red.get(part, {}), green.get(part, {})
