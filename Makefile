@@ -21,6 +21,11 @@ LOOSELY := --ignore-missing-imports --implicit-reexport --allow-subclassing-any 
   --no-warn-unused-ignores $(addprefix --disable-error-code=,attr-defined comparison-overlap func-returns-value \
   has-type method-assign misc union-attr var-annotated)
 
+# Each line's time, by target, for the table at the end of `make test` and of .ci/run.
+SHELL := .ci/timed
+.SHELLFLAGS = target=$@ -c
+$(shell rm -f build/times.txt)
+
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
@@ -34,6 +39,7 @@ demo: $(VENV)/ready
 
 test: $(DOCS)/ready lint types lint-repository
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@echo "seconds by target:"; cat build/times.txt 2> /dev/null || true
 
 # On a machine with a GPU: the tests that need one, six side by side, into evidence/gpu.json. `make gpu TESTS="seeds costs"` runs
 # these groups; `make gpu TESTS=--rehearse JOBS=1` runs on the CPU, with tiny sizes, and records nothing.

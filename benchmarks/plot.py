@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import measure
+from benchmarks import measure
 
 NAMES, AXIS, ROW, MARGIN = 470, 400, 20, 14
 COLOURS = {"met": "#009e73", "not met": "#d55e00", "undecided": "#e69f00", "": "#57738a"}

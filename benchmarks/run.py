@@ -20,7 +20,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import applying, costs, gain, importing, listing, measure, per_call, plot, start, training
+from benchmarks import applying, costs, gain, importing, listing, measure, per_call, plot, proving, start, training
 
 BENCHMARKS: dict[str, ModuleType] = {
     "start": start,
@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "step": training,
     "gain": gain,
     "costs": costs,
+    "proving": proving,
 }
 
 

@@ -1,4 +1,7 @@
-"""The option ``--shard K/N``: the heavy tests, marked ``matrix``, are run only with it, all or one part of N."""
+"""The option ``--shard K/N``: the heavy tests, marked ``matrix``, are run only with it, all or one part of N.
+
+At the end each run prints where its time went.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import pytest
 from trl_hotfix.catalogue import condensed, evidence_file, shipped
 
 from bench.shards import Shard
+from helpers import times
 
 CHECKOUT = Path(__file__).parents[1]
 ABSENT = [name for name in ("torch", "transformers", "trl", "datasets") if find_spec(name) is None]
@@ -56,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "matrix: takes long, or needs many releases; is run with --shard K/N only")
     config.addinivalue_line("markers", "needs_trl: needs an installed TRL, transformers or torch; others run without")
     shard_of(config)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(times.Times())
 
 
 def shard_of(config: pytest.Config) -> Shard | None:

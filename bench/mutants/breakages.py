@@ -289,16 +289,21 @@ def constant(call: WrapperCall) -> Any:
 
 
 def twice(call: WrapperCall) -> Any:
-    """Apply the wrapper to its own result."""
+    """Apply the wrapper to its own result. That has an effect where both applications act."""
+    acted_within = False
 
     def inner(*args: Any, **kwargs: Any) -> Any:
+        nonlocal acted_within
+        given = call.within(partial(call.hand_on), args, kwargs)
         with _under_way(call.given):
-            return call.applied(call.within(partial(call.hand_on), args, kwargs))
+            result = call.applied(given)
+        acted_within = acted_within or _acted(given, result)
+        return result
 
     outer = call.within(inner, call.args, call.kwargs)
     with _under_way(outer):
         result = call.applied(outer)
-    if _acted(outer, result):
+    if acted_within and _acted(outer, result):
         call.memory["had effect"] = True
     return result
 

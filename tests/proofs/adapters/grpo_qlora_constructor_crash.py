@@ -20,9 +20,6 @@ VARIANTS = {
     "full": "What fails is the preparing of an adapter.",
 }
 
-EQUIVALENT = {
-    "applied twice": "the plain record is none of a trainer that generates, so it is handed on",
-}
 
 STEPS, MICRO_BATCHES = 2, 2
 

@@ -21,7 +21,6 @@ ID = "sft-bfd-packing-splits-conversations"
 OVERLAYS = ()
 PARITY = True
 DATA = True
-EQUIVALENT = {"applied twice": "the second finds rows that are cut already"}
 VARIANTS = "the data are packed before the model is compiled, and whatever part of it is trained"
 
 LENGTH, SEEN = 6, 8

@@ -20,7 +20,6 @@ ID = "sft-wrapped-packing-duplicates"
 OVERLAYS = ()
 PARITY = True
 DATA = True
-EQUIVALENT = {"applied twice": "the second finds the copy, which begins with its first row"}
 VARIANTS = "the data are packed before the model is compiled, and whatever part of it is trained"
 
 BLOCK = 1000

@@ -21,7 +21,6 @@ from tiny.grpo_steps import judged_steps, several_runs
 OVERLAYS = ()
 PARITY = False
 DATA = True
-EQUIVALENT = {"applied twice": "the second sees a dataset whose roles are renamed, and hands it on"}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 EOS = 1

@@ -17,7 +17,6 @@ from tiny import distillation, grpo_steps
 
 OVERLAYS = ()
 PARITY = True
-EQUIVALENT = {"applied twice": "the second time the masks are right"}
 
 ID = "gkd-eos-masked-when-pad-is-eos"
 END, BETA = 1, 0.5

@@ -19,7 +19,6 @@ OVERLAYS = ()
 PARITY = False
 
 EQUIVALENT = {
-    "applied twice": "the second time the count is right",
     "divide_by_the_tokens_of_the_step: `(tokens == counted).all()` -> `any`": (
         "the count is one number, or on several GPUs of one process the same number for each"
     ),

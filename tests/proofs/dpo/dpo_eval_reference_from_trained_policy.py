@@ -22,7 +22,6 @@ PARITY = False
 VARIANTS = {"lora": "the reference of a model with an adapter is that model without it, whenever it is computed"}
 
 EVALUATION_ROWS = 3
-EQUIVALENT = {"applied twice": "the second finds the reference computed"}
 
 
 def dpo_trainer(folder: str, trainer_class: type, **arguments: Any) -> Any:

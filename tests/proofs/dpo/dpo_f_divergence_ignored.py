@@ -21,7 +21,6 @@ OVERLAYS = ()
 PARITY = False
 
 ALPHA = 0.25
-EQUIVALENT = {"applied twice": "the second finds what the first has set"}
 
 
 def losses(divergence: str) -> dpo_steps.Formula:

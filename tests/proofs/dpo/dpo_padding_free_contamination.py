@@ -26,9 +26,6 @@ ID = "dpo-padding-free-contamination"
 
 OVERLAYS = ()
 PARITY = False
-EQUIVALENT = {
-    "applied twice": "padding_free is off in the inner call",
-}
 VARIANTS = {"lora": "The adapter has no place in Falcon. The proof trains a Llama with LoRA itself."}
 
 

@@ -23,7 +23,6 @@ VARIANTS = {
     "compiled": "TRL's Liger loss calls the decoder of the model that is not compiled.",
     "lora": "TRL's Liger loss asks the model for its decoder: a TypeError with an adapter, patched or not.",
 }
-EQUIVALENT = {"applied twice": "the inner one finds padding_free off"}
 
 
 def train() -> tiny.TrainingResult:

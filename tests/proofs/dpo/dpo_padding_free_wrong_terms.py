@@ -26,9 +26,6 @@ ID = "dpo-padding-free-wrong-terms"
 
 OVERLAYS = ()
 PARITY = False
-EQUIVALENT = {
-    "applied twice": "padding_free is off in the inner call",
-}
 VARIANTS = {"lora": "The adapters are in the attention, which this proof takes out of the model."}
 
 

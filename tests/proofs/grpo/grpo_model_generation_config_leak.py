@@ -21,7 +21,6 @@ OVERLAYS = ()
 # Up to 0.17 the trainer samples from the 50 likeliest tokens: other completions.
 PARITY = ">=0.18.0"
 
-EQUIVALENT = {"applied twice": "the inner one finds the trainer's values in the model's config"}
 
 STEPS, MICRO_BATCHES = 2, 2
 SHIPPED = {"temperature": 1e-4, "top_p": 0.5, "repetition_penalty": 1.5}

@@ -22,9 +22,6 @@ OVERLAYS = ()
 PARITY = True
 VARIANTS = {"full": "Without an adapter nothing is merged."}
 
-EQUIVALENT = {
-    "applied twice": "a copy of a copy has the same values",
-}
 
 STEPS, MICRO_BATCHES = 3, 2
 

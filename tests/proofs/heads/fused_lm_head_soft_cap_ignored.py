@@ -25,9 +25,6 @@ VARIANTS = {
     "compiled": "compiled, RecurrentGemma has other logits than eager, without TRL too",
 }
 
-EQUIVALENT = {
-    "applied twice": "the inner one gives the config the same value again",
-}
 
 CAP, NO_CAP = 0.05, 1e6
 STEPS, MICRO_BATCHES = 2, 2

@@ -23,7 +23,6 @@ OVERLAYS = ()
 PARITY = True
 DATA = True
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
-EQUIVALENT = {"applied twice": "the outer wrapper cuts rows that are cut, and finds no row to drop"}
 
 BETA, GAMMA, BATCH, LIMIT, EOS = 0.5, 0.25, 2, 12, 1
 KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {

@@ -37,7 +37,6 @@ METHODS = {
     "GRPO": "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
 }
 """The target of each method."""
-EQUIVALENT = {"applied twice": "the second finds the count that the first has set"}
 
 
 @dataclass

@@ -21,7 +21,6 @@ OVERLAYS = ("scikit-learn",)
 
 METHODS = ["DPO", "KTO", "CPO", "BCO", "ORPO"]
 PARITY = True
-EQUIVALENT = {"applied twice": "the second wrapper finds that transformers divides"}
 
 
 def methods() -> list[str]:

@@ -21,7 +21,6 @@ TARGET = "trl.trainer.sft_trainer:SFTTrainer.compute_loss"
 COEFFICIENT = 0.5
 OVERLAYS = ()
 PARITY = True
-EQUIVALENT = {"applied twice": "the inner one finds that TRL adds no term any more"}
 
 
 def train() -> tiny.TrainingResult:

@@ -21,7 +21,6 @@ ID = "sft-formatting-func-ignored"
 OVERLAYS = ()
 PARITY = False
 DATA = True
-EQUIVALENT = {"applied twice": "the second finds no column to hide, and the text field text"}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 

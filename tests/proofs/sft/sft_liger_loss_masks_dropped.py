@@ -21,7 +21,6 @@ ID = "sft-liger-loss-masks-dropped"
 OVERLAYS = ()
 PARITY = True
 DATA = True
-EQUIVALENT = {"applied twice": "the inner one finds the setting off, and passes the call on"}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 END, BEGIN, ASSISTANT = 1, 59, 62

@@ -20,7 +20,6 @@ ID = "sft-silent-truncation-diagnosis"
 OVERLAYS = ()
 PARITY = False
 EQUIVALENT = {
-    "applied twice": "the second says what the first has said, so it is said once",
     "_lost: `dataset.with_format('arrow', columns=['input_ids'])` without `columns`": "what is not counted is read too",
 }
 MUTANTS_ON = ("1.14.2",)

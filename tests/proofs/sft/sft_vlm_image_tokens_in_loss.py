@@ -18,7 +18,6 @@ ID = "sft-vlm-image-tokens-in-loss"
 
 OVERLAYS = ()
 PARITY = False
-EQUIVALENT = {"applied twice": "the second finds no labels of images"}
 VARIANTS = "the labels are made by the collator, outside of the model and whatever part of it is trained"
 
 # Rows have none to two images, and questions and answers of several lengths.

@@ -18,7 +18,6 @@ ID = "sft-vlm-standard-format-no-eos"
 
 OVERLAYS = ()
 PARITY = False
-EQUIVALENT = {"applied twice": "the texts end when the second sees them, and stay as they are"}
 VARIANTS = "the tokens are made by the collator, outside of the model and whatever part of it is trained"
 
 IMAGES = [[0.1 * index, 0.5, -0.3] for index in range(8)]

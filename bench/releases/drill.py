@@ -1,0 +1,114 @@
+"""Rehearse a new release: take one that is known out of a clone, and run ``make release`` there.
+
+    python -m bench.releases.drill 1.16.0
+
+The clone is ``build/drill``, of what is committed. Its bench shares the stacks and the other releases, and has no
+results. The output goes into docs/new-release.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from trl_hotfix.catalogue import evidence_file
+
+from bench.releases.layout import BENCH, CHECKOUT
+from tools import marked
+
+CLONE = CHECKOUT / "build" / "drill"
+PAGE = CHECKOUT / "docs" / "new-release.md"
+REVIEW_BY = "2099-01-01"
+"""For ranges that are open again. The end of the range takes it away."""
+
+
+def without_release(text: str, release: str) -> str:
+    """Return ``releases.yaml`` without a release that is the last of each list it is in."""
+    return re.sub(rf',\s*"{re.escape(release)}"', "", text)
+
+
+def with_open_ranges(text: str, release: str) -> str:
+    """Return ``patches.yaml`` as it was before ``release`` ended ranges."""
+    return "".join(_opened(text.splitlines(keepends=True), release))
+
+
+def _opened(lines: Iterable[str], release: str) -> Iterator[str]:
+    for line in lines:
+        if re.match(r"\s+trl: ", line):
+            yield line.replace(f",<{release}", "")
+        elif line.startswith("  upstream: ") and f'fixed_in: "{release}"' in line:
+            yield re.sub(rf'(, )?fixed_in: "{re.escape(release)}"', "", line)
+            yield f"  review_by: {REVIEW_BY}\n"
+        else:
+            yield line
+
+
+def forget(release: str, folder: Path) -> None:
+    """Take a release out of the evidence. A run that it shared with older releases becomes one of theirs."""
+    for path in evidence_file.paths(folder):
+        record = evidence_file.read(path)
+        for kind in ("cells", "beneath", "proofs", "parity"):
+            record[kind] = [
+                entry for entry in record[kind] if release not in (entry["release"], entry.get("fixed_release"))
+            ]
+        for answer in [*record["cells"], *record["beneath"], *record["proofs"]]:
+            if answer["ran"] == release:
+                answer["ran"] = answer["release"]
+        path.write_text(evidence_file.text(record), encoding="utf-8")
+
+
+def prepare(release: str) -> None:
+    """Make the clone in which the release is not known."""
+    shutil.rmtree(CLONE, ignore_errors=True)
+    subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(CLONE)], check=True)
+    for name, edit in (("bench/releases/releases.yaml", without_release), ("patches.yaml", with_open_ranges)):
+        file = CLONE / name
+        file.write_text(edit(file.read_text(encoding="utf-8"), release), encoding="utf-8")
+    forget(release, CLONE / "evidence")
+    for name in ("stacks", "bodies", "gradients"):
+        (CLONE / ".bench").mkdir(exist_ok=True)
+        (CLONE / ".bench" / name).symlink_to(BENCH / name)
+    overlays = CLONE / ".bench" / "overlay"
+    overlays.mkdir()
+    for overlay in (BENCH / "overlay").iterdir():
+        if overlay.name != release:
+            (overlays / overlay.name).symlink_to(overlay)
+
+
+def rehearse(release: str) -> Iterator[str]:
+    """Give the lines that ``make release`` prints in the clone, and then what came of it."""
+    committed = subprocess.run(
+        ["git", "show", "HEAD:patches.yaml"], cwd=CLONE, capture_output=True, text=True, check=True
+    ).stdout
+    began = time.monotonic()
+    command = [sys.executable, "-m", "bench.releases.new_release", release]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(CLONE), str(CLONE / "tests")])}
+    with subprocess.Popen(command, cwd=CLONE, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            click.echo(line, nl=False)
+            yield line
+    same = (CLONE / "patches.yaml").read_text(encoding="utf-8") == committed
+    yield f"exit code {process.returncode} after {time.monotonic() - began:.0f} seconds\n"
+    yield f"patches.yaml is {'' if same else 'NOT '}what it was before the drill\n"
+
+
+@click.command()
+@click.argument("release", metavar="VERSION")
+def main(release: str) -> None:
+    """Rehearse a release that is known, as if it had come out today."""
+    prepare(release)
+    lines = [line for line in rehearse(release) if not line.startswith(("self-tests, by", "proofs, by"))]
+    marked.write(PAGE, "drill", "".join(["```text\n", *lines, "```\n"]))
+
+
+if __name__ == "__main__":
+    main()
