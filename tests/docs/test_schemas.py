@@ -30,6 +30,7 @@ WITH = {
     "compare": ["--json", "0.11.4", "1.16.0"],
     "diff": ["--json", "a.json", "b.json"],
     "status": ["--json", "a.json"],
+    "relations": ["--json", "--trainer", "DPO", "--relation", "effects"],
     "fingerprint": ["--json", "--wheel", str(metadata.distribution("trl").locate_file(""))],
 }
 """The arguments of commands for which ``--json`` is not enough. The installed TRL takes the place of a wheel."""

@@ -33,7 +33,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 CHECKOUT = DOCS.parent
 SCHEMAS = DOCS / "schemas"
 SECTIONS = {
-    "Find out": ("five-questions.md", "scan.md", "audit.md", "upgrade.md", "faq.md"),
+    "Find out": ("five-questions.md", "scan.md", "audit.md", "upgrade.md", "relations.md", "faq.md"),
     "Run it": ("platform.md", "security.md", "security-policy.md", "promises.md", "packs.md", "ranks-and-gpu.md"),
     "Reference": ("reference.md", "log.md", "json.md", "glossary.md", "changelog.md"),
     "Contribute": ("contributing.md", "code-of-conduct.md", "add-a-patch.md", "new-release.md", "architecture.md"),

@@ -40,6 +40,7 @@ NAMES = (
     "freeze",
     "diff",
     "compare",
+    "relations",
     "new",
     "pack",
 )

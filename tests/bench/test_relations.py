@@ -1,0 +1,89 @@
+"""The relations find what is known to be wrong, in a release that has it, and hold where it is repaired."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trl_hotfix.relations.recipes import RECIPES
+from trl_hotfix.relations.relations import RELATIONS
+
+from bench.proving.running import answer_of
+from bench.releases import layout
+
+NEWEST = layout.releases()[-1]
+TRAINERS = ("SFT", "DPO", "KTO", "Reward", "GRPO", "RLOO")
+
+
+def cells(tmp_path: Path, trainer: str, relations: Sequence[str], *, on: bool = True) -> list[dict[str, Any]]:
+    """Ask a trainer of the newest release."""
+    place = layout.main_place(NEWEST)
+    layout.build([place])
+    out, task = tmp_path / f"cells-{on}", tmp_path / "task.json"
+    task.write_text(json.dumps({"trainer": trainer, "recipe": False, "on": on, "relations": list(relations)}))
+    command = [str(place.python), "-m", "trl_hotfix.relations.inside", str(out), str(task)]
+    environment = {**place.environment(), "OMP_NUM_THREADS": "1"}
+    why = answer_of(command, environment, 300, f"relations-{trainer.replace(':', '-')}", lines=5)
+    lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
+    assert lines, why
+    return [json.loads(line) for line in lines]
+
+
+def violated(found: Sequence[dict[str, Any]]) -> dict[str, set[str]]:
+    """Return what differs, without its step, by claim."""
+    return {
+        f"{cell['relation']}: {cell['setting']}": {
+            each["what"].partition(" of step ")[0] for each in cell["differences"]
+        }
+        for cell in found
+        if cell["state"] == "violated"
+    }
+
+
+@pytest.mark.parametrize(("number", "relation"), list(enumerate(RELATIONS)))
+def test_each_relation_can_be_asked(tmp_path: Path, number: int, relation: str) -> None:
+    trainer = TRAINERS[number % len(TRAINERS)]
+    found = cells(tmp_path, trainer, [relation])
+    assert len(found) == len(list(RELATIONS[relation].claims(RECIPES[trainer])))
+    assert [cell["why"] for cell in found if cell["state"] in ("error", "cannot be asked")] == []
+
+
+REPAIRED = [
+    ("SFT", "resume", "resume: batch_size=4 = batch_size=4 resume_at=2", "num_tokens", "num-tokens-reset-on-resume"),
+    (
+        "DPO",
+        "resume",
+        "resume: batch_size=4 adapter=model = batch_size=4 adapter=model resume_at=2",
+        "gradient",
+        "peft-resume-restarts-adapter",
+    ),
+]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("trainer", "relation", "claim", "what", "patch_id"), REPAIRED, ids=lambda value: value)
+def test_a_bug_is_found_without_its_patch_and_gone_with_it(
+    tmp_path: Path, trainer: str, relation: str, claim: str, what: str, patch_id: str
+) -> None:
+    without, repaired = (violated(cells(tmp_path, trainer, [relation], on=on)) for on in (False, True))
+    assert what in without[claim], patch_id
+    assert what not in repaired.get(claim, set()), patch_id
+
+
+MISTAKES = {
+    "DividesByMicroBatch": "accumulation: plain = batch_size=4 accumulation=2",
+    "DividesByWidth": "padding: plain = width=16",
+    "CentresAdvantagesAgain": "accumulation: plain = batch_size=4 accumulation=2",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_subclass_is_found_and_what_trl_violates_is_not_its_fault(tmp_path: Path, mistake: str) -> None:
+    found = cells(tmp_path, f"helpers.wrong_trainers:{mistake}", ["accumulation", "padding"])
+    assert "gradient" in violated(found)[MISTAKES[mistake]]
+    # TRL averages the entropy over micro-batches, whoever inherits it.
+    assert not any("entropy" in what for what in violated(found).values())

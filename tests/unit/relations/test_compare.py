@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_hotfix.relations.compare import differences, unexpected
+from trl_hotfix.relations.relations import ALL, EFFECTS, EVALUATED
+from trl_hotfix.relations.run import Run
+from trl_hotfix.relations.setting import Setting
+from trl_hotfix.relations.tolerance import tolerance
+
+torch = pytest.importorskip("torch")
+
+
+def run(gradient: float = 1.0, first_step: int = 1, steps: int = 2, **logs: float) -> Run:
+    return Run(
+        gradients=[{"weight": torch.tensor([gradient, 0.5])}] * steps,
+        weights={"weight": torch.tensor([3.0])},
+        logs=[dict(logs)] * steps,
+        first_step=first_step,
+    )
+
+
+def test_equal_runs_agree() -> None:
+    assert not list(differences(run(loss=1.0), run(loss=1.0), ALL))
+
+
+def test_rounding_is_no_difference_and_one_percent_is() -> None:
+    assert not list(differences(run(1.0, loss=0.12344), run(1.00001, loss=0.1235), ALL))
+    found = [each.what for each in differences(run(1.0, loss=1.0), run(1.01, loss=1.01), ALL)]
+    assert found == ["gradient of step 1: norm", "gradient of step 2: norm", "loss of step 1"]
+
+
+def test_what_is_not_asked_for_is_not_compared() -> None:
+    assert not list(differences(run(1.0, loss=1.0), run(2.0, loss=2.0), EVALUATED))
+
+
+def test_a_resumed_run_is_compared_with_the_same_steps() -> None:
+    whole, resumed = run(loss=1.0, steps=3), run(loss=1.0, first_step=3, steps=1)
+    whole.gradients[:2] = [{"weight": torch.zeros(2)}] * 2
+    assert not list(differences(whole, resumed, ALL))
+    resumed.gradients = [{"weight": torch.zeros(2)}]
+    assert [each.what for each in differences(whole, resumed, ALL)] == ["gradient of step 3: norm"]
+
+
+def test_a_metric_that_one_run_does_not_log_is_a_difference() -> None:
+    (found,) = differences(run(kl=0.5), run(), ALL)
+    assert found.what == "kl of step 1"
+    assert math.isnan(found.right)
+
+
+def test_other_tensors_are_a_difference() -> None:
+    other = run()
+    other.weights = {"another": torch.tensor([3.0])}
+    assert [each.what for each in differences(run(), other, ALL)] == ["weights at the end: tensors"]
+
+
+def test_a_gradient_that_is_not_a_number_is_a_difference() -> None:
+    assert list(differences(run(), run(math.nan), ALL))
+
+
+def test_what_a_trainer_has_changed_is_a_difference() -> None:
+    changed = run()
+    changed.effects = {"tokenizer padding_side": ("'left'", "'right'")}
+    (found,) = differences(changed, changed, EFFECTS)
+    assert found.what == "tokenizer padding_side: 'left' became 'right'"
+
+
+def test_numbers_that_the_first_step_must_log() -> None:
+    assert not list(unexpected(run(loss=0.69315, kl=0.0), {"loss": math.log(2), "kl": 0.0}))
+    found = [each.what for each in unexpected(run(loss=0.7), {"loss": math.log(2), "kl": 0.0})]
+    assert found == ["loss of step 1", "kl of step 1"]
+
+
+@given(st.integers(1, 10**9))
+def test_the_tolerance_grows_with_the_root_of_the_terms_and_with_the_unit_of_the_dtype(terms: int) -> None:
+    assert tolerance(torch.float32, 4 * terms) == pytest.approx(2 * tolerance(torch.float32, terms))
+    ratio = tolerance(torch.bfloat16, terms) / tolerance(torch.float32, terms)
+    assert ratio == pytest.approx(torch.finfo(torch.bfloat16).eps / torch.finfo(torch.float32).eps)
+
+
+def test_a_setting_says_what_is_not_plain() -> None:
+    assert str(Setting()) == "plain"
+    setting = Setting(batch_size=2, arguments={"max_steps": 4}).but(accumulation=4, arguments={"beta": 0.0})
+    assert str(setting) == "max_steps=4 beta=0.0 batch_size=2 accumulation=4"
+    assert str(Setting(order=(1, 0, 3, 2))) == "order=1,0,3,..."

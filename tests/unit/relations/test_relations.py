@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trl_hotfix.relations import parametrize
+from trl_hotfix.relations.cells import ERROR, HOLDS, OF_TRL, UNASKED, VIOLATED, Runs, asked
+from trl_hotfix.relations.recipes import RECIPES, CannotBeAskedError
+from trl_hotfix.relations.relations import RELATIONS, Claim, Pair, Relation
+from trl_hotfix.relations.run import Run
+from trl_hotfix.relations.setting import Setting
+
+LEFT, RIGHT = Setting(batch_size=4), Setting(batch_size=2)
+
+
+def _claims(recipe: Any) -> Iterator[Claim]:
+    yield Pair(LEFT, RIGHT)
+
+
+RELATION = Relation("accumulation", "Because.", _claims)
+
+
+class Known(Runs):
+    """Runs that are not run: by batch size, what is logged, or what is raised."""
+
+    def __init__(self, by_size: dict[int, dict[str, float] | Exception]) -> None:
+        self.by_size = by_size
+
+    def of(self, setting: Setting) -> Run:
+        found = self.by_size[setting.batch_size]
+        if isinstance(found, Exception):
+            raise found
+        return Run(logs=[found])
+
+
+def state(own: dict[int, Any], of_trl: dict[int, Any] | None = None) -> tuple[str, list[str]]:
+    known = None if of_trl is None else Known(of_trl)
+    (cell,) = asked("SFT", RECIPES["SFT"], RELATION, Known(own), known)
+    return cell.state, [difference.what for difference in cell.differences]
+
+
+def test_states_of_a_claim() -> None:
+    assert state({4: {"loss": 1.0}, 2: {"loss": 1.0}}) == (HOLDS, [])
+    assert state({4: {"loss": 1.0}, 2: {"loss": 2.0}}) == (VIOLATED, ["loss of step 1"])
+    assert state({4: {"loss": 1.0}, 2: CannotBeAskedError("no")}) == (UNASKED, [])
+    assert state({4: {"loss": 1.0}, 2: KeyError("x")}) == (ERROR, [])
+
+
+def test_what_the_trainer_of_trl_violates_alike_is_not_the_users() -> None:
+    own = {4: {"loss": 1.0, "kl": 1.0}, 2: {"loss": 2.0, "kl": 2.0}}
+    assert state(own, {4: {"loss": 1.0, "kl": 1.0}, 2: {"loss": 1.0, "kl": 3.0}}) == (VIOLATED, ["loss of step 1"])
+    assert state(own, {4: {"loss": 1.0, "kl": 1.0}, 2: {"loss": 3.0, "kl": 3.0}})[0] == OF_TRL
+
+
+def test_every_relation_has_claims_for_every_trainer_and_each_has_a_name_of_its_own() -> None:
+    for recipe in RECIPES.values():
+        names = [f"{name}: {claim}" for name, relation in RELATIONS.items() for claim in relation.claims(recipe)]
+        assert len({*names}) == len(names), recipe.name
+        assert {name.partition(":")[0] for name in names} >= RELATIONS.keys() - {"limits"}, recipe.name
+
+
+def test_a_setting_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl_hotfix.relations import cells
+
+    calls = []
+    monkeypatch.setattr(cells, "run", lambda make, setting, folder: calls.append(setting) or Run(logs=[]))
+    runs = Runs(lambda setting, folder: None, tmp_path)
+    list(asked("SFT", RECIPES["SFT"], RELATIONS["accumulation"], runs))
+    assert len(calls) == 4
+
+
+@pytest.mark.needs_trl
+def test_an_expected_failure_that_is_no_claim_is_an_error() -> None:
+    import trl
+
+    with pytest.raises(ValueError, match="no claim or relation is named 'acumulation'"):
+        parametrize(trl.SFTTrainer, expected_failures={"acumulation": "why not"})
+
+
+@pytest.mark.needs_trl
+def test_a_class_that_is_of_no_trainer_cannot_be_asked() -> None:
+    with pytest.raises(CannotBeAskedError, match="int inherits from none of SFTTrainer"):
+        parametrize(int)

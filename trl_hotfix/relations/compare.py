@@ -1,0 +1,96 @@
+"""The differences of two runs, each against the tolerance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .run import Run
+from .tolerance import tolerance
+
+HALF_A_DIGIT = 1e-4
+"""TRL and transformers round what they log to four digits: up in one run, and perhaps down in the other."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What two runs disagree about. ``apart`` is relative to the larger of the two."""
+
+    what: str
+    left: float
+    right: float
+    apart: float
+
+
+def differences(left: Run, right: Run, of: frozenset[str]) -> Iterator[Difference]:
+    """Give where ``right`` is not ``left``, of ``gradients``, ``weights``, ``logs`` and ``evaluations``.
+
+    A run that was resumed is compared from its first step on.
+    """
+    first = max(left.first_step, right.first_step)
+    if "gradients" in of:
+        for step in range(first, first + min(len(left.gradients), len(right.gradients))):
+            pair = left.gradients[step - left.first_step], right.gradients[step - right.first_step]
+            yield from _tensors(f"gradient of step {step}", *pair)
+    if "weights" in of:
+        yield from _tensors("weights at the end", left.weights, right.weights)
+    if "logs" in of:
+        yield from _logs("", left.logs[first - left.first_step :], right.logs[first - right.first_step :], first)
+    if "effects" in of:
+        for name, (before, after) in right.effects.items():
+            yield Difference(f"{name}: {before} became {after}", 0.0, 1.0, math.inf)
+    if "evaluations" in of:
+        yield from _logs("evaluation: ", left.evaluations, right.evaluations, 1)
+
+
+def _tensors(what: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[Difference]:
+    """Give the largest difference, relative to the largest element of all tensors."""
+    if left.keys() != right.keys():
+        yield Difference(f"{what}: tensors", len(left), len(right), math.inf)
+        return
+    if not left:
+        return
+    worst = max(left, key=lambda name: float((left[name] - right[name]).abs().max()))
+    scale = max(float(value.abs().max()) for side in (left, right) for value in side.values())
+    apart = float((left[worst] - right[worst]).abs().max()) / scale if scale else 0.0
+    if not apart <= tolerance(left[worst].dtype):
+        norms = [math.sqrt(sum(float((value**2).sum()) for value in side.values())) for side in (left, right)]
+        yield Difference(f"{what}: norm", norms[0], norms[1], apart)
+
+
+def _logs(what: str, left: list[dict[str, float]], right: list[dict[str, float]], first: int) -> Iterator[Difference]:
+    import torch
+
+    allowed = tolerance(torch.float32)
+    if len(left) != len(right):
+        yield Difference(f"{what}number of logs", len(left), len(right), math.inf)
+    for name in sorted({name for logs in [*left, *right] for name in logs}):
+        pairs = [(one.get(name), other.get(name)) for one, other in zip(left, right, strict=False)]
+        for step, (one, other) in enumerate(pairs, first):
+            difference = _numbers(f"{what}{name} of step {step}", one, other, allowed)
+            if difference is not None:
+                yield difference
+                break
+
+
+def _numbers(what: str, left: float | None, right: float | None, allowed: float) -> Difference | None:
+    if left is None or right is None:
+        one, other = (math.nan if number is None else number for number in (left, right))
+        return None if left is right else Difference(what, one, other, 1.0)
+    if math.isnan(left) and math.isnan(right):
+        return None
+    distance, scale = abs(left - right), max(abs(left), abs(right))
+    if distance <= max(allowed * scale, HALF_A_DIGIT):
+        return None
+    return Difference(what, left, right, distance / scale)
+
+
+def unexpected(run: Run, numbers: Mapping[str, float]) -> Iterator[Difference]:
+    """Give which of these numbers the first step logs otherwise, or not at all."""
+    logged = run.logs[0]
+    for name, expected in numbers.items():
+        found = logged.get(name, math.nan)
+        if not abs(found - expected) <= HALF_A_DIGIT:
+            yield Difference(f"{name} of step 1", expected, found, abs(found - expected))

@@ -1,0 +1,185 @@
+"""A tiny model, its tokenizer, rows of unequal lengths, and a generation that answers from a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .setting import Setting
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+WORDS = 60
+GROUP = 4
+"""The completions of a prompt."""
+
+
+def words(first: int, count: int, step: int = 3) -> str:
+    """Return ``count`` words of the vocabulary."""
+    return " ".join(f"w{(first + step * place) % WORDS}" for place in range(count))
+
+
+def prompt(number: int) -> str:
+    return words(number, 2 + number % 3)
+
+
+def preferred(number: int) -> str:
+    return " " + words(7 * number + 1, 2 + number % 4)
+
+
+def rejected(number: int) -> str:
+    return " " + words(5 * number + 2, 3 + number % 3, 11)
+
+
+def rows(kind: str, order: Iterable[int]) -> Any:
+    """Return a dataset of rows of unequal lengths, by their numbers. ``kind`` is a name of ``ROWS_OF``."""
+    from datasets import Dataset
+
+    return Dataset.from_list([ROWS_OF[kind](number) for number in order])
+
+
+def _labelled(number: int) -> dict[str, Any]:
+    answer = (rejected if number % 2 else preferred)(number // 2)
+    return {"prompt": prompt(number // 2), "completion": answer, "label": number % 2 == 0}
+
+
+def _messages(number: int) -> dict[str, Any]:
+    question, answer = {"role": "user", "content": prompt(number)}, {"role": "assistant", "content": preferred(number)}
+    return {"messages": [question, answer]}
+
+
+def _steps(number: int) -> dict[str, Any]:
+    steps = [words(number + 3, 2 + number % 3), words(number + 5, 1 + number % 2)]
+    return {"prompt": prompt(number), "completions": steps, "labels": [True, number % 2 == 0]}
+
+
+ROWS_OF: dict[str, Callable[[int], dict[str, Any]]] = {
+    "text": lambda number: {"text": words(number, 3 + 3 * number % 11)},
+    "pairs": lambda number: {"prompt": prompt(number), "chosen": preferred(number), "rejected": rejected(number)},
+    "labelled": _labelled,
+    "prompts": lambda number: {"prompt": prompt(number)},
+    "messages": _messages,
+    "steps": _steps,
+}
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+def tokenizer(setting: Setting, side: str) -> Any:
+    """Return a tokenizer of words. ``side`` is where it pads if the setting names none."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: number for number, word in enumerate([PAD, EOS, UNKNOWN, *(f"w{i}" for i in range(WORDS))])}
+    word_level = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=word_level,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        # Trainers ask for one. It is never put in front of a text.
+        bos_token=UNKNOWN,
+        padding_side=setting.padding_side or side,
+        model_input_names=["input_ids", "attention_mask"],
+        chat_template=TEMPLATE,
+    )
+    if setting.width > 1:
+        pad = tokenizer.pad
+        tokenizer.pad = lambda *args, **kwargs: pad(*args, **{**kwargs, "pad_to_multiple_of": setting.width})
+    return tokenizer
+
+
+_HEADS = {0: "CausalLM", 1: "SequenceClassification", 2: "TokenClassification"}
+"""The model by the number of its labels."""
+
+
+def saved_model(folder: Path, setting: Setting, *, seed: int, labels: int = 0) -> Path:
+    """Save a Llama of two layers, with a head for ``labels`` if there are any, and return where it is."""
+    import torch
+    import transformers
+
+    path = folder / f"model-{seed}-{labels}-{setting.pad_embedding}"
+    if path.is_dir():
+        return path
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS + 4,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=2,
+        **({"num_labels": labels} if labels else {}),
+    )
+    config.classifier_dropout = 0.0
+    model = getattr(transformers, f"LlamaFor{_HEADS[labels]}")(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = setting.pad_embedding
+    model.save_pretrained(path)
+    return path
+
+
+def model(folder: Path, setting: Setting, *, seed: int = 0, labels: int = 0) -> Any:
+    """Return that model from disk in float32, with an adapter if the setting gives it one."""
+    import transformers
+
+    path = saved_model(folder, setting, seed=seed, labels=labels)
+    loaded = getattr(transformers, f"AutoModelFor{_HEADS[labels]}").from_pretrained(path)
+    return with_adapter(loaded) if setting.adapter == "model" and seed == 0 else loaded
+
+
+def with_adapter(base: Any) -> Any:
+    from peft import get_peft_model
+
+    return get_peft_model(base, lora(base))
+
+
+def lora(base: Any) -> Any:
+    from peft import LoraConfig
+
+    task = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS"}.get(
+        type(base).__name__.partition("For")[2], "CAUSAL_LM"
+    )
+    return LoraConfig(r=2, lora_alpha=4, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], task_type=task)
+
+
+class AnswersFromTable:
+    """What stands on a model in place of ``generate``. The n-th answer to a prompt is the same in every run."""
+
+    def __init__(self, *, equal_lengths: bool = False) -> None:
+        self.asked: Counter[tuple[int, ...]] = Counter()
+        self.equal_lengths = equal_lengths
+
+    def __call__(
+        self, input_ids: Any = None, attention_mask: Any = None, generation_config: Any = None, **kwargs: Any
+    ) -> Any:
+        import torch
+
+        inputs = kwargs["inputs"] if input_ids is None else input_ids
+        # Early releases leave it to the model to answer a prompt several times.
+        times = getattr(generation_config, "num_return_sequences", None) or 1
+        inputs = inputs.repeat_interleave(times, 0)
+        answers = [self._answer(tuple(token for token in row if token)) for row in inputs.tolist()]
+        width = max(map(len, answers))
+        return torch.cat([inputs, torch.tensor([[*one, *[0] * (width - len(one))] for one in answers])], dim=1)
+
+    def _answer(self, asked: tuple[int, ...]) -> list[int]:
+        number = self.asked[asked] % GROUP
+        self.asked[asked] += 1
+        first = 3 + (7 * sum(asked) + 13 * number) % WORDS
+        length = 4 if self.equal_lengths else 1 + (number + sum(asked)) % 5
+        return [*(3 + (first + 5 * place) % WORDS for place in range(length)), 1]
+
+
+def reward(completions: list[Any], **kwargs: Any) -> list[float]:
+    """Return a number for each completion that depends on its words alone."""
+    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+    numbers = [[int(word[1:]) for word in text.split() if word[1:].isdigit()] for text in texts]
+    return [(sum(each) % 17) / 8 for each in numbers]

@@ -1,0 +1,178 @@
+"""Run a trainer in a setting, and note all that a relation may compare."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .recipes import CannotBeAskedError, Make
+from .setting import Setting
+
+CLOCK = ("runtime", "per_second", "step_time", "profiling", "total_flos", "epoch")
+"""Parts of the names of what a trainer logs that depends on the clock, or counts what a setting changes."""
+
+SECONDS = 120.0
+"""The limit for a run on several ranks."""
+
+
+@dataclass
+class Run:
+    """What a run computed: gradients that the optimizer was given, weights at the end, and what was logged.
+
+    ``effects`` are what the trainer has changed of what it was given, before and after.
+    """
+
+    gradients: list[dict[str, Any]] = field(default_factory=list)
+    weights: dict[str, Any] = field(default_factory=dict)
+    logs: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    effects: dict[str, tuple[str, str]] = field(default_factory=dict)
+    first_step: int = 1
+
+
+def run(make: Make, setting: Setting, folder: Path) -> Run:
+    """Make a trainer and train it. Raises ``CannotBeAskedError`` where TRL says that it cannot be done so."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if setting.ranks > 1:
+        return _on_ranks(make, setting, folder)
+    if not setting.resume_at:
+        return _trained(_trainer(make, setting, folder), Run())
+    until = setting.but(arguments={"save_strategy": "steps", "save_steps": setting.resume_at})
+    _stopped(_trainer(make, until, folder), setting.resume_at)
+    checkpoint = str(folder / f"checkpoint-{setting.resume_at}")
+    return _trained(_trainer(make, until, folder), Run(first_step=setting.resume_at + 1), checkpoint)
+
+
+def _trainer(make: Make, setting: Setting, folder: Path) -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    try:
+        return make(setting, folder)
+    except (ValueError, NotImplementedError) as error:
+        raise CannotBeAskedError(f"{type(error).__name__}: {error}") from error
+
+
+def _stopped(trainer: Any, step: int) -> None:
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step >= step
+
+    trainer.add_callback(Stop())
+    trainer.train()
+
+
+def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:
+    from transformers import TrainerCallback
+
+    class Recorder(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            optimizer = kwargs["optimizer"]
+            getattr(optimizer, "optimizer", optimizer).register_step_pre_hook(lambda *_: note())
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **kwargs: Any) -> None:
+            numbers = {name: float(value) for name, value in logs.items() if _is_number(name, value)}
+            is_evaluation = any(name.startswith("eval_") for name in logs)
+            (record.evaluations if is_evaluation else record.logs).append(numbers)
+
+    def note() -> None:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        record.gradients.append(
+            {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+        )
+
+    before = _given(trainer)
+    trainer.add_callback(Recorder())
+    trainer.train(resume_from_checkpoint=checkpoint)
+    after = _given(trainer)
+    record.effects = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    # The last log is of the whole training.
+    record.logs = [logs for logs in record.logs if "train_loss" not in logs]
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    record.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    if len(record.gradients) != trainer.args.max_steps - record.first_step + 1:
+        raise RuntimeError(f"the run had {len(record.gradients)} steps of {trainer.args.max_steps}")
+    return record
+
+
+def _is_number(name: str, value: Any) -> bool:
+    return isinstance(value, (int, float)) and not any(word in name for word in CLOCK)
+
+
+def _given(trainer: Any) -> dict[str, str]:
+    """Return what a training must not change, as texts by name."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    tokenizer = getattr(trainer, "processing_class", None) or trainer.tokenizer
+    generation = getattr(model, "generation_config", None)
+    texts = {f"argument {name}": repr(value) for name, value in trainer.args.to_dict().items()}
+    texts |= {f"config {name}": repr(value) for name, value in model.config.to_dict().items()}
+    texts |= {f"generation config {name}": repr(value) for name, value in _of(generation)}
+    texts |= {f"tokenizer {name}": repr(getattr(tokenizer, name)) for name in ("padding_side", "truncation_side")}
+    return texts
+
+
+def _of(generation_config: Any) -> Iterator[tuple[str, Any]]:
+    """Give what a generation config has. transformers makes a list of the one end of sequence."""
+    for name, value in (generation_config.to_dict() if generation_config is not None else {}).items():
+        yield name, value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _on_ranks(make: Make, setting: Setting, folder: Path) -> Run:
+    """Run in forks of this process, and return what the main rank has noted. Raises what a rank raised."""
+    import torch
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    out = folder / "ranks"
+    out.mkdir()
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=_rank, args=(make, setting, folder, out, number, port))
+        for number in range(setting.ranks)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(SECONDS)
+    late = [process for process in ranks if process.is_alive()]
+    for process in late:
+        process.kill()
+    answers = [torch.load(file, weights_only=False) for file in sorted(out.glob("rank-*"))]
+    errors = [answer for answer in answers if isinstance(answer, Exception)]
+    if errors:
+        raise errors[0]
+    if late or len(answers) < setting.ranks:
+        raise RuntimeError(f"{setting.ranks - len(answers)} of {setting.ranks} ranks have not ended as they should")
+    main: Run = answers[0]
+    return main
+
+
+def _rank(make: Make, setting: Setting, folder: Path, out: Path, rank: int, port: str) -> None:
+    import torch
+    from accelerate.state import AcceleratorState, GradientState, PartialState  # type: ignore[import-untyped]
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": setting.ranks, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({name: str(value) for name, value in variables.items()}, MASTER_PORT=port)
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    answer: Run | Exception
+    try:
+        answer = _trained(_trainer(make, setting.but(arguments={"ddp_backend": "gloo"}), folder), Run())
+    # The process that waits raises it again.
+    except Exception as error:  # noqa: BLE001
+        answer = error if isinstance(error, CannotBeAskedError) else RuntimeError(f"{type(error).__name__}: {error}")
+    torch.save(answer, out / f"writing-{rank}")
+    (out / f"writing-{rank}").rename(out / f"rank-{rank}")
+    # Without the handlers of the process that was forked.
+    os._exit(0)
