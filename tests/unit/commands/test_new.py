@@ -125,7 +125,7 @@ def test_new_writes_an_entry_a_module_tests_and_a_proof(checkout: Path) -> None:
         style = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
         assert style.returncode == 0, style.stdout
     for order, next_step in enumerate(
-        ("trl-hotfix verify", "says `proven`", "make patches", "bench.py run", "trl-hotfix scan", "make matrix"), 1
+        ("trl-hotfix verify", "says `proven`", "make patches", "python -m bench run", "trl-hotfix scan", "make matrix"), 1
     ):
         assert f"  {order}. " in process.stdout
         assert next_step in process.stdout
