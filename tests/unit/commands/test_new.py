@@ -124,7 +124,7 @@ def test_new_writes_an_entry_a_module_tests_and_a_proof(checkout: Path) -> None:
         command = [*ruff, *check, "--config", str(CHECKOUT / "pyproject.toml"), module, tests, proof]
         style = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
         assert style.returncode == 0, style.stdout
-    steps = ("trl-hotfix verify", "says `proven`", "make patches", "-m bench run", "trl-hotfix scan", "make matrix")
+    steps = ("trl-hotfix verify", "says `proven`", "make patches", "-m bench run", "trl-hotfix scan", "make evidence")
     for order, next_step in enumerate(steps, 1):
         assert f"  {order}. " in process.stdout
         assert next_step in process.stdout
