@@ -82,7 +82,7 @@ release: $(VENV)/ready
 	$(BIN)/python -m bench.releases.new_release $(RELEASE)
 
 # Everything again: every patch on every release and stack, proofs, variants, orders, pickles, TRL's own tests. `make matrix`,
-# or a part of it, `make matrix SHARD=3/20`. A part leaves its evidence in build/evidence-3-20, which `bench.py merge` records.
+# or a part of it, `make matrix SHARD=3/20`. A part leaves its evidence in build/evidence-3-20, which `python -m bench merge` records.
 matrix: $(VENV)/ready
 	$(BIN)/python -m bench run --again $(if $(SHARD),--shard $(SHARD) --into build/evidence-$(subst /,-,$(SHARD)))
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m matrix --shard $(or $(SHARD),1/1)

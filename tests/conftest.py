@@ -73,8 +73,12 @@ def shard_of(config: pytest.Config) -> Shard | None:
 
 
 def group_of(item: pytest.Item) -> str:
-    """Return the name that decides on the part: tests of one file with the same parameters share their processes."""
+    """Return the name that decides on the part: tests of one file in one place share a process, which imports TRL."""
     file, parameters = item.nodeid.partition("::")[0], item.name.partition("[")[2]
+    values = getattr(getattr(item, "callspec", None), "params", {})
+    where = next((str(values[name]) for name in ("place", "release") if name in values), "")
+    if where:
+        return f"{file}[{where}"
     return f"{file}[{parameters}" if parameters else item.nodeid
 
 

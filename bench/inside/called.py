@@ -38,6 +38,23 @@ def online(name: str, **settings: Any) -> Any:
     return tiny.online_dpo(*tiny.classes(name), tiny.llama("models", seed=0), **settings)
 
 
+def a2po(**settings: Any) -> Any:
+    from datasets import Dataset
+
+    from tiny.data import left_padding_tokenizer
+
+    trainer_class, config_class = tiny.classes("A2PO")
+    few = {"max_completion_length": 4, "num_value_samples": 2}
+    return tiny.trainer(
+        trainer_class,
+        model=tiny.llama("models", seed=0),
+        reward_funcs=lambda prompts, **kwargs: [1.0] * len(prompts),
+        args=tiny.config(config_class, **{**few, **settings}),
+        train_dataset=Dataset.from_list([{"prompt": "w1 w2"}] * 8),
+        tokenizer=left_padding_tokenizer(),
+    )
+
+
 def reusing(make: Callable[..., Any], **settings: Any) -> Any:
     """Return a trainer that uses the completions of a generation in two optimizer steps."""
     # RLOO counts each micro-batch twice in 0.26. GRPO of 0.16 can resume only where it generates.
@@ -156,6 +173,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "OnlineDPO": functools.partial(online, "OnlineDPO"),
     "XPO": functools.partial(online, "XPO"),
     "NashMD": functools.partial(online, "NashMD"),
+    "A2PO": a2po,
     "GRPO": trainers.grpo,
     "GRPO, one length": grpo_of_one_length,
     "GRPO, reusing": functools.partial(reusing, trainers.grpo),
@@ -218,7 +236,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof gkd-onpolicy-normaliser-from-dataset-labels", "proof gold-loss-normaliser-counts-dataset-labels"),
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
-        "proof sft-silent-truncation-diagnosis",
+        *("proof sft-silent-truncation-diagnosis", "A2PO"),
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
@@ -229,6 +247,13 @@ UNREACHED: dict[tuple[str, str], str] = {
             "vllm-sync-drifts-bf16-base",
             f"{module}:OnlineDPOTrainer._move_model_to_vllm",
         ): "it is called with vLLM only, for which the proof has a stand-in in GRPO and RLOO"
+        for module in ("trl.trainer.online_dpo_trainer", "trl.experimental.online_dpo.online_dpo_trainer")
+    },
+    **{
+        (
+            "online-plain-prompt-without-bos",
+            f"{module}:OnlineDPOTrainer._generate_vllm_server",
+        ): "it is called beside a server of vLLM only"
         for module in ("trl.trainer.online_dpo_trainer", "trl.experimental.online_dpo.online_dpo_trainer")
     },
     (
@@ -268,14 +293,15 @@ ELSEWHERE = {
         "1.5.1",
     ),
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._forward": "1.13.0",
+    "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._generate": "1.13.0",
     "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss": "0.19.1",
     "trl.trainer.reward_trainer:maybe_apply_chat_template": "0.22.2",
 }
 """The release in which a target is shown to be what is declared, if it is not the newest one of its range.
 
-Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward and does not call it;
-1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which calls no dpo_loss.
-The reward model is trained in 0.22.2.
+Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward and _generate and calls
+neither; 1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which calls no dpo_loss. The reward model is
+trained in 0.22.2.
 """
 
 

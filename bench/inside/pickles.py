@@ -147,7 +147,9 @@ def write(folder: Path) -> dict[str, Any]:
     answer: dict[str, dict[str, Any]] = {}
     pickles, held = {}, []
     for name, (target, patches) in by_target.items():
-        expected = [[patch.id, patch.revision, dict(report[patch.id].options)] for patch in patches]
+        # Layers lie in the order of ids, whatever the file's.
+        in_order = sorted(patches, key=lambda patch: patch.id)
+        expected = [[patch.id, patch.revision, dict(report[patch.id].options)] for patch in in_order]
         came_out, hashes = {}, {}
         for kind, reference in references_to(target).items():
             held.append((name, kind, reference))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import json
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import trl_hotfix
 from trl_hotfix.model import State
 
 import tiny
+from bench.proving import prove
 from tiny import dpo_steps, flash
 
 PATCHES = {
@@ -101,7 +101,7 @@ def sft(folder: str) -> dict[str, Answer]:
 
 
 def completions(folder: str) -> dict[str, Answer]:
-    proof = importlib.import_module("completion_only_collator_padding_free")
+    proof = prove.proof_of("completion-only-collator-padding-free")
     padded = proof.one_step(llama(folder, None), padding_free=False)
     answers: dict[str, Answer] = {}
     for checkpointing in (False, True):
@@ -123,8 +123,8 @@ def completions(folder: str) -> dict[str, Answer]:
 def dpo(folder: str) -> dict[str, Answer]:
     import trl
 
-    terms = importlib.import_module("dpo_padding_free_wrong_terms")
-    liger = importlib.import_module("dpo_padding_free_liger")
+    terms = prove.proof_of("dpo-padding-free-wrong-terms")
+    liger = prove.proof_of("dpo-padding-free-liger")
     # With reentrant checkpointing, the default of old releases, the formula could not ask for gradients.
     checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     cases: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -295,7 +295,7 @@ def twice(call: WrapperCall) -> Any:
     def inner(*args: Any, **kwargs: Any) -> Any:
         nonlocal acted_within
         given = call.within(partial(call.hand_on), args, kwargs)
-        with _under_way(call.given):
+        with _under_way(given):
             result = call.applied(given)
         acted_within = acted_within or _acted(given, result)
         return result

@@ -255,7 +255,8 @@ def _is_set_before(node: ast.Assign, parents: dict[int, ast.AST]) -> bool:
 
 def _called(function: str, *arguments: ast.expr) -> ast.Call:
     """Return a call of a function of ``detaching``. What a value is shows when it runs."""
-    return ast.Call(ast.parse(f"__import__('detaching').{function}", mode="eval").body, [*arguments], [])
+    name = f"__import__('bench.mutants.detaching', fromlist=['']).{function}"
+    return ast.Call(ast.parse(name, mode="eval").body, [*arguments], [])
 
 
 def _sorted(value: ast.expr) -> ast.expr:

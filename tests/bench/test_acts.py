@@ -95,6 +95,12 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("grpo-zero-loss-diagnosis", "self-test"): {
         "GRPOTrainer.__init__": "the self-test looks at the log; the proof makes trainers with adapters too"
     },
+    **{
+        ("online-plain-prompt-without-bos", run): {
+            "OnlineDPOTrainer._generate_vllm_server": "self-test and proof have no server of vLLM; a test has one"
+        }
+        for run in ("self-test", "proof")
+    },
     ("moe-aux-coef-ignores-model-config", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),

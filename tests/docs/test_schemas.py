@@ -26,7 +26,7 @@ WITH = {
     "explain": ["--json", ID],
     "freeze": [],
     "scan": ["--json", str(CHECKOUT / "tests" / "launched" / "train_tiny.py")],
-    "audit": ["--json", str(CHECKOUT / "tests" / "bench" / "stacks" / "tf4.44.txt"), "--trl", "0.11.4"],
+    "audit": ["--json", str(CHECKOUT / "bench" / "releases" / "stacks" / "tf4.44.txt"), "--trl", "0.11.4"],
     "compare": ["--json", "0.11.4", "1.16.0"],
     "diff": ["--json", "a.json", "b.json"],
     "status": ["--json", "a.json"],

@@ -128,6 +128,7 @@ def test_two_builds_are_the_same_files(build: Build, distributions: dict[str, Pa
     left_out = (".*", "build", "dist", "site", "__pycache__")
     shutil.copytree(CHECKOUT, copy, ignore=shutil.ignore_patterns(*left_out), copy_function=shutil.copyfile)
     shutil.copy(CHECKOUT / ".gitignore", copy)
+    shutil.copytree(CHECKOUT / ".ci", copy / ".ci")
     for path in copy.rglob("*.py"):
         path.chmod(0o600)
     again = build(copy, TZ="Asia/Tokyo", LC_ALL="C", PYTHONHASHSEED="1")

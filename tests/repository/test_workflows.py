@@ -46,7 +46,7 @@ def test_the_forms_ask_for_what_the_commands_print(form: str, commands: list[str
 
 
 def test_a_pull_request_has_the_lines_of_the_check() -> None:
-    check = (GITHUB.parent / "tests" / "bench" / "check.py").read_text(encoding="utf-8")
+    check = (GITHUB.parent / "bench" / "proving" / "check.py").read_text(encoding="utf-8")
     lines = check.partition("def lines(")[2].partition("\ndef ")[0]
     names = re.findall(r'yield f"([a-z -]+?)  +', lines)
     form = (

@@ -281,7 +281,8 @@ def test_a_made_up_catalogue_has_few_patches_in_range(tmp_path: Path) -> None:
     (overlay / "METADATA").write_text(f"Name: trl\nVersion: {applying.MADE_UP_ON}\n")
     code = [sys.executable, "-m", "benchmarks.applying", "made-up"]
     environment = measure.bare_environment(PYTHONPATH=f"{overlay.parent}:{tmp_path}:{measure.CHECKOUT}")
-    process = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+    # Not in the checkout, whose package would be the first on the path.
+    process = subprocess.run(code, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     counts = json.loads(process.stdout)
     assert (counts["patches"], counts["pending"]) == (10, len(applying.IN_RANGE))
 

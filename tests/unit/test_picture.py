@@ -8,7 +8,6 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,10 @@ import pytest
 import trl_hotfix
 from trl_hotfix.catalogue import loading
 
+from bench.pages import picture, summary
+from bench.results import matrix
+
 CHECKOUT = Path(__file__).parents[2]
-matrix, picture, summary = (import_module(name) for name in ("matrix", "picture", "summary"))
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 CATALOGUE = [

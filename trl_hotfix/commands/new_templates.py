@@ -102,7 +102,7 @@ Next, in this order:
      of a training script says it for whom it hits, and not for others. Under called: the moment of a run at which TRL
      calls the target; tests/bench/test_called.py compares it with runs of real trainers.
   6. Set trl: there to the releases that have the bug (now "{trl}"), until
-         make matrix PATCHES={id}
+         make evidence PATCHES={id}
      has no `uncovered` (too narrow), no `not-reproduced` (too wide), and no proof that fails. It also puts the bodies
      of the method on record: before, the patch is `skipped` (`unknown-body`) for everybody.
   7. Say under not_repaired what is left out, and run `make test`.

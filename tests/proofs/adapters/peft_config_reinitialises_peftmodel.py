@@ -23,6 +23,7 @@ import tiny
 OVERLAYS = ()
 PARITY = True
 VARIANTS = "it is about the model that the trainer is made with, before it is compiled; the proof trains LoRA itself"
+EQUIVALENT = {"applied twice": "the second finds the merged base, which is no PeftModel"}
 
 ID = "peft-config-reinitialises-peftmodel"
 TARGETS = {

@@ -19,6 +19,7 @@ PARITY = False
 VARIANTS = {"full": "what fails is the copy of an adapter"}
 
 STEPS, MICRO_BATCHES = 2, 2
+EQUIVALENT = {"applied twice": "the weights are copied once more"}
 
 
 def train() -> tiny.TrainingResult:

@@ -22,6 +22,7 @@ METHODS = ("get_batch_loss_metrics", "compute_reference_log_probs")
 OVERLAYS = ("deepspeed",)
 PARITY = True
 EQUIVALENT = {
+    "applied twice": "the first five of five values are the same values",
     "unpack_reference: `with _five_values(call.trainer, after=0):` -> `with _five_values(call.trainer, after= -1):`": (
         "no call has a number below 0"
     ),

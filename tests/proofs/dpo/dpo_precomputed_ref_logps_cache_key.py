@@ -25,6 +25,9 @@ OVERLAYS = ()
 PARITY = False
 VARIANTS = {"compiled": "compiled, the run fails: LlamaForCausalLM does not support len()"}
 DATA = True
+EQUIVALENT = {
+    "applied twice": "the name is a hash of a hash, and says as much about the settings",
+}
 
 LONG = 32
 SHORT = 5

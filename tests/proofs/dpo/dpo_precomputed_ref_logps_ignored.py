@@ -16,6 +16,7 @@ ID = "dpo-precomputed-ref-logps-ignored"
 TARGET = "trl.trainer.dpo_trainer:DPOTrainer.get_batch_loss_metrics"
 OVERLAYS = ()
 PARITY = True
+EQUIVALENT = {"applied twice": "the inner one answers the forward of the reference, so the outer one is not asked"}
 
 
 def train() -> tiny.TrainingResult:

@@ -29,6 +29,7 @@ VARIANTS = {"full": "the reference of a whole model is a copy of it"}
 
 STEPS, MICRO_BATCHES, BETA = 2, 2, 0.5
 METHODS = ("__init__", "_prepare_inputs", "_generate_and_score_completions", "_compute_loss", "compute_liger_loss")
+EQUIVALENT = {"applied twice": "the second copy has the same weights"}
 
 
 def train() -> tiny.TrainingResult:

@@ -18,6 +18,7 @@ from tiny import grpo_steps
 
 OVERLAYS = ()
 PARITY = True
+EQUIVALENT = {"applied twice": "the setting of the second wrapper takes the place of the first one's, and is equal"}
 
 LENGTHS = (2, 4, 8, 6)
 """The tokens of the four completions of two groups."""

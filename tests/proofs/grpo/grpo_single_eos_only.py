@@ -24,6 +24,7 @@ MUTANTS_ON = ("0.26.0",)
 END_OF_TURN = 9
 LENGTHS = (2, 4, 8, 6)
 """Tokens of the completions of a group, with the end of the turn. That of eight tokens has none."""
+EQUIVALENT = {"applied twice": "the inner one lists the same ids"}
 
 
 def train() -> tiny.TrainingResult:

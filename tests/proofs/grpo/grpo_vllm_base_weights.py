@@ -22,6 +22,9 @@ OVERLAYS = ()
 PARITY = True
 VARIANTS = {"full": "Without an adapter nothing is merged."}
 
+EQUIVALENT = {
+    "applied twice": "a copy of a copy has the same values",
+}
 
 STEPS, MICRO_BATCHES = 3, 2
 

@@ -27,6 +27,7 @@ import tiny
 OVERLAYS = ()
 PARITY = True
 VARIANTS = {"lora": "TRL's own method merges the adapter, and vllm-sync-drifts-bf16-base proves what it hands over."}
+EQUIVALENT = {"applied twice": "the inner wrapper finds a new step, or its method takes the place of the outer one's"}
 MUTANTS_ON = ("0.27.2",)
 
 STEPS, MICRO_BATCHES = 2, 2

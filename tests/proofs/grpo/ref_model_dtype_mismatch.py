@@ -22,6 +22,7 @@ OVERLAYS = ()
 PARITY = True
 MUTANTS_ON = ("0.25.1",)
 VARIANTS = {"lora": "with an adapter the reference is the model without it"}
+EQUIVALENT = {"applied twice": "the second finds the dtype and the attention among the options"}
 
 
 def train() -> tiny.TrainingResult:

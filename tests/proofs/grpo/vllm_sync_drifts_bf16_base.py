@@ -23,6 +23,7 @@ PARITY = False
 VARIANTS = {"full": "Without an adapter nothing is merged."}
 
 STEPS, MICRO_BATCHES = 3, 2
+EQUIVALENT = {"applied twice": "the inner one finds the weights that the outer one has merged, and hands them on"}
 
 
 def train() -> tiny.TrainingResult:

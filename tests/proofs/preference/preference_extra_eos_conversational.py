@@ -31,6 +31,7 @@ VARIANTS = "the data are prepared before the model is compiled, and whatever par
 
 BETA, EOS, BREAK = 0.5, 1, 62
 METHODS = ("ORPO", "CPO", "KTO", "BCO")
+EQUIVALENT = {"applied twice": "the inner one is given answers that end"}
 
 
 def tokenizer(closing: str = "<eos> \n", eos_token: str = "<eos>") -> Any:

@@ -124,9 +124,8 @@ def test_new_writes_an_entry_a_module_tests_and_a_proof(checkout: Path) -> None:
         command = [*ruff, *check, "--config", str(CHECKOUT / "pyproject.toml"), module, tests, proof]
         style = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
         assert style.returncode == 0, style.stdout
-    for order, next_step in enumerate(
-        ("trl-hotfix verify", "says `proven`", "make patches", "bench.py run", "trl-hotfix scan", "make matrix"), 1
-    ):
+    steps = ("trl-hotfix verify", "says `proven`", "make patches", "-m bench run", "trl-hotfix scan", "make evidence")
+    for order, next_step in enumerate(steps, 1):
         assert f"  {order}. " in process.stdout
         assert next_step in process.stdout
 

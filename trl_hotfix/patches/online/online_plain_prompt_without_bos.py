@@ -1,0 +1,138 @@
+"""Online DPO and A2PO tokenize plain-text prompts with ``add_special_tokens=False``, and so without a BOS.
+
+That is right for a prompt that the chat template has rendered, and ``_generate`` (A2PO: ``_prepare_inputs`` and
+``_estimate_optimal_values``) passes it for every prompt. Up to 0.22 ``tokenize_row`` put a BOS before each prompt. With
+a vLLM server the completions are right: it tokenizes texts by itself, and ``_generate_vllm_server`` tokenizes them once
+more for the loss. A colocated vLLM returns the ids that it has used.
+
+For one call the trainer has a view of its tokenizer that adds the special tokens. A BOS put before the text instead
+would take the blank from the first word of tokenizers of SentencePiece.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import chain
+from types import ModuleType
+from typing import Any
+
+from ...authoring import Call, absent, judge, pickled_as_made, shadowed, wrapper
+from ...model import Outcome
+from ...testing import (
+    CharacterTokenizer,
+    absent_if_reexported,
+    completions_of,
+    default_arguments,
+    single_process,
+    stub_that_generates,
+    tiny_causal_lm,
+    trainer_and_config,
+)
+
+
+@wrapper
+def begin_the_prompts(call: Call) -> Any:
+    """Generate from prompts that begin with a BOS (Online DPO). Those with images are left as they are."""
+    return call() if call["images"] is not None else _with_beginnings(call, call["prompts"])
+
+
+@wrapper
+def begin_the_prompts_of_the_rows(call: Call) -> Any:
+    """Generate from prompts that begin with a BOS (A2PO, in each step)."""
+    return _with_beginnings(call, (row["prompt"] for row in call["inputs"]))
+
+
+@wrapper
+def begin_the_prompts_of_the_datasets(call: Call) -> Any:
+    """Generate from prompts that begin with a BOS (A2PO, once, for the optimal values)."""
+    datasets = call.trainer.train_dataset, call.trainer.eval_dataset
+    rows = chain.from_iterable(dataset for dataset in datasets if dataset is not None)
+    return _with_beginnings(call, (row["prompt"] for row in rows))
+
+
+def _with_beginnings(call: Call, prompts: Iterable[Any]) -> Any:
+    """Have TRL tokenize with a BOS if a prompt is a text without one, and the tokenizer adds it to other texts."""
+    processor = call.trainer.processing_class
+    # evaluate() has A2PO estimate the optimal values within a step: there is a view already.
+    plain = inspect.unwrap(processor)
+    tokenizer = getattr(plain, "tokenizer", plain)
+    if not _only_begins(tokenizer):
+        return call()
+    if not any(isinstance(prompt, str) and not prompt.startswith(tokenizer.bos_token) for prompt in prompts):
+        return call()
+    with shadowed(call.trainer, "processing_class", _beginning(processor, tokenizer.bos_token)):
+        return call()
+
+
+def _only_begins(tokenizer: Any) -> bool:
+    """Return whether a BOS is all that the tokenizer adds to a text. An end would be before the completion."""
+    expected = [tokenizer.bos_token_id, *tokenizer("a", add_special_tokens=False)["input_ids"]]
+    return bool(tokenizer("a")["input_ids"] == expected)
+
+
+def _beginning(processor: Any, bos_token: str, code: str = "") -> Any:
+    """Return a view of ``processor`` that puts one BOS before each text, whatever TRL asks for."""
+    import wrapt
+
+    class View(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return pickled_as_made(_beginning, self.__wrapped__, bos_token)
+
+        def __call__(self, text: list[str], **settings: Any) -> Any:
+            texts = [each.removeprefix(bos_token) for each in text]
+            return self.__wrapped__(text=texts, **{**settings, "add_special_tokens": True})
+
+    return View(processor)
+
+
+class _Beginning(CharacterTokenizer):
+    """A tokenizer that puts the character 2 before a text."""
+
+    bos_token: Any = "\2"
+    bos_token_id: Any = 2
+
+    def __call__(self, text: Any, add_special_tokens: bool = True, **kwargs: Any) -> Any:
+        from transformers import BatchEncoding
+
+        if isinstance(text, str):
+            return super().__call__("\2" * add_special_tokens + text)
+        return BatchEncoding(self.pad([self(each, add_special_tokens) for each in text]))
+
+    def batch_decode(self, ids: Any, **kwargs: Any) -> list[str]:
+        return ["" for _ in ids]
+
+
+def prompts_begin(module: ModuleType) -> Outcome:
+    """Count the beginnings of what the model is given: Online DPO generates twice from a prompt, and so does A2PO."""
+    import torch
+
+    trainer_class, config_class = trainer_and_config(module, "OnlineDPO", "A2PO")
+    if trainer_class.__name__ == "OnlineDPOTrainer":
+        if reexported := absent_if_reexported(module, trainer_class.training_step):
+            return reexported
+        if "images" not in inspect.signature(getattr(trainer_class, "_generate", id)).parameters:
+            return absent("in this release tokenize_row puts a BOS before each prompt")
+    given = []
+
+    def generate(input_ids: Any, **kwargs: Any) -> Any:
+        given.append(input_ids)
+        return torch.cat([input_ids, torch.ones_like(input_ids[:, :1])], dim=1)
+
+    model, tokenizer = tiny_causal_lm(vocabulary=100), _Beginning()
+    model.generate = generate
+    attributes = {"processing_class": tokenizer, "_tokenizer": tokenizer, "ref_model": model, "eos_token_ids": [1]}
+    attributes |= {"image_token": None, "is_vision_model": False, "use_transformers_paged": False}
+    attributes |= {"train_dataset": [{"prompt": "a"}], "eval_dataset": None, "_optimal_values": {"a": 0.0}}
+    attributes |= {"reward_funcs": [lambda prompts, **kwargs: [0.0]], "reward_weights": torch.ones(1)}
+    attributes |= {"model_kwarg_keys": (), "_metrics": {"train": defaultdict(list)}}
+    configs: dict[str, Any] = {"generation_config": None, "value_generation_config": None, "generation_kwargs": {}}
+    settings = default_arguments(config_class, num_value_samples=1, filter_all_incorrect=False)
+    trainer = stub_that_generates(trainer_class, settings, model, **attributes, **configs)
+    # A DataLoader draws a random number.
+    trainer.accelerator.prepare = lambda loader: [trainer.train_dataset]
+    with single_process(module):
+        getattr(trainer, "_estimate_optimal_values", list)()
+        completions_of(trainer)
+    return judge(sum(int((ids == 2).sum()) for ids in given), right=2, wrong=0)
