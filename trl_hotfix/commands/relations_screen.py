@@ -19,7 +19,7 @@ SHOWN = 6
 
 
 class DifferenceAnswer(TypedDict):
-    """What two runs disagree about. ``apart`` is relative to the larger number. What is not finite is null."""
+    """What two runs disagree about. ``apart`` is relative to the larger number. A number that is not finite is null."""
 
     what: str
     left: float | None
