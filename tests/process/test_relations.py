@@ -94,7 +94,7 @@ def test_a_project_tests_its_trainer(project: Path) -> None:
     ("arguments", "message"),
     [
         (["--trainer", "STF"], "'STF' is not known; did you mean 'SFT'?"),
-        (["--relation", "padding", "--relation", "acumulate"], "'acumulate' is not known"),
+        (["--relation", "padding", "--relation", "accumulates"], "'accumulates' is not known"),
         (["--trainer", "SFT", "--recipe", "a:b"], "--recipe makes the trainer: leave --trainer out"),
     ],
 )

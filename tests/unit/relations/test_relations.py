@@ -76,8 +76,8 @@ def test_a_setting_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_an_expected_failure_that_is_no_claim_is_an_error() -> None:
     import trl
 
-    with pytest.raises(ValueError, match="no claim or relation is named 'acumulate'"):
-        parametrize(trl.SFTTrainer, expected_failures={"acumulate": "why not"})
+    with pytest.raises(ValueError, match="no claim or relation is named 'accumulates'"):
+        parametrize(trl.SFTTrainer, expected_failures={"accumulates": "why not"})
 
 
 @pytest.mark.needs_trl
