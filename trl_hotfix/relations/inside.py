@@ -12,6 +12,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
+from ..patching import engine
 from .cells import Cell, Runs, asked, runs_of_trl
 from .recipes import RECIPES, CannotBeAskedError, Make, Recipe, made, recipe_of
 from .relations import RELATIONS
@@ -43,9 +44,7 @@ def main(out: str, task: str) -> None:
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     chosen = json.loads(Path(task).read_text(encoding="utf-8"))
     if chosen["on"]:
-        import trl_hotfix
-
-        trl_hotfix.apply()
+        engine.ENGINE.apply(None, None, None, None)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as lines:
 
