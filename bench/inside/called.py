@@ -241,6 +241,11 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
 
+CANNOT_RUN = {
+    ("0.15.0@tf4.51", "proof grpo-peft-no-input-grads"): "Online DPO of 0.15.0 does not train with transformers 4.51"
+}
+"""The cases that a release cannot run on one of its stacks."""
+
 UNREACHED: dict[tuple[str, str], str] = {
     **{
         (
