@@ -52,9 +52,11 @@ def _tensors(what: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> It
         return
     if not left:
         return
-    worst = max(left, key=lambda name: float((left[name] - right[name]).abs().max()))
+    distances = {name: float((left[name] - right[name]).abs().max()) for name in left}
+    # No number is greater than one that is not a number, wherever that stands.
+    worst = max(left, key=lambda name: math.inf if math.isnan(distances[name]) else distances[name])
     scale = max(float(value.abs().max()) for side in (left, right) for value in side.values())
-    apart = float((left[worst] - right[worst]).abs().max()) / scale if scale else 0.0
+    apart = distances[worst] / scale if scale else 0.0
     if not apart <= tolerance(left[worst].dtype):
         norms = [math.sqrt(sum(float((value**2).sum()) for value in side.values())) for side in (left, right)]
         yield Difference(f"{what}: norm", norms[0], norms[1], apart)

@@ -62,6 +62,13 @@ def test_a_gradient_that_is_not_a_number_is_a_difference() -> None:
     assert list(differences(run(), run(math.nan), ALL))
 
 
+def test_a_gradient_that_is_not_a_number_is_a_difference_in_any_tensor() -> None:
+    left, right = run(steps=1), run(steps=1)
+    left.gradients = [{"first": torch.ones(2), "second": torch.ones(2)}]
+    right.gradients = [{"first": torch.ones(2), "second": torch.tensor([1.0, math.nan])}]
+    assert [each.what for each in differences(left, right, ALL)] == ["gradient of step 1: norm"]
+
+
 def test_what_a_trainer_has_changed_is_a_difference() -> None:
     changed = run()
     changed.effects = {"tokenizer padding_side": ("'left'", "'right'")}
