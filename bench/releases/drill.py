@@ -73,8 +73,8 @@ def prepare(release: str) -> None:
         file = CLONE / name
         file.write_text(edit(file.read_text(encoding="utf-8"), release), encoding="utf-8")
     forget(release, CLONE / "evidence")
+    (CLONE / ".bench").mkdir()
     for name in ("stacks", "bodies", "gradients"):
-        (CLONE / ".bench").mkdir(exist_ok=True)
         (CLONE / ".bench" / name).symlink_to(BENCH / name)
     overlays = CLONE / ".bench" / "overlay"
     overlays.mkdir()

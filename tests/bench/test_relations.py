@@ -24,7 +24,9 @@ def cells(tmp_path: Path, trainer: str, relations: Sequence[str], *, on: bool = 
     place = layout.main_place(NEWEST)
     layout.build([place])
     out, task = tmp_path / f"cells-{on}", tmp_path / "task.json"
-    task.write_text(json.dumps({"trainer": trainer, "recipe": False, "on": on, "relations": list(relations)}))
+    task.write_text(
+        json.dumps({"trainer": trainer, "recipe": False, "on": on, "having": "", "relations": list(relations)})
+    )
     command = [str(place.python), "-m", "trl_hotfix.relations.inside", str(out), str(task)]
     environment = {**place.environment(), "OMP_NUM_THREADS": "1"}
     why = answer_of(command, environment, 300, f"relations-{trainer.replace(':', '-')}", lines=5)

@@ -48,6 +48,16 @@ class Exit(IntEnum):
     NO_TRL = 4
 
 
+def without_our_variables() -> dict[str, str]:
+    """Return the environment of a fresh process: the user's, without the variables of trl_hotfix."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TRL_HOTFIX")}
+
+
+def search_path(folders: Iterable[str]) -> str:
+    """Return ``PYTHONPATH`` for a process that starts in another folder and imports what this one can."""
+    return os.pathsep.join(map(os.path.abspath, folders))
+
+
 def known_bugs(packs: str | None) -> list[Bug]:
     """Return all known bugs: those of the patches, of the packs' patches, and those without a repair."""
     return [*loading.known(named(packs, os.environ)), *loading.without_repair()]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ import click
 from .. import __version__
 from ..errors import suggestion
 from ..matching import versions
+from ..relations.cells import ERROR, VIOLATED
 from ..relations.recipes import RECIPES
 from ..relations.relations import RELATIONS
 from ..reporting.table import show
-from .common import Exit, unsupported
+from .common import Exit, search_path, unsupported, without_our_variables
 from .progress import progress
 from .relations_screen import Answer, CellAnswer, view
 
@@ -32,7 +33,7 @@ PACKAGE = __package__.partition(".")[0]
 @click.option("--trainer", "trainers", multiple=True, metavar="NAME", help="SFT, or my_module:MyTrainer. Default: all.")
 @click.option("--recipe", metavar="MODULE:FUNCTION", help="What makes your trainer, if its constructor is another.")
 @click.option("--relation", "names", multiple=True, metavar="NAME", help="Such as accumulation. Default: all.")
-@click.option("--setting", default="", metavar="TEXT", help="Show claims only whose setting has this text.")
+@click.option("--setting", default="", metavar="TEXT", help="Only the claims whose setting has this text.")
 @click.option("--off", is_flag=True, help="Ask TRL as it is, without the patches.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="the cores")
 @click.option("--json", "as_data", is_flag=True, help="The answer as JSON.")
@@ -62,24 +63,23 @@ def command(
         click.echo(f"TRL is {trl or 'not installed'}; {versions.SUPPORTED} is needed", err=True)
         return Exit.NO_TRL
     asked = (recipe,) if recipe else trainers or tuple(RECIPES)
-    cells = _asked(asked, recipe is not None, names or tuple(RELATIONS), not off, jobs)
-    cells = [cell for cell in cells if setting in cell["setting"]]
+    task = {"recipe": recipe is not None, "relations": names or tuple(RELATIONS), "having": setting, "on": not off}
+    cells = _asked(asked, task, jobs)
     answer: Answer = {"trl_hotfix": __version__, "trl": trl, "patches": not off, "cells": cells}
     if as_data:
         click.echo(json.dumps(answer, indent=2))
     else:
         show(view(answer))
-    return Exit.DEGRADED if any(cell["state"] in ("violated", "error") for cell in cells) else Exit.FINE
+    return Exit.DEGRADED if any(cell["state"] in (VIOLATED, ERROR) for cell in cells) else Exit.FINE
 
 
-def _asked(trainers: Sequence[str], is_recipe: bool, relations: Sequence[str], on: bool, jobs: int) -> list[CellAnswer]:
+def _asked(trainers: Sequence[str], task: Mapping[str, Any], jobs: int) -> list[CellAnswer]:
     """Return the cells of these trainers. Each trainer has a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder, str(number)) for number in range(len(trainers))]
 
         def run(number: int) -> None:
-            task = {"trainer": trainers[number], "recipe": is_recipe, "on": on, "relations": list(relations)}
-            _run(outs[number], task)
+            _run(outs[number], {**task, "trainer": trainers[number]})
 
         with progress("trainers", len(trainers)) as advance, ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(run, number) for number in range(len(trainers))]
@@ -94,13 +94,11 @@ def _asked(trainers: Sequence[str], is_recipe: bool, relations: Sequence[str], o
 def _run(out: Path, task: dict[str, Any]) -> None:
     file = out.with_suffix(".task")
     file.write_text(json.dumps(task), encoding="utf-8")
-    # The user's own module is where the command was called, and packages may be on the path.
-    path = os.pathsep.join(map(os.path.abspath, ["", *sys.path]))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRL_HOTFIX")}
     command = [sys.executable, "-m", f"{PACKAGE}.relations.inside", str(out), str(file)]
     finished = subprocess.run(
         command,
-        env={**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        # The user's own module is where the command was called.
+        env={**without_our_variables(), "PYTHONPATH": search_path(["", *sys.path]), "OMP_NUM_THREADS": "1"},
         cwd=out.parent,
         capture_output=True,
         text=True,

@@ -9,6 +9,7 @@ from typing import Literal, TypedDict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..relations.cells import ERROR, HOLDS, VIOLATED
 from ..relations.relations import RELATIONS
 from ..reporting.table import block
 
@@ -50,7 +51,7 @@ class Answer(TypedDict):
 def view(answer: Answer) -> RenderableType:
     cells = answer["cells"]
     states = Counter(cell["state"] for cell in cells)
-    counts = ", ".join(f"{count} {'hold' if state == 'holds' else state}" for state, count in states.most_common())
+    counts = ", ".join(f"{count} {'hold' if state == HOLDS else state}" for state, count in states.most_common())
     with_patches = "with the patches" if answer["patches"] else "without the patches"
     return Group(
         *(line for name in RELATIONS for line in _relation(name, [cell for cell in cells if cell["relation"] == name])),
@@ -59,12 +60,12 @@ def view(answer: Answer) -> RenderableType:
 
 
 def _relation(name: str, cells: Sequence[CellAnswer]) -> Iterator[RenderableType]:
-    failed = [cell for cell in cells if cell["state"] != "holds"]
+    failed = [cell for cell in cells if cell["state"] != HOLDS]
     if not failed:
         return
     yield Text.assemble((name, "bold"), f"  {RELATIONS[name].why}")
     for cell in failed:
-        colour = {"violated": "bold red", "error": "bold red"}.get(cell["state"], "yellow")
+        colour = {VIOLATED: "bold red", ERROR: "bold red"}.get(cell["state"], "yellow")
         yield Text.assemble("  ", (cell["state"], colour), f"  {cell['trainer']}")
         yield block(cell["setting"], 6)
         if cell["why"]:

@@ -28,7 +28,7 @@ from ..matching import gates, versions
 from ..model import Patch, State
 from ..reporting.sentences import because
 from ..reporting.table import show
-from .common import Exit, unsupported, with_packs
+from .common import Exit, search_path, unsupported, with_packs, without_our_variables
 from .progress import progress
 from .verify_screen import GOOD, CellAnswer, ProofAnswer, losses, verdicts
 
@@ -85,17 +85,11 @@ def _gates_say(patch: Patch) -> str:
     return because(decision.reason, decision.evidence)
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of a fresh process: the user's, without the variables of trl_hotfix."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("TRL_HOTFIX")}
-
-
 def verified(ids: Sequence[str], packs: Sequence[str], folder: Path) -> list[CellAnswer]:
     out = folder / "verdicts"
     command = [sys.executable, "-m", f"{PACKAGE}.verification", str(out), *ids]
     # `python -m` puts the working folder first on the path: that of a pack's project would hide the installed pack.
-    path = os.pathsep.join(map(os.path.abspath, sys.path))
-    environment = {**_environment(), VARIABLE: ",".join(packs), "PYTHONPATH": path}
+    environment = {**without_our_variables(), VARIABLE: ",".join(packs), "PYTHONPATH": search_path(sys.path)}
     # TRL's output during its import goes to standard error, since standard output is for the answer and may be JSON.
     with (
         progress("self-tests", len(ids)) as advance,
@@ -144,7 +138,7 @@ def _proof(patch_id: str, proofs: Path, folder: Path) -> dict[str, Any]:
     # `bench` is beside the unpacked proofs of a wheel, and in a checkout beside this package.
     path = os.pathsep.join(filter(None, [str(proofs), str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
     variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(scratch), "PYTHONPATH": path}
-    environment = {**_environment(), **variables}
+    environment = {**without_our_variables(), **variables}
     process = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
     if not out.is_file():
         last = (process.stderr.strip().splitlines() or [""])[-1]

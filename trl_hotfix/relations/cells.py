@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .compare import Difference, differences, unexpected
-from .recipes import CannotBeAskedError, Make, Recipe, made
-from .relations import Claim, Relation, Values
+from .recipes import CannotBeAskedError, Make
+from .relations import Claim, Values
 from .run import Run, run
 from .setting import Setting
 
@@ -39,56 +39,63 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return {name: None if name in infinite else value for name, value in values.items()}
 
 
+class FailedRunError(Exception):
+    """A run failed. ``args`` has the error as a text: what it raised would keep its trainer and its models."""
+
+
 class Runs:
     """The runs of one trainer. A setting that several pairs have is run once."""
 
     def __init__(self, make: Make, folder: Path) -> None:
         self._make, self._folder = make, folder
-        self._known: dict[str, Run | Exception] = {}
+        self._known: dict[str, Run | CannotBeAskedError | FailedRunError] = {}
 
     def of(self, setting: Setting) -> Run:
-        """Return the run in a setting. Raises what it raised."""
+        """Return the run in a setting. Raises ``CannotBeAskedError`` and ``FailedRunError``."""
         key = repr(setting)
         if key not in self._known:
-            try:
-                self._known[key] = run(self._make, setting, self._folder / "run")
-            # TRL may raise anything. The cell says what it was.
-            except Exception as error:  # noqa: BLE001
-                self._known[key] = error
+            self._known[key] = self._run(setting)
         known = self._known[key]
         if isinstance(known, Exception):
-            raise known
+            raise known.with_traceback(None)
         return known
 
+    def _run(self, setting: Setting) -> Run | CannotBeAskedError | FailedRunError:
+        try:
+            return run(self._make, setting, self._folder / "run")
+        except CannotBeAskedError as error:
+            return CannotBeAskedError(str(error))
+        # TRL may raise anything. The cell says what it was.
+        except Exception as error:  # noqa: BLE001
+            return FailedRunError(_described(error))
 
-def runs_of_trl(recipe: Recipe, folder: Path) -> Runs:
-    """Return the runs of the trainer that a user's own inherits from."""
-    return Runs(lambda setting, own: made(recipe, setting, own), folder)
+
+def _described(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
 
 
-def asked(trainer: str, recipe: Recipe, relation: Relation, runs: Runs, of_trl: Runs | None = None) -> Iterator[Cell]:
-    """Give a cell for each claim of the relation.
+def asked(trainer: str, relation: str, claim: Claim, runs: Runs, of_trl: Runs | None = None) -> Cell:
+    """Return the cell of a claim.
 
     ``of_trl`` are the runs of the trainer that a user's own inherits from. What it violates is not the user's fault.
     """
-    for claim in relation.claims(recipe):
-        cell = judged(trainer, relation.name, claim, runs)
-        if of_trl is not None and cell.state == VIOLATED:
-            cell = _without(cell, judged(trainer, relation.name, claim, of_trl))
-        yield cell
+    cell = _judged(trainer, relation, claim, runs)
+    if of_trl is not None and cell.state == VIOLATED:
+        return _without(cell, _judged(trainer, relation, claim, of_trl))
+    return cell
 
 
-def judged(trainer: str, relation: str, claim: Claim, runs: Runs) -> Cell:
-    """Return what comes of a claim."""
+def _judged(trainer: str, relation: str, claim: Claim, runs: Runs) -> Cell:
     try:
         found = tuple(_violations(claim, runs))
     except CannotBeAskedError as error:
         return Cell(trainer, relation, str(claim), UNASKED, str(error))
-    # TRL may raise anything. The cell says what it was.
+    except FailedRunError as error:
+        return Cell(trainer, relation, str(claim), ERROR, str(error))
+    # Two runs may not be comparable, such as tensors of other shapes.
     except Exception as error:  # noqa: BLE001
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
-        return Cell(trainer, relation, str(claim), ERROR, why)
+        return Cell(trainer, relation, str(claim), ERROR, _described(error))
     return Cell(trainer, relation, str(claim), VIOLATED if found else HOLDS, "", found)
 
 

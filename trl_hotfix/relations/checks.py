@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .cells import ERROR, UNASKED, VIOLATED, Cell, Runs, asked, runs_of_trl
-from .recipes import Make, made, recipe_of
-from .relations import RELATIONS, Claim, Relation
-from .setting import Setting
+from .cells import ERROR, UNASKED, VIOLATED, Cell, Runs, asked
+from .recipes import Make, of_the_user
+from .relations import RELATIONS
 
 
 def parametrize(
@@ -53,35 +52,23 @@ def parametrize(
 def _checks(
     trainer_class: Any, recipe: Make | None, relations: Sequence[str]
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    folder = Path(tempfile.mkdtemp(prefix="relations-"))
-    if recipe is not None:
-        own, make = recipe_of(type(recipe(Setting(), folder / "first"))), recipe
-    else:
-        own = recipe_of(trainer_class)
-        make = functools.partial(_made, own, trainer_class)
-    runs, of_trl = Runs(make, folder / "own"), runs_of_trl(own, folder / "trl")
+    # It is removed when the last check that holds it is gone.
+    kept = tempfile.TemporaryDirectory(prefix="relations-")
+    folder = Path(kept.name)
+    is_recipe = recipe is not None
+    own, make = of_the_user(recipe if is_recipe else trainer_class, folder / "first", is_recipe=is_recipe)
+    runs, of_trl = Runs(make, folder / "own"), Runs(own.make, folder / "trl")
     for name in relations:
         for claim in RELATIONS[name].claims(own):
-            one = Relation(name, RELATIONS[name].why, functools.partial(_only, claim))
-            yield (
-                f"{name}: {claim}",
-                functools.partial(_check, functools.partial(asked, own.name, own, one, runs, of_trl)),
-            )
+            ask = functools.partial(asked, own.name, name, claim, runs, of_trl)
+            yield f"{name}: {claim}", functools.partial(_check, ask, kept)
 
 
-def _made(own: Any, trainer_class: Any, setting: Setting, folder: Path) -> Any:
-    return made(own, setting, folder, trainer_class)
-
-
-def _only(claim: Claim, recipe: Any) -> Iterator[Claim]:
-    yield claim
-
-
-def _check(ask: Callable[[], Iterator[Cell]]) -> None:
-    """Fail with what two runs disagree about, and skip what cannot be asked."""
+def _check(ask: Callable[[], Cell], kept: Any) -> None:
+    """Fail with what two runs disagree about, and skip what cannot be asked. ``kept`` is the folder of the runs."""
     import pytest
 
-    (cell,) = ask()
+    cell = ask()
     if cell.state == UNASKED:
         pytest.skip(cell.why)
     lines = [f"{each.what}: {each.left:.6g} and {each.right:.6g}" for each in cell.differences]

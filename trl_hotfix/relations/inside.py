@@ -13,10 +13,9 @@ from importlib import import_module
 from pathlib import Path
 
 from ..patching import engine
-from .cells import Cell, Runs, asked, runs_of_trl
-from .recipes import RECIPES, CannotBeAskedError, Make, Recipe, made, recipe_of
+from .cells import UNASKED, Cell, Runs, asked
+from .recipes import RECIPES, CannotBeAskedError, Make, Recipe, of_the_user
 from .relations import RELATIONS
-from .setting import Setting
 
 
 def trainer_of(name: str, folder: Path, *, is_recipe: bool) -> tuple[Recipe, Make]:
@@ -28,13 +27,9 @@ def trainer_of(name: str, folder: Path, *, is_recipe: bool) -> tuple[Recipe, Mak
     if ":" not in name:
         recipe = RECIPES[name]
         recipe.classes()
-        return recipe, lambda setting, folder: made(recipe, setting, folder)
+        return recipe, recipe.make
     module_name, _, attribute = name.partition(":")
-    found = getattr(import_module(module_name), attribute)
-    if is_recipe:
-        return recipe_of(type(found(Setting(), folder / "first"))), found
-    own = recipe_of(found)
-    return own, lambda setting, folder: made(own, setting, folder, found)
+    return of_the_user(getattr(import_module(module_name), attribute), folder / "first", is_recipe=is_recipe)
 
 
 def main(out: str, task: str) -> None:
@@ -55,14 +50,16 @@ def main(out: str, task: str) -> None:
         try:
             recipe, make = trainer_of(chosen["trainer"], Path(folder), is_recipe=chosen["recipe"])
         except CannotBeAskedError as error:
-            for name in chosen["relations"]:
-                write(Cell(chosen["trainer"], name, "", "cannot be asked", str(error)))
+            # There is no claim that could have the text.
+            for name in () if chosen["having"] else chosen["relations"]:
+                write(Cell(chosen["trainer"], name, "", UNASKED, str(error)))
             return
         runs = Runs(make, Path(folder, "own"))
-        of_trl = runs_of_trl(recipe, Path(folder, "trl")) if ":" in chosen["trainer"] else None
+        of_trl = Runs(recipe.make, Path(folder, "trl")) if ":" in chosen["trainer"] else None
         for name in chosen["relations"]:
-            for cell in asked(chosen["trainer"], recipe, RELATIONS[name], runs, of_trl):
-                write(cell)
+            for claim in RELATIONS[name].claims(recipe):
+                if chosen["having"] in str(claim):
+                    write(asked(chosen["trainer"], name, claim, runs, of_trl))
 
 
 if __name__ == "__main__":

@@ -132,13 +132,11 @@ def model(folder: Path, setting: Setting, *, seed: int = 0, labels: int = 0) -> 
 
     path = saved_model(folder, setting, seed=seed, labels=labels)
     loaded = getattr(transformers, f"AutoModelFor{_HEADS[labels]}").from_pretrained(path)
-    return with_adapter(loaded) if setting.adapter == "model" and seed == 0 else loaded
-
-
-def with_adapter(base: Any) -> Any:
+    if setting.adapter != "model" or seed != 0:
+        return loaded
     from peft import get_peft_model
 
-    return get_peft_model(base, lora(base))
+    return get_peft_model(loaded, lora(loaded))
 
 
 def lora(base: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -38,8 +39,6 @@ class Recipe:
     second_model: str = ""
     labels: int = 0
     generates: bool = False
-    evaluates: bool = True
-    folder: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     neutral: tuple[tuple[str, Any], ...] = ()
     fresh: Mapping[str, float] = field(default_factory=dict)
@@ -47,11 +46,43 @@ class Recipe:
 
     def classes(self) -> tuple[Any, Any]:
         """Return the trainer and its config in the installed TRL. Raises ``CannotBeAskedError`` without one."""
-        for module_name in (f"trl.experimental.{self.folder or self.name.lower()}", "trl"):
+        for module_name in (f"trl.experimental.{self.name.lower()}", "trl"):
             with contextlib.suppress(AttributeError, ImportError):
                 module = import_module(module_name)
                 return getattr(module, f"{self.name}Trainer"), getattr(module, f"{self.name}Config")
         raise CannotBeAskedError(f"this TRL has no {self.name}Trainer")
+
+    def make(self, setting: Setting, folder: Path, trainer_class: Any = None) -> Any:
+        """Return a trainer, or one of a subclass that takes the same arguments."""
+        own_class, config_class = self.classes()
+        trainer_class = trainer_class or own_class
+        policy = materials.model(folder.parent, setting, labels=self.labels)
+        settings = {
+            **PLAIN,
+            **self.options,
+            "output_dir": str(folder),
+            "per_device_train_batch_size": setting.batch_size,
+            "per_device_eval_batch_size": setting.eval_batch_size,
+            "gradient_accumulation_steps": setting.accumulation,
+            "pad_to_multiple_of": setting.width if setting.width > 1 else None,
+        }
+        taken = parameters(trainer_class)
+        arguments: dict[str, Any] = {
+            "model": policy,
+            "args": config(config_class, settings, setting.arguments),
+            "train_dataset": materials.rows(self.rows, setting.order),
+            "processing_class" if "processing_class" in taken else "tokenizer": materials.tokenizer(setting, self.side),
+        }
+        if setting.evaluates:
+            arguments["eval_dataset"] = materials.rows(self.rows, range(9))
+        if self.second_model and not (setting.adapter and self.second_model == "ref_model"):
+            arguments[self.second_model] = materials.model(folder.parent, setting, seed=1)
+        if self.generates:
+            arguments["reward_funcs"] = materials.reward
+            policy.generate = materials.AnswersFromTable(equal_lengths=setting.equal_lengths)
+        if setting.adapter == "config":
+            arguments["peft_config"] = materials.lora(policy)
+        return trainer_class(**arguments)
 
 
 _LENGTHS = {"max_length": 64, "max_seq_length": 64, "max_prompt_length": 32}
@@ -117,9 +148,8 @@ RECIPES = {
     )
 }
 
-STEPS = 3
 PLAIN = {
-    "max_steps": STEPS,
+    "max_steps": 3,
     "logging_steps": 1,
     "optim": "sgd",
     "learning_rate": 0.05,
@@ -145,6 +175,17 @@ def recipe_of(trainer_class: Any) -> Recipe:
     raise CannotBeAskedError(f"{trainer_class.__name__} inherits from none of {known}; give a recipe")
 
 
+def of_the_user(found: Any, folder: Path, *, is_recipe: bool) -> tuple[Recipe, Make]:
+    """Return the recipe of a user's trainer, and what makes it: his own recipe, or ours for his subclass.
+
+    A recipe is called once, to see which trainer it makes.
+    """
+    if is_recipe:
+        return recipe_of(type(found(Setting(), folder))), found
+    recipe = recipe_of(found)
+    return recipe, functools.partial(recipe.make, trainer_class=found)
+
+
 def config(config_class: type, settings: Mapping[str, Any], asked: Mapping[str, Any]) -> Any:
     """Return a config. Settings for which it has no field are left out; what is ``asked`` must have one."""
     fields = {each.name for each in dataclasses.fields(config_class)}
@@ -152,39 +193,6 @@ def config(config_class: type, settings: Mapping[str, Any], asked: Mapping[str, 
     if unknown:
         raise CannotBeAskedError(f"{config_class.__name__} has no {', '.join(unknown)}")
     return config_class(**{name: value for name, value in {**settings, **asked}.items() if name in fields})
-
-
-def made(recipe: Recipe, setting: Setting, folder: Path, trainer_class: Any = None) -> Any:
-    """Return a trainer of this recipe, or of a subclass that takes the same arguments."""
-    own_class, config_class = recipe.classes()
-    trainer_class = trainer_class or own_class
-    policy = materials.model(folder.parent, setting, labels=recipe.labels)
-    settings = {
-        **PLAIN,
-        **recipe.options,
-        "output_dir": str(folder),
-        "per_device_train_batch_size": setting.batch_size,
-        "per_device_eval_batch_size": setting.eval_batch_size,
-        "gradient_accumulation_steps": setting.accumulation,
-        "pad_to_multiple_of": setting.width if setting.width > 1 else None,
-    }
-    taken = parameters(trainer_class)
-    arguments: dict[str, Any] = {
-        "model": policy,
-        "args": config(config_class, settings, setting.arguments),
-        "train_dataset": materials.rows(recipe.rows, setting.order),
-        "processing_class" if "processing_class" in taken else "tokenizer": materials.tokenizer(setting, recipe.side),
-    }
-    if setting.evaluates:
-        arguments["eval_dataset"] = materials.rows(recipe.rows, range(9))
-    if recipe.second_model and not (setting.adapter and recipe.second_model == "ref_model"):
-        arguments[recipe.second_model] = materials.model(folder.parent, setting, seed=1)
-    if recipe.generates:
-        arguments["reward_funcs"] = materials.reward
-        policy.generate = materials.AnswersFromTable(equal_lengths=setting.equal_lengths)
-    if setting.adapter == "config":
-        arguments["peft_config"] = materials.lora(policy)
-    return trainer_class(**arguments)
 
 
 def parameters(trainer_class: type) -> set[str]:

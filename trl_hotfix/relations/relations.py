@@ -61,9 +61,8 @@ def _ranks(recipe: Recipe) -> Iterator[Claim]:
     # Of an incomplete last batch the ranks would repeat rows, as accelerate means it.
     plain = Setting(arguments={"max_steps": 2})
     yield Pair(plain, plain.but(batch_size=4, ranks=2))
-    if recipe.evaluates:
-        each_step = plain.but(evaluates=True, arguments={"eval_strategy": "steps", "eval_steps": 1})
-        yield Pair(each_step, each_step.but(batch_size=4, ranks=2), EVALUATED)
+    each_step = plain.but(evaluates=True, arguments={"eval_strategy": "steps", "eval_steps": 1})
+    yield Pair(each_step, each_step.but(batch_size=4, ranks=2), EVALUATED)
 
 
 def _padding(recipe: Recipe) -> Iterator[Claim]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 ROWS = 20
@@ -45,12 +45,10 @@ class Setting:
         """Return what is not as in the plain setting, such as ``batch_size=2 accumulation=4``."""
         plain = Setting()
         words = [f"{name}={value}" for name, value in self.arguments.items()]
-        for name in ("batch_size", "accumulation", "padding_side", "width", "pad_embedding", "adapter", "resume_at"):
-            if getattr(self, name) != getattr(plain, name):
-                words.append(f"{name}={getattr(self, name)}")
-        for name in ("evaluates", "eval_batch_size", "ranks", "equal_lengths"):
-            if getattr(self, name) != getattr(plain, name):
-                words.append(f"{name}={getattr(self, name)}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in ("arguments", "order") and value != getattr(plain, each.name):
+                words.append(f"{each.name}={value}")
         if self.order != plain.order:
             words.append(f"order={','.join(map(str, self.order[:3]))},...")
         return " ".join(words) or "plain"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,14 @@ import pytest
 from trl_hotfix.relations import parametrize
 from trl_hotfix.relations.cells import ERROR, HOLDS, OF_TRL, UNASKED, VIOLATED, Runs, asked
 from trl_hotfix.relations.recipes import RECIPES, CannotBeAskedError
-from trl_hotfix.relations.relations import RELATIONS, Claim, Pair, Relation
+from trl_hotfix.relations.relations import RELATIONS, Pair
 from trl_hotfix.relations.run import Run
 from trl_hotfix.relations.setting import Setting
 
 LEFT, RIGHT = Setting(batch_size=4), Setting(batch_size=2)
 
 
-def _claims(recipe: Any) -> Iterator[Claim]:
-    yield Pair(LEFT, RIGHT)
-
-
-RELATION = Relation("accumulation", "Because.", _claims)
+CLAIM = Pair(LEFT, RIGHT)
 
 
 class Known(Runs):
@@ -38,7 +35,7 @@ class Known(Runs):
 
 def state(own: dict[int, Any], of_trl: dict[int, Any] | None = None) -> tuple[str, list[str]]:
     known = None if of_trl is None else Known(of_trl)
-    (cell,) = asked("SFT", RECIPES["SFT"], RELATION, Known(own), known)
+    cell = asked("SFT", "accumulation", CLAIM, Known(own), known)
     return cell.state, [difference.what for difference in cell.differences]
 
 
@@ -68,7 +65,8 @@ def test_a_setting_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     calls = []
     monkeypatch.setattr(cells, "run", lambda make, setting, folder: calls.append(setting) or Run(logs=[]))
     runs = Runs(lambda setting, folder: None, tmp_path)
-    list(asked("SFT", RECIPES["SFT"], RELATIONS["accumulation"], runs))
+    for claim in RELATIONS["accumulation"].claims(RECIPES["SFT"]):
+        asked("SFT", "accumulation", claim, runs)
     assert len(calls) == 4
 
 
@@ -84,3 +82,22 @@ def test_an_expected_failure_that_is_no_claim_is_an_error() -> None:
 def test_a_class_that_is_of_no_trainer_cannot_be_asked() -> None:
     with pytest.raises(CannotBeAskedError, match="int inherits from none of SFTTrainer"):
         parametrize(int)
+
+
+def test_a_failed_run_is_kept_as_a_text_without_its_trainer(tmp_path: Path) -> None:
+    class Trainer: ...
+
+    made: list[weakref.ref[Trainer]] = []
+
+    def make(setting: Setting, folder: Path) -> Trainer:
+        trainer = Trainer()
+        made.append(weakref.ref(trainer))
+        raise KeyError(setting.batch_size)
+
+    runs = Runs(make, tmp_path)
+    for _ in range(2):
+        cell = asked("SFT", "accumulation", CLAIM, runs)
+        assert (cell.state, cell.why.partition(" (")[0]) == (ERROR, "KeyError: 4")
+    assert len(made) == 1
+    gc.collect()
+    assert made[0]() is None
