@@ -31,7 +31,7 @@ export TOKENIZERS_PARALLELISM = false
 # Without compiled files every process that imports TRL takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test gpu gpu-bundle lint types libraries bench patches mutants benchmarks curves evidence release matrix upstream picture recording docs osv schemas lint-repository lint-yaml \
+.PHONY: demo test gpu gpu-bundle lint types libraries bench patches mutants benchmarks curves evidence release relations matrix upstream picture recording docs osv schemas lint-repository lint-yaml \
   lint-distribution unit clean
 
 demo: $(VENV)/ready
@@ -86,6 +86,11 @@ release: $(VENV)/ready
 matrix: $(VENV)/ready
 	$(BIN)/python -m bench run --again $(if $(SHARD),--shard $(SHARD) --into build/evidence-$(subst /,-,$(SHARD)))
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m matrix --shard $(or $(SHARD),1/1)
+
+# Two runs that must agree, on TRL's trainers of each release, without the patches and with them; what is known is not run again:
+# `make relations RELEASES=1.16.0`, or a part, `make relations SHARD=3/20`. The answers are in build/relations.json.
+relations: $(VENV)/ready
+	$(BIN)/python -m bench.relations $(if $(RELEASES),--releases $(RELEASES)) $(if $(SHARD),--shard $(SHARD))
 
 # Longer runs without each patch and with it, for the pictures of the losses.
 curves: $(VENV)/ready

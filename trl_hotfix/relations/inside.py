@@ -32,15 +32,20 @@ def trainer_of(name: str, folder: Path, *, is_recipe: bool) -> tuple[Recipe, Mak
     return of_the_user(getattr(import_module(module_name), attribute), folder / "first", is_recipe=is_recipe)
 
 
-def main(out: str, task: str) -> None:
+def prepare() -> None:
+    """Make runs of this process the same on every machine."""
     import torch
 
     # transformers of 2024 saves what torch of 2025 refuses to load: random states that are numpy's.
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+    torch.set_num_threads(1)
+
+
+def main(out: str, task: str) -> None:
+    prepare()
     chosen = json.loads(Path(task).read_text(encoding="utf-8"))
     if chosen["on"]:
         engine.ENGINE.apply(None, None, None, None)
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as lines:
 
         def write(cell: Cell) -> None:

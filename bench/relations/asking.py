@@ -1,0 +1,169 @@
+"""Ask the trainers of every release all claims, and count what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from trl_hotfix.relations.cells import ERROR, HOLDS, UNASKED, VIOLATED
+from trl_hotfix.relations.recipes import RECIPES
+from trl_hotfix.relations.relations import RELATIONS
+
+from bench.proving import running
+from bench.relations import known
+from bench.releases import layout
+from bench.releases.layout import BENCH, Place
+from bench.shards import Shard
+
+SECONDS_A_CLAIM = 60
+Claim = tuple[str, str]
+"""The name of a relation, and a claim as it is printed."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One trainer in one place, with the patches or without, and the claims that nothing on record answers."""
+
+    place: Place
+    trainer: str
+    on: bool
+    claims: tuple[Claim, ...]
+
+    def key(self, claim: Claim) -> str:
+        return known.key(RECIPES[self.trainer], *claim, self.place, on=self.on)
+
+
+def claims_of(trainer: str, relations: Iterable[str]) -> tuple[Claim, ...]:
+    recipe = RECIPES[trainer]
+    return tuple((name, str(claim)) for name in relations for claim in RELATIONS[name].claims(recipe))
+
+
+def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, Any]]:
+    """Return an answer for each claim of each work, from what is known or by a run."""
+    unknown = []
+    for work in works:
+        claims = tuple(claim for claim in work.claims if known.find(work.key(claim), work.place, on=work.on) is None)
+        if claims:
+            unknown.append(Work(work.place, work.trainer, work.on, claims))
+    if unknown:
+        layout.build({work.place for work in unknown}, console.print)
+    # The longest first, so that none is alone at the end.
+    unknown.sort(key=lambda work: -len(work.claims))
+    fresh = running.in_parallel("trainers, by release", unknown, _run, jobs, console)
+    failed = {(answer["place"], answer["on"], *answer["claim"]): answer for answer in fresh}
+    return [_answer(work, claim, failed) for work in works for claim in work.claims]
+
+
+def _answer(work: Work, claim: Claim, failed: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    found = known.find(work.key(claim), work.place, on=work.on)
+    if found is None:
+        name = (str(work.place), work.on, work.trainer, *claim)
+        why = failed[name]["failed"]
+        cell = {"trainer": work.trainer, "relation": claim[0], "setting": claim[1], "state": ERROR, "why": why}
+        found = {"cell": {**cell, "differences": []}, "seconds": 0.0, "ran": str(work.place)}
+    return {"place": str(work.place), "on": work.on, **{name: found[name] for name in ("cell", "seconds", "ran")}}
+
+
+def _run(work: Work) -> list[dict[str, Any]]:
+    """Run what is asked, keep it, and return the claims that have no answer, since the process failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        task, out = Path(folder, "task"), Path(folder, "out")
+        task.write_text(json.dumps({"trainer": work.trainer, "on": work.on, "claims": work.claims}))
+        command = [str(work.place.python), "-m", "bench.relations.inside", str(out), str(task)]
+        log = f"relations-{work.place}-{work.trainer}-{'on' if work.on else 'off'}"
+        # It answers in another file, line by line, so that a process that dies leaves what it has.
+        seconds = 60 + SECONDS_A_CLAIM * len(work.claims)
+        why = running.answer_of(command, work.place.environment(), seconds, log, lines=3)
+        lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
+    answered = set()
+    for found in map(json.loads, lines):
+        claim = (found["cell"]["relation"], found["cell"]["setting"])
+        known.keep(work.key(claim), work.place, found, on=work.on)
+        answered.add(claim)
+    return [
+        {"place": str(work.place), "on": work.on, "claim": (work.trainer, *claim), "failed": str(why)}
+        for claim in work.claims
+        if claim not in answered
+    ]
+
+
+def counted(answers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each place, on and off, and one for each trainer in it."""
+    lines = []
+    for where in dict.fromkeys((answer["place"], answer["on"]) for answer in answers):
+        here = [answer for answer in answers if (answer["place"], answer["on"]) == where]
+        lines.append(_line(f"{where[0]}, patches {'on' if where[1] else 'off'}", here))
+        for trainer in dict.fromkeys(answer["cell"]["trainer"] for answer in here):
+            lines.append(_line(f"  {trainer}", [answer for answer in here if answer["cell"]["trainer"] == trainer]))
+    return lines
+
+
+def _line(name: str, answers: Sequence[dict[str, Any]]) -> str:
+    states = Counter(answer["cell"]["state"] for answer in answers)
+    counts = "".join(f"{states[state]:6d} {state}" for state in (HOLDS, VIOLATED, UNASKED, ERROR))
+    own = [answer for answer in answers if answer["ran"] == answer["place"]]
+    seconds = sum(answer["seconds"] for answer in own)
+    return f"{name:34s}{len(answers):6d} claims{counts}{seconds:8.0f} s, {len(answers) - len(own)} by other places"
+
+
+def _names(table: Iterable[str]) -> Any:
+    def chosen(context: Any, option: Any, value: str | None) -> tuple[str, ...]:
+        names = tuple(value.split(",")) if value else tuple(table)
+        unknown = sorted(set(names) - set(table))
+        if unknown:
+            raise click.BadParameter(f"unknown {', '.join(unknown)}; there are {', '.join(table)}")
+        return names
+
+    return chosen
+
+
+@click.command()
+@click.option("--releases", default=None, help="Separated by commas; default: all, each on its main stack.")
+@click.option("--trainers", callback=_names(RECIPES), help="Separated by commas; default: all.")
+@click.option("--relations", callback=_names(RELATIONS), help="Separated by commas; default: all.")
+@click.option("--off", "only_off", is_flag=True, help="Only without the patches.")
+@click.option("--on", "only_on", is_flag=True, help="Only with the patches.")
+@click.option("--shard", default="1/1", help="K/N: the trainers of the K-th of N parts.")
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
+@click.option("--into", type=click.Path(dir_okay=False, path_type=Path), default=BENCH.parent / "build/relations.json")
+def command(
+    releases: str | None,
+    trainers: tuple[str, ...],
+    relations: tuple[str, ...],
+    only_off: bool,
+    only_on: bool,
+    shard: str,
+    jobs: int,
+    into: Path,
+) -> None:
+    """Ask TRL's trainers of these releases. Exit code 1 if a claim could not be judged, 0 whatever is violated."""
+    try:
+        places = [layout.main_place(release) for release in (releases.split(",") if releases else layout.releases())]
+        part = Shard.parse(shard)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    ways = [on for on in (False, True) if not (only_off and on) and not (only_on and not on)]
+    works = [
+        Work(place, trainer, on, claims_of(trainer, relations))
+        for place in places
+        for trainer in trainers
+        if part.has(f"{place.release} {trainer}")
+        for on in ways
+    ]
+    console = Console()
+    answers = ask(works, jobs, console)
+    into.parent.mkdir(parents=True, exist_ok=True)
+    into.write_text(json.dumps(answers, indent=1), encoding="utf-8")
+    for line in counted(answers):
+        click.echo(line)
+    if any(answer["cell"]["state"] == ERROR for answer in answers):
+        raise SystemExit(1)

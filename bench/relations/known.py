@@ -1,0 +1,90 @@
+"""Answers by key, in ``.bench/relations``. A claim that called the same code of TRL has the same answer in a release.
+
+The key of a claim has the claim itself, the recipe, the code that makes, runs and compares, and the stack. An answer
+also has the functions of TRL that its runs called, and the patches that were on in their modules: it is known in each
+place where these are equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trl_hotfix.catalogue import loading
+from trl_hotfix.relations.recipes import Recipe
+
+from bench.releases import layout, trl_code
+from bench.releases.layout import BENCH, Place
+from bench.results import keys
+
+Answer = dict[str, Any]
+ROOM = "trl_hotfix.relations"
+MACHINE = (("cells", "Runs"), ("cells", "asked"), ("recipes", "Recipe"))
+"""What makes, runs and compares, with all that it uses. It has no relation, and no recipe."""
+
+
+def key(recipe: Recipe, relation: str, claim: str, place: Place, *, on: bool) -> str:
+    """Return the key of our part in an answer: without TRL's code and without patches."""
+    special = layout.settings()["special"].get(place.release, {})
+    return keys.digest_of([_machine(), repr(recipe), relation, claim, layout.stack_key(place.stack), special, on])
+
+
+def find(key: str, place: Place, *, on: bool) -> Answer | None:
+    """Return an answer with this key whose code of TRL, and whose patches, are those of the place."""
+    for answer in _read(key):
+        calls = answer["calls"]
+        if answer["trl"] == _of_trl(calls, place) and answer["patches"] == _patches(calls, place, on):
+            return answer
+    return None
+
+
+def keep(key: str, place: Place, found: Answer, *, on: bool) -> Answer:
+    """Add what a place has answered, and return it."""
+    answer = {
+        **found,
+        "trl": _of_trl(found["calls"], place),
+        "patches": _patches(found["calls"], place, on),
+        "ran": str(place),
+    }
+    file = _file(key)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(answer) + "\n")
+    return answer
+
+
+def _read(key: str) -> Iterator[Answer]:
+    file = _file(key)
+    yield from map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.is_file() else ())
+
+
+def _file(key: str) -> Path:
+    return BENCH / "relations" / f"{key}.jsonl"
+
+
+def _of_trl(calls: Iterable[str], place: Place) -> str:
+    # Without a call there was no trainer: the release is then the reason.
+    return trl_code.key(place.release, calls) if calls else place.release
+
+
+def _patches(calls: Iterable[str], place: Place, on: bool) -> list[list[str]]:
+    """Return the patches that are on in the modules of these calls, each with a digest of its code."""
+    modules = frozenset(call.partition(":")[0] for call in calls)
+    return [list(pair) for pair in _patches_on(modules, place)] if on else []
+
+
+@functools.lru_cache(maxsize=2000)
+def _patches_on(modules: frozenset[str], place: Place) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (patch.id, keys.cell_key(patch, place))
+        for patch in loading.load()
+        if any(target.module in modules for target in place.targets_of(patch))
+    )
+
+
+@functools.cache
+def _machine() -> str:
+    return keys.digest_of(keys.SOURCES.code([(f"{ROOM}.{module}", name) for module, name in MACHINE]))

@@ -1,0 +1,78 @@
+"""What a release has answered is an answer of each release with the same code, and is not asked again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from trl_hotfix.relations.recipes import RECIPES
+
+from bench.proving import running
+from bench.relations import asking, known
+from bench.releases import layout, trl_code
+from bench.results import keys
+
+OLDER, NEWEST = (layout.main_place(release) for release in ("1.15.0", layout.releases()[-1]))
+ANSWER = {"cell": {"state": "holds"}, "seconds": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout.build([OLDER, NEWEST])
+    monkeypatch.setattr(known, "BENCH", tmp_path)
+
+
+def function(*, equal: bool) -> str:
+    """Return a function of SFT's module that is equal in both releases, or differs."""
+    older, newest = (trl_code._pieces(place.release) for place in (OLDER, NEWEST))
+    return next(
+        name
+        for name in older
+        if name.startswith("trl.trainer.sft_trainer:SFTTrainer.") and (older[name] == newest.get(name)) is equal
+    )
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_an_answer_is_known_where_the_called_code_is_equal(*, equal: bool) -> None:
+    known.keep("key", OLDER, {**ANSWER, "calls": [function(equal=equal)]}, on=False)
+    assert (known.find("key", NEWEST, on=False) is not None) is equal
+
+
+def test_an_answer_is_asked_again_when_a_patch_of_its_module_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = {**ANSWER, "calls": [function(equal=True)]}
+    known.keep("key", NEWEST, called, on=True)
+    known.keep("other", NEWEST, called, on=False)
+    monkeypatch.setattr(keys, "cell_key", lambda patch, place: "changed")
+    known._patches_on.cache_clear()
+    assert known.find("key", NEWEST, on=True) is None
+    assert known.find("other", NEWEST, on=False) is not None
+    known._patches_on.cache_clear()
+
+
+def test_the_claim_the_recipe_and_the_patches_are_in_the_key() -> None:
+    usual = (RECIPES["SFT"], "padding", "plain = width=16", NEWEST)
+    others: list[tuple[Any, ...]] = [
+        (RECIPES["DPO"], *usual[1:]),
+        (usual[0], "order", *usual[2:]),
+        (*usual[:2], "plain = width=8", usual[3]),
+    ]
+    found = {known.key(*each, on=on) for each in [usual, *others] for on in (True, False)}
+    assert len(found) == 8
+
+
+def test_what_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = asking.Work(NEWEST, "SFT", True, asking.claims_of("SFT", ["effects"]))
+    first = asking.ask([work], 1, Console(quiet=True))
+    assert [answer["cell"]["state"] for answer in first] == ["holds"] * len(work.claims)
+    monkeypatch.setattr(asking, "_run", lambda work: pytest.fail("it is known"))
+    assert asking.ask([work], 1, Console(quiet=True)) == first
+
+
+def test_a_claim_without_an_answer_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "answer_of", lambda *args, **kwargs: "no answer within 1 s")
+    work = asking.Work(NEWEST, "SFT", True, (("effects", "batch_size=4 = batch_size=4"),))
+    (answer,) = asking.ask([work], 1, Console(quiet=True))
+    assert (answer["cell"]["state"], answer["cell"]["why"]) == ("error", "no answer within 1 s")
