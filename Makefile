@@ -71,7 +71,7 @@ evidence: $(VENV)/ready
 
 # The tests of patches, on the first and the newest release that has the bug: `make patches`, or `make patches PATCHES="some-id"`.
 patches: $(VENV)/ready
-	$(BIN)/python -m pytest tests/bench/test_patch_tests.py $(if $(PATCHES),-k "$(subst $() $(), or ,$(PATCHES))")
+	FIRST_AND_NEWEST=1 $(BIN)/python -m pytest tests/bench/test_patch_tests.py $(if $(PATCHES),-k "$(subst $() $(), or ,$(PATCHES))")
 
 # The wrappers broken in every way, and what self-test and proof do not notice: `make mutants PATCHES="some-id another"`.
 mutants: $(VENV)/ready

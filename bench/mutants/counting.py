@@ -214,8 +214,13 @@ def _without_families(text: str) -> str:
 
 def stale(patches: Iterable[Patch]) -> list[Patch]:
     """Return the patches whose count on record is of another patch or proof."""
-    counts = {patch.id: evidence.load(patch.id)["mutants"] for patch in patches}
-    return [patch for patch in patches if counts[patch.id] is not None and counts[patch.id]["key"] != key_of(patch)]
+    return [patch for patch in patches if evidence.load(patch.id)["mutants"] is not None and not is_current(patch)]
+
+
+def is_current(patch: Patch) -> bool:
+    """Return whether a count is on record, and of the present patch, proof and tests."""
+    count = evidence.load(patch.id)["mutants"]
+    return count is not None and count["key"] == key_of(patch)
 
 
 def count(
