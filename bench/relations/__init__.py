@@ -1,4 +1,6 @@
 """Ask every release: ``asking`` asks what is not known, ``inside`` asks in a release, ``known`` keeps answers by key.
 
-python -m bench.relations [--releases 1.16.0] [--trainers SFT,DPO] [--relations resume] [--off] [--shard 3/20]
+``ledger`` compares them with the ledger of causes.
+
+    python -m bench.relations [--releases 1.16.0] [--trainers SFT,DPO] [--relations resume] [--off] [--shard 3/20]
 """

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,15 @@ from typing import Any
 import click
 from rich.console import Console
 
+from trl_hotfix.relations import ledger
 from trl_hotfix.relations.cells import ERROR, HOLDS, UNASKED, VIOLATED
+from trl_hotfix.relations.ledger import Finding
 from trl_hotfix.relations.recipes import RECIPES
 from trl_hotfix.relations.relations import RELATIONS
 
 from bench.proving import running
 from bench.relations import known
+from bench.relations.ledger import not_seen, without_cause
 from bench.releases import layout
 from bench.releases.layout import BENCH, Place
 from bench.shards import Shard
@@ -145,7 +148,10 @@ def command(
     jobs: int,
     into: Path,
 ) -> None:
-    """Ask TRL's trainers of these releases. Exit code 1 if a claim could not be judged, 0 whatever is violated."""
+    """Ask TRL's trainers of these releases.
+
+    Exit code 1 if a run failed, a violation has no cause in the ledger, or a finding of the ledger is not seen.
+    """
     try:
         places = [layout.main_place(release) for release in (releases.split(",") if releases else layout.releases())]
         part = Shard.parse(shard)
@@ -165,5 +171,18 @@ def command(
     into.write_text(json.dumps(answers, indent=1), encoding="utf-8")
     for line in counted(answers):
         click.echo(line)
-    if any(answer["cell"]["state"] == ERROR for answer in answers):
+    problems = list(_problems(answers, ledger.load()))
+    click.echo("\n".join(problems))
+    if problems:
         raise SystemExit(1)
+
+
+def _problems(answers: Sequence[dict[str, Any]], findings: Sequence[Finding]) -> Iterator[str]:
+    """Give what is to be looked at."""
+    for answer in answers:
+        if answer["cell"]["state"] == ERROR:
+            cell = answer["cell"]
+            yield f"error: {answer['place']} {cell['trainer']} {cell['relation']}: {cell['setting']}: {cell['why']}"
+    yield from (f"no cause: {violation}" for violation in without_cause(answers, findings))
+    for where, finding in not_seen(answers, findings):
+        yield f"not seen: {where}: {finding.relation} of {', '.join(finding.trainers)}, {finding.cause}"

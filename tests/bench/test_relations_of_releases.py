@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from trl_hotfix.relations.ledger import Finding
 from trl_hotfix.relations.recipes import RECIPES
 
 from bench.proving import running
 from bench.relations import asking, known
+from bench.relations.ledger import not_seen, without_cause
 from bench.releases import layout, trl_code
 from bench.results import keys
 
@@ -76,3 +79,32 @@ def test_a_claim_without_an_answer_is_an_error_with_its_reason(monkeypatch: pyte
     work = asking.Work(NEWEST, "SFT", True, (("effects", "batch_size=4 = batch_size=4"),))
     (answer,) = asking.ask([work], 1, Console(quiet=True))
     assert (answer["cell"]["state"], answer["cell"]["why"]) == ("error", "no answer within 1 s")
+
+
+FINDING = Finding("padding", ("SFT",), ("loss",), "It is so.", trl=">=1.0", new="a-bug")
+
+
+def violated(*what: str, on: bool = True, place: object = NEWEST) -> dict[str, Any]:
+    differences = [{"what": each, "left": 1.0, "right": 2.0, "apart": 0.5} for each in what]
+    state = "violated" if what else "holds"
+    cell = {"trainer": "SFT", "relation": "padding", "setting": "a = b", "state": state, "differences": differences}
+    return {"place": str(place), "on": on, "cell": cell}
+
+
+def test_a_violation_without_a_cause_is_given_with_its_numbers() -> None:
+    answers = [violated("loss of step 1", "kl of step 2")]
+    assert [str(each) for each in without_cause(answers, [FINDING])] == [
+        f"{NEWEST} on SFT padding: a = b: kl of step 2: 1 and 2"
+    ]
+
+
+def test_a_patch_is_no_cause_where_it_is_on() -> None:
+    repaired = msgspec.structs.replace(FINDING, new=None, patch="a-patch")
+    answers = [violated("loss of step 1", on=on) for on in (True, False)]
+    assert [each.on for each in without_cause(answers, [repaired])] == [True]
+
+
+def test_a_finding_that_nothing_shows_is_given() -> None:
+    elsewhere = msgspec.structs.replace(FINDING, trl="<1.0")
+    assert list(not_seen([violated("kl of step 1")], [FINDING, elsewhere])) == [(f"{NEWEST} on", FINDING)]
+    assert list(not_seen([violated("loss of step 1")], [FINDING])) == []

@@ -62,6 +62,23 @@ def parse_known(text: str, path: str, patch_ids: Collection[str]) -> tuple[Known
     return _parse(text, path, build)
 
 
+def parse_entries(
+    text: str, path: str, cls: Any, noun: str, check: Callable[[Any, Callable[..., int]], Iterator[Mistake]]
+) -> tuple[Any, ...]:
+    """Return the entries of another file as structs ``cls``, whose name in messages is ``noun``.
+
+    Raises ``CatalogueError`` with every mistake, those that ``check`` finds in an entry of the right types included.
+    """
+
+    def build(node: Node, mistakes: list[Mistake]) -> Any:
+        entry = _build(node, cls, noun, mistakes)
+        if entry is not None:
+            mistakes.extend(check(entry, line_finder(node)))
+        return entry
+
+    return _parse(text, path, build)
+
+
 def _parse(text: str, path: str, build: Callable[[Node, list[Mistake]], Any]) -> tuple[Any, ...]:
     mistakes: list[Mistake] = []
     entries = list(_entries(text, mistakes, build))

@@ -1,0 +1,68 @@
+"""Compare answers with ``trl_hotfix/relations.yaml``: each violation has a cause there, and each finding is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from trl_hotfix.relations import ledger
+from trl_hotfix.relations.cells import VIOLATED
+from trl_hotfix.relations.ledger import Finding
+
+from bench.releases import layout
+from bench.releases.layout import Place
+
+Answer = Mapping[str, Any]
+
+
+class Open(NamedTuple):
+    """A violation without a cause on record."""
+
+    place: str
+    on: bool
+    trainer: str
+    relation: str
+    setting: str
+    what: str
+    left: float | None
+    right: float | None
+
+    def __str__(self) -> str:
+        on = "on" if self.on else "off"
+        numbers = " and ".join("none" if side is None else f"{side:.5g}" for side in (self.left, self.right))
+        return f"{self.place} {on} {self.trainer} {self.relation}: {self.setting}: {self.what}: {numbers}"
+
+
+def without_cause(answers: Sequence[Answer], findings: Sequence[Finding]) -> Iterator[Open]:
+    """Give each difference that no finding explains. A finding of a patch explains none where the patches are on."""
+    for answer in answers:
+        cell = answer["cell"]
+        here = _here(findings, _place(answer), on=answer["on"])
+        for difference in cell["differences"] if cell["state"] == VIOLATED else ():
+            if ledger.cause_of(cell, difference["what"], here) is None:
+                where = (answer["place"], answer["on"], cell["trainer"], cell["relation"], cell["setting"])
+                yield Open(*where, *(difference[name] for name in ("what", "left", "right")))
+
+
+def not_seen(answers: Sequence[Answer], findings: Sequence[Finding]) -> Iterator[tuple[str, Finding]]:
+    """Give each finding that explains nothing in a place of its range that was asked, with the place."""
+    for name, on in dict.fromkeys((answer["place"], answer["on"]) for answer in answers):
+        cells = [answer["cell"] for answer in answers if (answer["place"], answer["on"]) == (name, on)]
+        for finding in _here(findings, _named(name), on=on):
+            asked = {cell["trainer"] for cell in cells if cell["relation"] == finding.relation}
+            seen = any(finding.explains(cell, each["what"]) for cell in cells for each in cell["differences"])
+            if asked >= set(finding.trainers) and not seen:
+                yield f"{name} {'on' if on else 'off'}", finding
+
+
+def _here(findings: Sequence[Finding], place: Place, *, on: bool) -> list[Finding]:
+    return [each for each in findings if each.is_here(place.version_of) and not (on and each.patch)]
+
+
+def _place(answer: Answer) -> Place:
+    return _named(answer["place"])
+
+
+def _named(name: str) -> Place:
+    release, _, stack = name.partition("@")
+    return next(place for place in layout.places([release]) if place.stack == stack)

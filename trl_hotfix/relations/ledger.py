@@ -1,0 +1,105 @@
+"""The ledger, ``relations.yaml``: each finding, a relation that does not hold, with its cause.
+
+A finding is of some trainers, one relation and some of what its runs disagree about. Its cause is a patch, which
+repairs it where it is on, a known bug without a repair, a difference that TRL documents or means, or a new bug.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from ..catalogue.parsing import parse_entries
+from ..errors import Mistake, suggestion
+from ..matching.versions import in_range
+from .recipes import RECIPES
+from .relations import RELATIONS
+
+FILE = Path(__file__).parents[1] / "relations.yaml"
+KINDS = ("patch", "known", "meant", "new")
+
+VersionOf = Callable[[str], str | None]
+
+
+class Finding(Struct, frozen=True, forbid_unknown_fields=True):
+    """What does not hold, where, and why.
+
+    ``differs`` are beginnings of what two runs disagree about, such as ``gradient`` or ``rewards/``. ``setting`` is a
+    text that the claim has. ``trl`` and ``requires`` are ranges of versions. Exactly one of ``patch``, ``known``,
+    ``meant`` and ``new`` is the cause: an id, or in ``meant`` where TRL says that it is so, as ``file:line``.
+    """
+
+    relation: str
+    trainers: tuple[str, ...]
+    differs: tuple[str, ...]
+    why: str
+    setting: str = ""
+    trl: str = ""
+    requires: Mapping[str, str] = {}
+    patch: str | None = None
+    known: str | None = None
+    meant: str | None = None
+    new: str | None = None
+
+    @property
+    def cause(self) -> str:
+        """Return the cause as one text, such as ``patch dpo-aux-loss-dropped``."""
+        return next(f"{kind} {name}" for kind in KINDS if (name := getattr(self, kind)))
+
+    def is_here(self, version_of: VersionOf) -> bool:
+        """Return whether the versions are in its ranges."""
+        ranges = {"trl": self.trl, **self.requires}
+        versions = {name: version_of(name) for name in ranges}
+        return all(
+            not ranges[name] or (version and in_range(version, ranges[name])) for name, version in versions.items()
+        )
+
+    def explains(self, cell: Mapping[str, Any], what: str) -> bool:
+        """Return whether it is of this cell and of this difference in it."""
+        return (
+            cell["trainer"] in self.trainers
+            and cell["relation"] == self.relation
+            and self.setting in cell["setting"]
+            and what.removeprefix("evaluation: ").startswith(self.differs)
+        )
+
+
+@functools.cache
+def load() -> tuple[Finding, ...]:
+    """Return the findings on record. Raises ``CatalogueError``."""
+    return parse(FILE.read_text(encoding="utf-8"), str(FILE))
+
+
+def parse(text: str, path: str) -> tuple[Finding, ...]:
+    """Return the findings of a text. Raises ``CatalogueError`` with every mistake in it."""
+    findings: tuple[Finding, ...] = parse_entries(text, path, Finding, "finding", _mistakes)
+    return findings
+
+
+def _mistakes(finding: Finding, line_of: Callable[..., int]) -> Iterator[Mistake]:
+    for names, known, key in (((finding.relation,), RELATIONS, "relation"), (finding.trainers, RECIPES, "trainers")):
+        for name in names:
+            if name not in known:
+                yield Mistake(line_of(key), f"{key}: {name!r} is not known{suggestion(name, tuple(known))}")
+    for key in ("trainers", "differs"):
+        if not getattr(finding, key):
+            yield Mistake(line_of(key), f"{key} is empty")
+    for name, specifiers in {"trl": finding.trl, **finding.requires}.items():
+        try:
+            SpecifierSet(specifiers)
+        except InvalidSpecifier as error:
+            yield Mistake(line_of("trl" if name == "trl" else "requires"), f"{name}: {error}")
+    causes = [kind for kind in KINDS if getattr(finding, kind)]
+    if len(causes) != 1:
+        found = " and ".join(causes) or "none"
+        yield Mistake(line_of("relation"), f"expected one cause of {', '.join(KINDS)}; found {found}")
+
+
+def cause_of(cell: Mapping[str, Any], what: str, findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding that explains this difference in a cell, or None."""
+    return next((finding for finding in findings if finding.explains(cell, what)), None)
