@@ -15,7 +15,7 @@ pytestmark = pytest.mark.needs_trl
 TRAINER = """
 import trl
 from trl_hotfix.relations import materials
-from trl_hotfix.relations.recipes import RECIPES, config
+from trl_hotfix.relations.recipes import config
 
 class DividesByWidth(trl.DPOTrainer):
     def __init__(self, *args, **kwargs):

@@ -9,10 +9,11 @@ import pytest
 
 from trl_hotfix.relations import parametrize
 from trl_hotfix.relations.cells import ERROR, HOLDS, OF_TRL, UNASKED, VIOLATED, Runs, asked
-from trl_hotfix.relations.recipes import RECIPES, CannotBeAskedError
+from trl_hotfix.relations.recipes import CannotBeAskedError
 from trl_hotfix.relations.relations import RELATIONS, Pair
 from trl_hotfix.relations.run import Run
 from trl_hotfix.relations.setting import Setting
+from trl_hotfix.relations.trainers import RECIPES
 
 LEFT, RIGHT = Setting(batch_size=4), Setting(batch_size=2)
 
