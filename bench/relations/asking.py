@@ -17,8 +17,8 @@ from rich.console import Console
 from trl_hotfix.relations import ledger
 from trl_hotfix.relations.cells import ERROR, HOLDS, UNASKED, VIOLATED
 from trl_hotfix.relations.ledger import Finding
-from trl_hotfix.relations.recipes import RECIPES
 from trl_hotfix.relations.relations import RELATIONS
+from trl_hotfix.relations.trainers import RECIPES
 
 from bench.proving import running
 from bench.relations import known

@@ -17,9 +17,10 @@ from typing import Any
 
 from trl_hotfix.patching import engine
 from trl_hotfix.relations import cells, inside
-from trl_hotfix.relations.recipes import RECIPES, CannotBeAskedError
+from trl_hotfix.relations.recipes import CannotBeAskedError
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.setting import Setting
+from trl_hotfix.relations.trainers import RECIPES
 
 from bench.proving import calls
 

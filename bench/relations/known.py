@@ -7,6 +7,7 @@ place where these are equal.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,13 @@ MACHINE = (("cells", "Runs"), ("cells", "asked"), ("recipes", "Recipe"))
 def key(recipe: Recipe, relation: str, claim: str, place: Place, *, on: bool) -> str:
     """Return the key of our part in an answer: without TRL's code and without patches."""
     special = layout.settings()["special"].get(place.release, {})
-    return keys.digest_of([_machine(), repr(recipe), relation, claim, layout.stack_key(place.stack), special, on])
+    return keys.digest_of([_machine(), _data(recipe), relation, claim, layout.stack_key(place.stack), special, on])
+
+
+def _data(recipe: Recipe) -> dict[str, str]:
+    """Return the fields of a recipe as texts. A function stands there by its name, not by its address."""
+    values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    return {name: getattr(value, "__qualname__", repr(value)) for name, value in values.items()}
 
 
 def find(key: str, place: Place, *, on: bool) -> Answer | None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from trl_hotfix.relations.ledger import Finding
-from trl_hotfix.relations.recipes import RECIPES
+from trl_hotfix.relations.trainers import RECIPES
 
 from bench.proving import running
 from bench.relations import asking, known

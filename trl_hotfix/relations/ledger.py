@@ -17,8 +17,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from ..catalogue.parsing import parse_entries
 from ..errors import Mistake, suggestion
 from ..matching.versions import in_range
-from .recipes import RECIPES
 from .relations import RELATIONS
+from .trainers import RECIPES
 
 FILE = Path(__file__).parents[1] / "relations.yaml"
 KINDS = ("patch", "known", "meant", "new")
