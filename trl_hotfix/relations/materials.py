@@ -154,6 +154,7 @@ class AnswersFromTable:
     def __init__(self, *, equal_lengths: bool = False) -> None:
         self.asked: Counter[tuple[int, ...]] = Counter()
         self.equal_lengths = equal_lengths
+        self.first = 0
 
     def __call__(
         self, input_ids: Any = None, attention_mask: Any = None, generation_config: Any = None, **kwargs: Any
@@ -169,7 +170,7 @@ class AnswersFromTable:
         return torch.cat([inputs, torch.tensor([[*one, *[0] * (width - len(one))] for one in answers])], dim=1)
 
     def _answer(self, asked: tuple[int, ...]) -> list[int]:
-        number = self.asked[asked] % GROUP
+        number = (self.first + self.asked[asked]) % GROUP
         self.asked[asked] += 1
         first = 3 + (7 * sum(asked) + 13 * number) % WORDS
         length = 4 if self.equal_lengths else 1 + (number + sum(asked)) % 5

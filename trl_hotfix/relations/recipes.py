@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import materials
+from .making import made
 from .setting import Setting
 
 Make = Callable[[Setting, Path], Any]
@@ -31,6 +32,7 @@ class Recipe:
     ``rows`` is the kind of its dataset and ``side`` where its tokenizer pads. ``options`` are fields of its config.
     ``neutral`` are options that change nothing at this value, ``fresh`` the numbers that a first step logs with an
     adapter that adds nothing, and ``agree_on_equal_lengths`` two values of an option that agree there.
+    ``variants`` are options with which it computes another loss, and ``least`` the rows that a batch must have.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Recipe:
     neutral: tuple[tuple[str, Any], ...] = ()
     fresh: Mapping[str, float] = field(default_factory=dict)
     agree_on_equal_lengths: tuple[tuple[str, str, str], ...] = ()
+    variants: tuple[Mapping[str, Any], ...] = ()
+    least: int = 1
 
     def classes(self) -> tuple[Any, Any]:
         """Return the trainer and its config in the installed TRL. Raises ``CannotBeAskedError`` without one."""
@@ -73,8 +77,6 @@ class Recipe:
             "train_dataset": materials.rows(self.rows, setting.order),
             "processing_class" if "processing_class" in taken else "tokenizer": materials.tokenizer(setting, self.side),
         }
-        if setting.evaluates:
-            arguments["eval_dataset"] = materials.rows(self.rows, range(9))
         if self.second_model and not (setting.adapter and self.second_model == "ref_model"):
             arguments[self.second_model] = materials.model(folder.parent, setting, seed=1)
         if self.generates:
@@ -82,7 +84,7 @@ class Recipe:
             policy.generate = materials.AnswersFromTable(equal_lengths=setting.equal_lengths)
         if setting.adapter == "config":
             arguments["peft_config"] = materials.lora(policy)
-        return trainer_class(**arguments)
+        return made(trainer_class, arguments, setting, folder.parent)
 
 
 _LENGTHS = {"max_length": 64, "max_seq_length": 64, "max_prompt_length": 32}
@@ -115,6 +117,7 @@ RECIPES = {
             options=_LENGTHS,
             neutral=(("precompute_ref_log_probs", True), ("desirable_weight", 1.0)),
             fresh={"loss": 0.5, "kl": 0.0},
+            least=2,
         ),
         Recipe("Reward", "pairs", labels=1, options=_LENGTHS, neutral=(("center_rewards_coefficient", 0.0),)),
         Recipe(
