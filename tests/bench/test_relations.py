@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from trl_hotfix.relations.relations import RELATIONS
+from trl_hotfix.relations.trainers import NO_RECIPE, RECIPES
 
 from bench.proving.running import answer_of
 from bench.releases import layout
@@ -51,6 +53,21 @@ def test_each_relation_can_be_asked(tmp_path: Path, number: int, relation: str) 
     found = cells(tmp_path, trainer, [relation])
     assert found
     assert [cell["why"] for cell in found if cell["state"] in ("error", "cannot be asked")] == []
+
+
+TRAINER_CLASS = re.compile(r"^class (\w+)Trainer\(", re.MULTILINE)
+
+
+def test_every_trainer_of_every_release_has_a_recipe_or_a_reason() -> None:
+    found = {
+        name
+        for release in layout.releases()
+        for file in (layout.main_place(release).overlay / "trl").rglob("*_trainer.py")
+        for name in TRAINER_CLASS.findall(file.read_text(encoding="utf-8"))
+    }
+    of_recipes = {name for recipe in RECIPES.values() for name in recipe.trainers or (recipe.name,)}
+    assert not of_recipes & NO_RECIPE.keys()
+    assert found == of_recipes | NO_RECIPE.keys() | {"Base", "_Base"}
 
 
 REPAIRED = [

@@ -19,8 +19,8 @@ from .. import __version__
 from ..errors import suggestion
 from ..matching import versions
 from ..relations.cells import ERROR, VIOLATED
-from ..relations.recipes import RECIPES
 from ..relations.relations import RELATIONS
+from ..relations.trainers import RECIPES
 from ..reporting.table import show
 from .common import Exit, search_path, unsupported, without_our_variables
 from .progress import progress

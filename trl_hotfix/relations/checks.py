@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .cells import ERROR, UNASKED, VIOLATED, Cell, Runs, asked
-from .recipes import Make, of_the_user
+from .recipes import Make
 from .relations import RELATIONS, claims_of
+from .trainers import of_the_user
 
 
 def parametrize(

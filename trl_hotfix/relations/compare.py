@@ -37,6 +37,9 @@ def differences(left: Run, right: Run, of: frozenset[str]) -> Iterator[Differenc
     """
     first = max(left.first_step, right.first_step)
     if "gradients" in of:
+        ends = [run.first_step + len(run.gradients) for run in (left, right)]
+        if ends[0] != ends[1]:
+            yield Difference("number of steps", ends[0], ends[1], math.inf)
         for step in range(first, first + min(len(left.gradients), len(right.gradients))):
             pair = left.gradients[step - left.first_step], right.gradients[step - right.first_step]
             yield from _tensors(f"gradient of step {step}", *pair, may_be_zero=False)

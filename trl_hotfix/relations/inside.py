@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ..patching import engine
 from .cells import UNASKED, Cell, Runs, asked
-from .recipes import RECIPES, CannotBeAskedError, Make, Recipe, of_the_user
+from .recipes import CannotBeAskedError, Make, Recipe
 from .relations import claims_of
+from .trainers import RECIPES, of_the_user
 
 
 def trainer_of(name: str, folder: Path, *, is_recipe: bool) -> tuple[Recipe, Make]:

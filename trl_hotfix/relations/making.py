@@ -20,22 +20,22 @@ def made(trainer_class: Any, arguments: dict[str, Any], setting: Setting, folder
     if setting.samples:
         vars(model).pop("generate", None)
     elif isinstance(answers, materials.AnswersFromTable):
-        answers.first = setting.answers_from + _place_in_group(setting)
+        answers.first = setting.answers_from + _place_in_group(setting, answers.count)
     if setting.evaluates:
         arguments["eval_dataset"] = _evaluated(arguments["train_dataset"], setting)
     if setting.data == "stream":
         arguments["train_dataset"] = arguments["train_dataset"].to_iterable_dataset()
     if setting.callback:
-        arguments["callbacks"] = [_callback(setting)]
+        arguments["callbacks"] = [*arguments.get("callbacks", ()), _callback(setting)]
     given = Given(arguments)
     trainer = trainer_class(**arguments)
     trainer.given = given
     return trainer
 
 
-def _place_in_group(setting: Setting) -> int:
+def _place_in_group(setting: Setting, count: int) -> int:
     """Return the place of this rank's first completion in its group, which several ranks may share."""
-    return int(os.environ.get("RANK", "0")) * setting.batch_size % materials.GROUP if setting.ranks > 1 else 0
+    return int(os.environ.get("RANK", "0")) * setting.batch_size % count if setting.ranks > 1 else 0
 
 
 def _evaluated(rows: Any, setting: Setting) -> Any:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .setting import Setting
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 WORDS = 60
+FIRST_WORD = 3
+"""The number of the first word in the vocabulary."""
 GROUP = 4
 """The completions of a prompt."""
+LONGEST = 6
+"""The tokens of the longest answer of the table, its end included."""
 
 
 def words(first: int, count: int, step: int = 3) -> str:
@@ -54,16 +59,47 @@ def _steps(number: int) -> dict[str, Any]:
     return {"prompt": prompt(number), "completions": steps, "labels": [True, number % 2 == 0]}
 
 
+def _pair(number: int) -> dict[str, Any]:
+    return {"prompt": prompt(number), "chosen": preferred(number), "rejected": rejected(number)}
+
+
+def _ids(text: str) -> list[int]:
+    return [FIRST_WORD + int(word[1:]) for word in text.split()]
+
+
+def _tokenized_pair(number: int) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for side, answer in (("chosen", preferred), ("rejected", rejected)):
+        ids = _ids(prompt(number) + answer(number))
+        row |= {f"input_ids_{side}": ids, f"attention_mask_{side}": [1] * len(ids)}
+    return row
+
+
 ROWS_OF: dict[str, Callable[[int], dict[str, Any]]] = {
     "text": lambda number: {"text": words(number, 3 + 3 * number % 11)},
-    "pairs": lambda number: {"prompt": prompt(number), "chosen": preferred(number), "rejected": rejected(number)},
+    "completions": lambda number: {"prompt": prompt(number), "completion": preferred(number)},
+    "pairs": _pair,
+    "tokenized pairs": _tokenized_pair,
+    "triples": lambda number: {**_pair(number), "reference": preferred(number + 1)},
     "labelled": _labelled,
     "prompts": lambda number: {"prompt": prompt(number)},
+    "tokenized prompts": lambda number: {"input_ids": _ids(prompt(number))},
+    "privileged": lambda number: {"prompt": prompt(number), "privileged_context": preferred(number)},
     "messages": _messages,
     "steps": _steps,
 }
 
-TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}ANSWER"
+    "{% else %}{{ message['content'] }} {% endif %}{% endfor %}"
+)
+ANSWER = "{{ message['content'] }} "
+
+
+def _template(*, marks_answers: bool) -> str:
+    """Return a chat template. transformers of 2024 cannot read one that marks the assistant's answers."""
+    answer = f"{{% generation %}}{ANSWER}{{% endgeneration %}}" if marks_answers else ANSWER
+    return TEMPLATE.replace("ANSWER", answer)
 
 
 def tokenizer(setting: Setting, side: str) -> Any:
@@ -73,7 +109,12 @@ def tokenizer(setting: Setting, side: str) -> Any:
 
     vocabulary = {word: number for number, word in enumerate([PAD, EOS, UNKNOWN, *(f"w{i}" for i in range(WORDS))])}
     word_level = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # A word is its bytes: GOLD takes no other kind.
+    split, as_bytes = (
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    )
+    word_level.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=word_level,
         pad_token=PAD,
@@ -83,7 +124,7 @@ def tokenizer(setting: Setting, side: str) -> Any:
         bos_token=UNKNOWN,
         padding_side=setting.padding_side or side,
         model_input_names=["input_ids", "attention_mask"],
-        chat_template=TEMPLATE,
+        chat_template=_template(marks_answers=setting.arguments.get("assistant_only_loss", False)),
     )
     if setting.width > 1:
         pad = tokenizer.pad
@@ -123,6 +164,8 @@ def saved_model(folder: Path, setting: Setting, *, seed: int, labels: int = 0) -
     with torch.no_grad():
         model.get_input_embeddings().weight[0] = setting.pad_embedding
     model.save_pretrained(path)
+    # Trainers load that of a reward model or of a teacher themselves.
+    tokenizer(Setting(), "left").save_pretrained(path)
     return path
 
 
@@ -149,11 +192,15 @@ def lora(base: Any) -> Any:
 
 
 class AnswersFromTable:
-    """What stands on a model in place of ``generate``. The n-th answer to a prompt is the same in every run."""
+    """What stands on a model in place of ``generate``. The n-th answer to a prompt is the same in every run.
 
-    def __init__(self, *, equal_lengths: bool = False) -> None:
+    A prompt has ``count`` answers, one after the other, whichever model is asked. ``policy`` is the model whose logits
+    are returned to a trainer that asks for them.
+    """
+
+    def __init__(self, policy: Any, count: int, *, equal_lengths: bool = False) -> None:
+        self.policy, self.count, self.equal_lengths = policy, count, equal_lengths
         self.asked: Counter[tuple[int, ...]] = Counter()
-        self.equal_lengths = equal_lengths
         self.first = 0
 
     def __call__(
@@ -165,16 +212,31 @@ class AnswersFromTable:
         # Early releases leave it to the model to answer a prompt several times.
         times = getattr(generation_config, "num_return_sequences", None) or 1
         inputs = inputs.repeat_interleave(times, 0)
-        answers = [self._answer(tuple(token for token in row if token)) for row in inputs.tolist()]
+        answers = [self._answer(tuple(token for token in row if token), times) for row in inputs.tolist()]
         width = max(map(len, answers))
-        return torch.cat([inputs, torch.tensor([[*one, *[0] * (width - len(one))] for one in answers])], dim=1)
+        padded = torch.tensor([[*one, *[0] * (width - len(one))] for one in answers])
+        sequences = torch.cat([inputs, padded], dim=1)
+        if not kwargs.get("return_dict_in_generate"):
+            return sequences
+        scores = self._scores(sequences, width, generation_config) if kwargs.get("output_scores") else None
+        return SimpleNamespace(sequences=sequences, scores=scores)
 
-    def _answer(self, asked: tuple[int, ...]) -> list[int]:
-        number = (self.first + self.asked[asked]) % GROUP
+    def _answer(self, asked: tuple[int, ...], times: int) -> list[int]:
+        number = (self.first + self.asked[asked]) % max(self.count, times)
         self.asked[asked] += 1
-        first = 3 + (7 * sum(asked) + 13 * number) % WORDS
-        length = 4 if self.equal_lengths else 1 + (number + sum(asked)) % 5
-        return [*(3 + (first + 5 * place) % WORDS for place in range(length)), 1]
+        first = (7 * sum(asked) + 13 * number) % WORDS
+        length = LONGEST - 1 if self.equal_lengths else 1 + (number + sum(asked)) % (LONGEST - 1)
+        return [*(FIRST_WORD + (first + 5 * place) % WORDS for place in range(length)), 1]
+
+    def _scores(self, sequences: Any, width: int, generation_config: Any) -> tuple[Any, ...]:
+        """Return the logits of each place of the answers, as ``generate`` does: divided by the temperature."""
+        import torch
+
+        mask = (sequences != 0).long()
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            logits = self.policy(input_ids=sequences, attention_mask=mask, position_ids=positions).logits
+        return tuple((logits[:, -width - 1 : -1] / generation_config.temperature).unbind(1))
 
 
 def reward(completions: list[Any], **kwargs: Any) -> list[float]:
@@ -182,3 +244,8 @@ def reward(completions: list[Any], **kwargs: Any) -> list[float]:
     texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
     numbers = [[int(word[1:]) for word in text.split() if word[1:].isdigit()] for text in texts]
     return [(sum(each) % 17) / 8 for each in numbers]
+
+
+def keep_rewarded(group_completions: list[Any], group_rewards: list[list[float]], **kwargs: Any) -> list[list[float]]:
+    """Return a number for each completion of each group. The completions with the largest are kept."""
+    return group_rewards

@@ -38,7 +38,6 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
     equal = Setting(batch_size=8, equal_lengths=True)
     for name, one, other in recipe.agree_on_equal_lengths:
         yield Pair(equal.but(arguments={name: one}), equal.but(arguments={name: other}), TRAINED)
-    yield Pair(PLAIN, PLAIN.but(arguments={"loss_type": ["sigmoid"], "loss_weights": [1.0]}))
     if recipe.generates:
         yield Pair(PLAIN.but(arguments={"beta": 0.0}), PLAIN.but(arguments={"beta": 1e-9}), TRAINED)
         # Advantages that are not divided by their deviation double with the rewards.

@@ -1,12 +1,10 @@
-"""How each of TRL's trainers is made for a setting, in every release: names by what the release has."""
+"""How a trainer of TRL is made for a setting, in every release: names by what the release has."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -29,19 +27,30 @@ class CannotBeAskedError(Exception):
 class Recipe:
     """What a trainer is made of, and which of its options are neutral.
 
-    ``rows`` is the kind of its dataset and ``side`` where its tokenizer pads. ``options`` are fields of its config.
+    ``trainers`` are its names in TRL, the first of them that a release has, in ``package`` of ``trl.experimental`` or
+    in TRL itself. ``rows`` is the kind of its dataset, ``rows_with`` the kind that an option needs, and ``side`` where
+    its tokenizer pads. It asks for ``answers`` to a prompt at a time; ``generates``: a batch has a group of them.
+    A ``"function"`` or a ``"model"`` is ``rewarding`` them. ``options`` are fields of its config, and ``callback``
+    makes the one that it is made for.
+
     ``neutral`` are options that change nothing at this value, ``fresh`` the numbers that a first step logs with an
-    adapter that adds nothing, and ``agree_on_equal_lengths`` two values of an option that agree there.
-    ``variants`` are options with which it computes another loss, and ``least`` the rows that a batch must have.
+    adapter that adds nothing, and ``agree_on_equal_lengths`` two values of an option that agree there. ``variants``
+    are options with which it computes another loss, and ``least`` the rows that a batch must have.
     """
 
     name: str
     rows: str
+    trainers: tuple[str, ...] = ()
+    package: str = ""
+    rows_with: Mapping[str, str] = field(default_factory=dict)
     side: str = "right"
     second_model: str = ""
     labels: int = 0
+    answers: int = 0
     generates: bool = False
+    rewarding: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    callback: Callable[[], Any] | None = None
     neutral: tuple[tuple[str, Any], ...] = ()
     fresh: Mapping[str, float] = field(default_factory=dict)
     agree_on_equal_lengths: tuple[tuple[str, str, str], ...] = ()
@@ -50,106 +59,87 @@ class Recipe:
 
     def classes(self) -> tuple[Any, Any]:
         """Return the trainer and its config in the installed TRL. Raises ``CannotBeAskedError`` without one."""
-        for module_name in (f"trl.experimental.{self.name.lower()}", "trl"):
-            with contextlib.suppress(AttributeError, ImportError):
-                module = import_module(module_name)
-                return getattr(module, f"{self.name}Trainer"), getattr(module, f"{self.name}Config")
+        package = f"trl.experimental.{self.package or self.name.lower()}"
+        for trainer in self.trainers or (self.name,):
+            # A package of its own is another trainer than the one with this name in TRL.
+            for module in (package,) if self.package and self.trainers else (package, "trl"):
+                trainer_class = _found(module, f"{trainer}Trainer")
+                if trainer_class is not None:
+                    config_class = _found(module, f"{trainer}Config") or _found("trl", f"{trainer}Config")
+                    return trainer_class, config_class
         raise CannotBeAskedError(f"this TRL has no {self.name}Trainer")
 
     def make(self, setting: Setting, folder: Path, trainer_class: Any = None) -> Any:
         """Return a trainer, or one of a subclass that takes the same arguments."""
         own_class, config_class = self.classes()
         trainer_class = trainer_class or own_class
-        policy = materials.model(folder.parent, setting, labels=self.labels)
-        settings = {
+        if not hasattr(trainer_class, "train"):
+            raise CannotBeAskedError(f"{trainer_class.__name__} of this TRL has no train method")
+        taken = parameters(trainer_class)
+        # Trainers with a loop of their own take tokens and a reward model.
+        has_own_loop = "value_model" in taken or {"policy", "model"} & taken == {"policy"}
+        settings = self._settings(setting, folder) | (_of_own_loop(setting) if has_own_loop else {})
+        models = self._models(setting, folder.parent, taken, has_own_loop=has_own_loop)
+        arguments: dict[str, Any] = {
+            **models,
+            _first(taken, "args", "config"): config(config_class, settings, setting.arguments),
+            "train_dataset": self._rows(setting, taken, setting.order, has_own_loop=has_own_loop),
+            _first(taken, "processing_class", "tokenizer"): materials.tokenizer(setting, self.side),
+        }
+        if setting.evaluates or has_own_loop:
+            arguments["eval_dataset"] = self._rows(setting, taken, range(9), has_own_loop=has_own_loop)
+        if self.callback:
+            arguments["callbacks"] = [self.callback()]
+        if "group_filter_func" in taken:
+            arguments["group_filter_func"] = materials.keep_rewarded
+        if {"reward_funcs", "reward_processing_class"} & taken == {"reward_processing_class"}:
+            arguments["reward_processing_class"] = materials.tokenizer(setting, self.side)
+        if setting.adapter == "config":
+            if "peft_config" not in taken:
+                raise CannotBeAskedError(f"{trainer_class.__name__} takes no peft_config")
+            arguments["peft_config"] = materials.lora(next(iter(models.values())))
+        return made(trainer_class, arguments, setting, folder.parent)
+
+    def _settings(self, setting: Setting, folder: Path) -> dict[str, Any]:
+        """Return the fields of its config, of all releases."""
+        return {
             **PLAIN,
-            **self.options,
             "output_dir": str(folder),
             "per_device_train_batch_size": setting.batch_size,
             "per_device_eval_batch_size": setting.eval_batch_size,
             "gradient_accumulation_steps": setting.accumulation,
             "pad_to_multiple_of": setting.width if setting.width > 1 else None,
+            **self.options,
         }
-        taken = parameters(trainer_class)
-        arguments: dict[str, Any] = {
-            "model": policy,
-            "args": config(config_class, settings, setting.arguments),
-            "train_dataset": materials.rows(self.rows, setting.order),
-            "processing_class" if "processing_class" in taken else "tokenizer": materials.tokenizer(setting, self.side),
-        }
-        if self.second_model and not (setting.adapter and self.second_model == "ref_model"):
-            arguments[self.second_model] = materials.model(folder.parent, setting, seed=1)
-        if self.generates:
-            arguments["reward_funcs"] = materials.reward
-            policy.generate = materials.AnswersFromTable(equal_lengths=setting.equal_lengths)
-        if setting.adapter == "config":
-            arguments["peft_config"] = materials.lora(policy)
-        return made(trainer_class, arguments, setting, folder.parent)
 
+    def _rows(self, setting: Setting, taken: set[str], order: Any, *, has_own_loop: bool) -> Any:
+        kinds = [kind for option, kind in self.rows_with.items() if setting.arguments.get(option)]
+        kind = kinds[0] if kinds else self.rows
+        # Releases that call it a tokenizer leave it to the user to tokenize pairs for a reward model.
+        is_early_reward = self.name == "Reward" and "processing_class" not in taken
+        return materials.rows(f"tokenized {kind}" if has_own_loop or is_early_reward else kind, order)
 
-_LENGTHS = {"max_length": 64, "max_seq_length": 64, "max_prompt_length": 32}
-_ONLINE = {"num_generations": materials.GROUP, "max_completion_length": 8, "max_prompt_length": 32, "temperature": 1.0}
-_NEW_PAIR = {"loss": math.log(2), "rewards/chosen": 0.0, "rewards/rejected": 0.0, "rewards/margins": 0.0}
+    def _models(self, setting: Setting, folder: Path, taken: set[str], *, has_own_loop: bool) -> dict[str, Any]:
+        """Return the model, which is the first, and those that the trainer takes beside it, by parameter."""
+        policy = materials.model(folder, setting, labels=self.labels)
+        models = {_first(taken, "model", "policy"): policy}
+        second = "ref_policy" if "ref_policy" in taken and has_own_loop else self.second_model
+        if second:
+            is_base = setting.adapter and second == "ref_model"
+            models[second] = None if is_base else materials.model(folder, setting, seed=1)
+        if self.rewarding:
+            is_function = self.rewarding == "function" and "reward_funcs" in taken
+            name = _first(taken, "reward_funcs", "reward_model")
+            models[name] = materials.reward if is_function else materials.model(folder, setting, seed=2, labels=1)
+        if "value_model" in taken:
+            models["value_model"] = materials.model(folder, setting, seed=3, labels=1)
+        if self.answers:
+            table = materials.AnswersFromTable(policy, self.answers, equal_lengths=setting.equal_lengths)
+            for model in (policy, models.get(second)):
+                if model is not None:
+                    model.generate = table
+        return models
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            "SFT",
-            "text",
-            options={**_LENGTHS, "dataset_text_field": "text"},
-            neutral=(("label_smoothing_factor", 0.0), ("max_length", 128)),
-        ),
-        Recipe(
-            "DPO",
-            "pairs",
-            side="left",
-            second_model="ref_model",
-            options=_LENGTHS,
-            neutral=(("precompute_ref_log_probs", True), ("ld_alpha", 1.0), ("label_smoothing", 0.0)),
-            fresh=_NEW_PAIR,
-        ),
-        Recipe(
-            "KTO",
-            "labelled",
-            side="left",
-            second_model="ref_model",
-            options=_LENGTHS,
-            neutral=(("precompute_ref_log_probs", True), ("desirable_weight", 1.0)),
-            fresh={"loss": 0.5, "kl": 0.0},
-            least=2,
-        ),
-        Recipe("Reward", "pairs", labels=1, options=_LENGTHS, neutral=(("center_rewards_coefficient", 0.0),)),
-        Recipe(
-            "GRPO",
-            "prompts",
-            side="left",
-            generates=True,
-            options={**_ONLINE, "beta": 0.1},
-            neutral=(("top_p", 1.0), ("reward_weights", [1.0]), ("epsilon", 0.3), ("num_iterations", 1)),
-            fresh={"kl": 0.0},
-            agree_on_equal_lengths=(
-                ("loss_type", "grpo", "bnpo"),
-                ("loss_type", "grpo", "dapo"),
-                ("importance_sampling_level", "token", "sequence"),
-            ),
-        ),
-        Recipe(
-            "RLOO",
-            "prompts",
-            side="left",
-            generates=True,
-            options={**_ONLINE, "beta": 0.1},
-            neutral=(("top_p", 1.0), ("reward_weights", [1.0]), ("num_iterations", 1)),
-            fresh={"kl": 0.0},
-        ),
-        Recipe("CPO", "pairs", side="left", options=_LENGTHS, neutral=(("label_smoothing", 0.0),)),
-        Recipe("ORPO", "pairs", side="left", options=_LENGTHS),
-        Recipe("BCO", "labelled", side="left", second_model="ref_model", options=_LENGTHS),
-        Recipe("PRM", "steps", labels=2, options=_LENGTHS),
-        Recipe("GKD", "messages", second_model="teacher_model", options={**_LENGTHS, "lmbda": 0.0}),
-    )
-}
 
 PLAIN = {
     "max_steps": 3,
@@ -168,25 +158,29 @@ PLAIN = {
 }
 
 
-def recipe_of(trainer_class: Any) -> Recipe:
-    """Return the recipe of the TRL trainer that a class inherits from. Raises ``CannotBeAskedError``."""
-    for base in trainer_class.__mro__:
-        recipe = RECIPES.get(base.__name__.removesuffix("Trainer"))
-        if recipe is not None and base.__module__.partition(".")[0] == "trl":
-            return recipe
-    known = ", ".join(f"{name}Trainer" for name in RECIPES)
-    raise CannotBeAskedError(f"{trainer_class.__name__} inherits from none of {known}; give a recipe")
+def _of_own_loop(setting: Setting) -> dict[str, Any]:
+    """Return the fields with which an update is a step, as it is elsewhere."""
+    steps = setting.arguments.get("max_steps", PLAIN["max_steps"])
+    return {
+        "total_episodes": steps * setting.batch_size * setting.accumulation,
+        "response_length": materials.LONGEST,
+        "num_ppo_epochs": 1,
+        "num_mini_batches": 1,
+        "num_sample_generations": 0,
+        "stop_token": "eos",
+        "rloo_k": materials.GROUP,
+    }
 
 
-def of_the_user(found: Any, folder: Path, *, is_recipe: bool) -> tuple[Recipe, Make]:
-    """Return the recipe of a user's trainer, and what makes it: his own recipe, or ours for his subclass.
+def _found(module_name: str, name: str) -> Any:
+    with contextlib.suppress(AttributeError, ImportError):
+        return getattr(import_module(module_name), name)
+    return None
 
-    A recipe is called once, to see which trainer it makes.
-    """
-    if is_recipe:
-        return recipe_of(type(found(Setting(), folder))), found
-    recipe = recipe_of(found)
-    return recipe, functools.partial(recipe.make, trainer_class=found)
+
+def _first(taken: set[str], *names: str) -> str:
+    """Return the name that a release gives to a parameter: the first of these that it takes."""
+    return next(name for name in names if name in taken)
 
 
 def config(config_class: type, settings: Mapping[str, Any], asked: Mapping[str, Any]) -> Any:
@@ -199,7 +193,12 @@ def config(config_class: type, settings: Mapping[str, Any], asked: Mapping[str, 
 
 
 def parameters(trainer_class: type) -> set[str]:
-    """Return what the constructor takes. A class that only passes everything on has the arguments of its base."""
-    classes: tuple[Any, ...] = trainer_class.__mro__
-    names_by_class = (set(inspect.signature(base.__init__).parameters) for base in classes)
-    return next(names for names in names_by_class if names - {"self", "args", "kwargs"})
+    """Return what the constructor takes, with what it passes on to those of its bases."""
+    names: set[str] = set()
+    for base in trainer_class.__mro__:
+        if "__init__" in vars(base):
+            own = inspect.signature(vars(base)["__init__"]).parameters
+            names |= own.keys()
+            if not any(each.kind is each.VAR_KEYWORD for each in own.values()):
+                break
+    return names - {"self", "kwargs"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import multiprocessing
 import os
 import random
 import shutil
 import socket
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,12 +61,15 @@ def run(make: Make, setting: Setting, folder: Path) -> Run:
         return _on_ranks(make, setting, folder)
     if setting.second:
         first = _trainer(make, setting, folder)
-        first.train()
+        _train(first)
         setting = setting.but(base=first.model.get_base_model())
     if not setting.resume_at:
         return _trained(_trainer(make, setting, folder), Run())
     until = setting.but(arguments={"save_strategy": "steps", "save_steps": setting.resume_at})
-    _stopped(_trainer(make, until, folder), setting.resume_at)
+    first = _trainer(make, until, folder)
+    if not inspect.signature(first.train).parameters:
+        raise CannotBeAskedError(f"{type(first).__name__}.train takes no checkpoint")
+    _stopped(first, setting.resume_at)
     checkpoint = str(folder / f"checkpoint-{setting.resume_at}")
     return _trained(_trainer(make, until, folder), Run(first_step=setting.resume_at + 1), checkpoint)
 
@@ -104,7 +109,23 @@ def _stopped(trainer: Any, step: int) -> None:
             control.should_training_stop = state.global_step >= step
 
     trainer.add_callback(Stop())
-    trainer.train()
+    _train(trainer)
+
+
+def _train(trainer: Any, checkpoint: str | None = None) -> None:
+    """Train. Raises ``CannotBeAskedError`` where TRL refuses, as it does an unknown loss in the middle of a step."""
+    try:
+        trainer.train(**({"resume_from_checkpoint": checkpoint} if checkpoint else {}))
+    except (ValueError, NotImplementedError) as error:
+        if not _is_of_trl(error):
+            raise
+        raise CannotBeAskedError(f"{type(error).__name__}: {error}") from error
+
+
+def _is_of_trl(error: Exception) -> bool:
+    """Return whether a line of TRL raised this, and none of torch or of ours that it calls."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return str(innermost.f_globals.get("__name__")).partition(".")[0] == "trl"
 
 
 def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:
@@ -130,19 +151,20 @@ def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:
     trained = {name: weight for name, weight in _named(trainer) if weight.requires_grad}
     record.start = {name: weight.detach().clone() for name, weight in trained.items()}
     trainer.add_callback(Recorder())
-    trainer.train(resume_from_checkpoint=checkpoint)
+    _train(trainer, checkpoint)
     record.random = _random_states()
     record.effects = given.changes()
     # The last log is of the whole training.
     record.logs = [logs for logs in record.logs if "train_loss" not in logs]
     record.weights = {name: weight.detach().clone() for name, weight in _named(trainer)}
-    if len(record.gradients) != trainer.args.max_steps - record.first_step + 1:
+    if len(record.gradients) < trainer.args.max_steps - record.first_step + 1:
         raise RuntimeError(f"the run had {len(record.gradients)} steps of {trainer.args.max_steps}")
     return record
 
 
 def _is_number(name: str, value: Any) -> bool:
-    return isinstance(value, (int, float)) and not any(word in name for word in CLOCK)
+    # PPO's eps are episodes per second.
+    return isinstance(value, (int, float)) and name != "eps" and not any(word in name for word in CLOCK)
 
 
 def _named(trainer: Any) -> list[tuple[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_hotfix.relations.claims import ALL, EFFECTS, EVALUATED, SEEDED
+from trl_hotfix.relations.claims import ALL, EFFECTS, EVALUATED, SEEDED, TRAINED
 from trl_hotfix.relations.compare import differences, shares, unexpected
 from trl_hotfix.relations.run import Run
 from trl_hotfix.relations.setting import Setting
@@ -50,6 +50,10 @@ def test_a_metric_that_one_run_does_not_log_is_a_difference() -> None:
     (found,) = differences(run(kl=0.5), run(), ALL)
     assert found.what == "kl of step 1"
     assert math.isnan(found.right)
+
+
+def test_another_number_of_steps_is_a_difference() -> None:
+    assert [each.what for each in differences(run(), run(steps=3), TRAINED)] == ["number of steps"]
 
 
 def test_other_tensors_are_a_difference() -> None:

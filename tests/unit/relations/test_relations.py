@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 from trl_hotfix.relations import parametrize
 from trl_hotfix.relations.cells import ERROR, HOLDS, OF_TRL, UNASKED, VIOLATED, Runs, asked
 from trl_hotfix.relations.claims import Pair, Standstill
-from trl_hotfix.relations.recipes import RECIPES, CannotBeAskedError
+from trl_hotfix.relations.recipes import CannotBeAskedError
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.run import Run
 from trl_hotfix.relations.setting import Setting
+from trl_hotfix.relations.trainers import RECIPES
 
 LEFT, RIGHT = Setting(batch_size=4), Setting(batch_size=2)
 
@@ -66,7 +68,7 @@ def test_a_setting_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     calls = []
     monkeypatch.setattr(cells, "run", lambda make, setting, folder: calls.append(setting) or Run(logs=[]))
     runs = Runs(lambda setting, folder: None, tmp_path)
-    for claim in RELATIONS["accumulation"].claims(RECIPES["SFT"]):
+    for claim in itertools.islice(RELATIONS["accumulation"].claims(RECIPES["SFT"]), 3):
         asked("SFT", "accumulation", claim, runs)
     assert len(calls) == 4
 
