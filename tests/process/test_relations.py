@@ -85,6 +85,7 @@ def test_a_project_tests_its_trainer(project: Path) -> None:
         "FAILED test_my_trainer.py::test_accumulation[accumulation: plain = batch_size=1 accumulation=8]",
         "FAILED test_my_trainer.py::test_accumulation[accumulation: plain = batch_size=2 accumulation=4]",
         "PASSED test_my_trainer.py::test_effects[effects: batch_size=4 = batch_size=4]",
+        "PASSED test_my_trainer.py::test_effects[effects: batch_size=4 drawn=1 = batch_size=4 drawn=2]",
         "XFAIL test_my_trainer.py::test_accumulation[accumulation: plain = batch_size=4 accumulation=2]",
     ], result.stdout
     assert "A step is over the same rows, however many are computed at a time." in result.stdout

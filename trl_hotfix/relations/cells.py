@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .compare import Difference, differences, unexpected
+from .claims import Claim
+from .compare import Difference
 from .recipes import CannotBeAskedError, Make
-from .relations import Claim, Values
 from .run import Run, run
 from .setting import Setting
 
@@ -88,7 +87,7 @@ def asked(trainer: str, relation: str, claim: Claim, runs: Runs, of_trl: Runs | 
 
 def _judged(trainer: str, relation: str, claim: Claim, runs: Runs) -> Cell:
     try:
-        found = tuple(_violations(claim, runs))
+        found = tuple(claim.violations(runs.of))
     except CannotBeAskedError as error:
         return Cell(trainer, relation, str(claim), UNASKED, str(error))
     except FailedRunError as error:
@@ -104,9 +103,3 @@ def _without(cell: Cell, of_trl: Cell) -> Cell:
     known = {difference.what for difference in of_trl.differences}
     own = tuple(difference for difference in cell.differences if difference.what not in known)
     return replace(cell, differences=own) if own else replace(cell, state=OF_TRL)
-
-
-def _violations(claim: Claim, runs: Runs) -> Iterator[Difference]:
-    if isinstance(claim, Values):
-        return unexpected(runs.of(claim.setting), claim.numbers)
-    return differences(runs.of(claim.left), runs.of(claim.right), claim.of)

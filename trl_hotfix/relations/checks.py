@@ -10,7 +10,7 @@ from typing import Any
 
 from .cells import ERROR, UNASKED, VIOLATED, Cell, Runs, asked
 from .recipes import Make
-from .relations import RELATIONS
+from .relations import RELATIONS, claims_of
 from .trainers import of_the_user
 
 
@@ -60,7 +60,7 @@ def _checks(
     own, make = of_the_user(recipe if is_recipe else trainer_class, folder / "first", is_recipe=is_recipe)
     runs, of_trl = Runs(make, folder / "own"), Runs(own.make, folder / "trl")
     for name in relations:
-        for claim in RELATIONS[name].claims(own):
+        for claim in claims_of(name, own):
             ask = functools.partial(asked, own.name, name, claim, runs, of_trl)
             yield f"{name}: {claim}", functools.partial(_check, ask, kept)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,12 @@ from .tolerance import tolerance
 
 HALF_A_DIGIT = 1e-4
 """TRL and transformers round what they log to four digits: up in one run, and perhaps down in the other."""
+
+FEW = 0.1
+"""The share of the elements that may end by chance where they were."""
+
+OF_WEIGHTS = frozenset({"grad_norm", "num_tokens"})
+"""What is logged of a step that depends on which weights are trained, beside what the model computes."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +42,32 @@ def differences(left: Run, right: Run, of: frozenset[str]) -> Iterator[Differenc
             yield Difference("number of steps", ends[0], ends[1], math.inf)
         for step in range(first, first + min(len(left.gradients), len(right.gradients))):
             pair = left.gradients[step - left.first_step], right.gradients[step - right.first_step]
-            yield from _tensors(f"gradient of step {step}", *pair)
+            yield from _tensors(f"gradient of step {step}", *pair, may_be_zero=False)
     if "weights" in of:
         yield from _tensors("weights at the end", left.weights, right.weights)
     if "logs" in of:
-        yield from _logs("", left.logs[first - left.first_step :], right.logs[first - right.first_step :], first)
+        yield from numbers("", left.logs[first - left.first_step :], right.logs[first - right.first_step :], first)
     if "effects" in of:
         for name, (before, after) in right.effects.items():
             yield Difference(f"{name}: {before} became {after}", 0.0, 1.0, math.inf)
     if "evaluations" in of:
-        yield from _logs("evaluation: ", left.evaluations, right.evaluations, 1)
+        yield from numbers("evaluation: ", left.evaluations, right.evaluations, 1)
+    if "first step" in of:
+        one, other = ({name: run.logs[0][name] for name in run.logs[0].keys() - OF_WEIGHTS} for run in (left, right))
+        yield from numbers("", [one], [other], 1)
+    if "random" in of:
+        for name in left.random:
+            if left.random[name] != right.random[name]:
+                yield Difference(f"random state of {name} at the end", 0.0, 1.0, math.inf)
 
 
-def _tensors(what: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[Difference]:
-    """Give the largest difference, relative to the largest element of all tensors."""
+def _tensors(
+    what: str, left: Mapping[str, Any], right: Mapping[str, Any], *, may_be_zero: bool = True
+) -> Iterator[Difference]:
+    """Give the largest difference, relative to the largest element of all tensors.
+
+    Two runs that learn nothing agree about nothing: a gradient may not be zero in both.
+    """
     if left.keys() != right.keys():
         yield Difference(f"{what}: tensors", len(left), len(right), math.inf)
         return
@@ -59,28 +77,33 @@ def _tensors(what: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> It
     # No number is greater than one that is not a number, wherever that stands.
     worst = max(left, key=lambda name: math.inf if math.isnan(distances[name]) else distances[name])
     scale = max(float(value.abs().max()) for side in (left, right) for value in side.values())
+    if not (scale or may_be_zero):
+        yield Difference(f"{what}: zero in both", 0.0, 0.0, 0.0)
     apart = distances[worst] / scale if scale else 0.0
     if not apart <= tolerance(left[worst].dtype):
         norms = [math.sqrt(sum(float((value**2).sum()) for value in side.values())) for side in (left, right)]
         yield Difference(f"{what}: norm", norms[0], norms[1], apart)
 
 
-def _logs(what: str, left: list[dict[str, float]], right: list[dict[str, float]], first: int) -> Iterator[Difference]:
+def numbers(
+    what: str, left: Sequence[Mapping[str, float]], right: Sequence[Mapping[str, float]], first: int
+) -> Iterator[Difference]:
+    """Give the first step at which each number differs, of the logs from step ``first`` on."""
     import torch
 
     allowed = tolerance(torch.float32)
     if len(left) != len(right):
         yield Difference(f"{what}number of logs", len(left), len(right), math.inf)
     for name in sorted({name for logs in [*left, *right] for name in logs}):
-        pairs = [(one.get(name), other.get(name)) for one, other in zip(left, right, strict=False)]
-        for step, (one, other) in enumerate(pairs, first):
-            difference = _numbers(f"{what}{name} of step {step}", one, other, allowed)
+        both = [(one.get(name), other.get(name)) for one, other in zip(left, right, strict=False)]
+        for step, (one, other) in enumerate(both, first):
+            difference = _number(f"{what}{name} of step {step}", one, other, allowed)
             if difference is not None:
                 yield difference
                 break
 
 
-def _numbers(what: str, left: float | None, right: float | None, allowed: float) -> Difference | None:
+def _number(what: str, left: float | None, right: float | None, allowed: float) -> Difference | None:
     if left is None or right is None:
         one, other = (math.nan if number is None else number for number in (left, right))
         return None if left is right else Difference(what, one, other, 1.0)
@@ -99,3 +122,13 @@ def unexpected(run: Run, numbers: Mapping[str, float]) -> Iterator[Difference]:
         found = logged.get(name, math.nan)
         if not abs(found - expected) <= HALF_A_DIGIT:
             yield Difference(f"{name} of step 1", expected, found, abs(found - expected))
+
+
+def shares(run: Run) -> Iterator[Difference]:
+    """Give the weights of which elements with a gradient have not moved, with the share of those that have."""
+    for name, start in run.start.items():
+        has_gradient = sum(step[name].abs() for step in run.gradients if name in step) != 0
+        moved = (run.weights[name] != start) & has_gradient
+        share = float(moved.sum()) / max(int(has_gradient.sum()), 1)
+        if share < 1 - FEW:
+            yield Difference(f"share of {name} that moves", 1.0, share, 1 - share)

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..patching import engine
 from .cells import UNASKED, Cell, Runs, asked
 from .recipes import CannotBeAskedError, Make, Recipe
-from .relations import RELATIONS
+from .relations import claims_of
 from .trainers import RECIPES, of_the_user
 
 
@@ -63,7 +63,7 @@ def main(out: str, task: str) -> None:
         runs = Runs(make, Path(folder, "own"))
         of_trl = Runs(recipe.make, Path(folder, "trl")) if ":" in chosen["trainer"] else None
         for name in chosen["relations"]:
-            for claim in RELATIONS[name].claims(recipe):
+            for claim in claims_of(name, recipe):
                 if chosen["having"] in str(claim):
                     write(asked(chosen["trainer"], name, claim, runs, of_trl))
 

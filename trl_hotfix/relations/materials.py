@@ -201,6 +201,7 @@ class AnswersFromTable:
     def __init__(self, policy: Any, count: int, *, equal_lengths: bool = False) -> None:
         self.policy, self.count, self.equal_lengths = policy, count, equal_lengths
         self.asked: Counter[tuple[int, ...]] = Counter()
+        self.first = 0
 
     def __call__(
         self, input_ids: Any = None, attention_mask: Any = None, generation_config: Any = None, **kwargs: Any
@@ -221,7 +222,7 @@ class AnswersFromTable:
         return SimpleNamespace(sequences=sequences, scores=scores)
 
     def _answer(self, asked: tuple[int, ...], times: int) -> list[int]:
-        number = self.asked[asked] % max(self.count, times)
+        number = (self.first + self.asked[asked]) % max(self.count, times)
         self.asked[asked] += 1
         first = (7 * sum(asked) + 13 * number) % WORDS
         length = LONGEST - 1 if self.equal_lengths else 1 + (number + sum(asked)) % (LONGEST - 1)

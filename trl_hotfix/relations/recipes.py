@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import materials
+from .making import made
 from .setting import Setting
 
 Make = Callable[[Setting, Path], Any]
@@ -34,7 +35,7 @@ class Recipe:
 
     ``neutral`` are options that change nothing at this value, ``fresh`` the numbers that a first step logs with an
     adapter that adds nothing, and ``agree_on_equal_lengths`` two values of an option that agree there. ``variants``
-    are options with which it computes another loss.
+    are options with which it computes another loss, and ``least`` the rows that a batch must have.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Recipe:
     fresh: Mapping[str, float] = field(default_factory=dict)
     agree_on_equal_lengths: tuple[tuple[str, str, str], ...] = ()
     variants: tuple[Mapping[str, Any], ...] = ()
+    least: int = 1
 
     def classes(self) -> tuple[Any, Any]:
         """Return the trainer and its config in the installed TRL. Raises ``CannotBeAskedError`` without one."""
@@ -96,7 +98,7 @@ class Recipe:
             if "peft_config" not in taken:
                 raise CannotBeAskedError(f"{trainer_class.__name__} takes no peft_config")
             arguments["peft_config"] = materials.lora(next(iter(models.values())))
-        return trainer_class(**arguments)
+        return made(trainer_class, arguments, setting, folder.parent)
 
     def _settings(self, setting: Setting, folder: Path) -> dict[str, Any]:
         """Return the fields of its config, of all releases."""

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-from .materials import GROUP
+from . import of_models, of_steps
+from .claims import Claim
 from .recipes import Recipe
-from .setting import ROWS, Setting
-
-TRAINED = frozenset({"gradients", "weights"})
-ALL = TRAINED | {"logs"}
-EVALUATED = frozenset({"evaluations"})
-EFFECTS = frozenset({"effects"})
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two settings whose runs must agree, and in what."""
-
-    left: Setting
-    right: Setting
-    of: frozenset[str] = ALL
-
-    def __str__(self) -> str:
-        return f"{self.left} = {self.right}"
-
-
-@dataclass(frozen=True)
-class Values:
-    """A setting in which the first step must log these numbers."""
-
-    setting: Setting
-    numbers: Mapping[str, float]
-
-    def __str__(self) -> str:
-        return f"{self.setting}: {', '.join(f'{name} {value:.4g}' for name, value in self.numbers.items())}"
-
-
-Claim = Pair | Values
+from .setting import Setting
 
 
 @dataclass(frozen=True)
@@ -51,110 +24,63 @@ class Relation:
     claims: Callable[[Recipe], Iterator[Claim]]
 
 
-def _accumulation(recipe: Recipe) -> Iterator[Claim]:
-    plain = Setting()
-    for batch_size, accumulation in ((4, 2), (2, 4), (1, 8)):
-        yield Pair(plain, plain.but(batch_size=batch_size, accumulation=accumulation))
-
-
-def _ranks(recipe: Recipe) -> Iterator[Claim]:
-    # Of an incomplete last batch the ranks would repeat rows, as accelerate means it.
-    plain = Setting(arguments={"max_steps": 2})
-    yield Pair(plain, plain.but(batch_size=4, ranks=2))
-    each_step = plain.but(evaluates=True, arguments={"eval_strategy": "steps", "eval_steps": 1})
-    yield Pair(each_step, each_step.but(batch_size=4, ranks=2), EVALUATED)
-
-
-def _padding(recipe: Recipe) -> Iterator[Claim]:
-    plain = Setting()
-    yield Pair(plain, plain.but(padding_side="right" if recipe.side == "left" else "left"))
-    # The embedding itself is a weight.
-    yield Pair(plain, plain.but(pad_embedding=3.0), frozenset({"logs"}))
-    yield Pair(plain, plain.but(width=16))
-
-
-def _order(recipe: Recipe) -> Iterator[Claim]:
-    # One batch has all rows, so that each step is over the same ones.
-    whole = Setting(batch_size=ROWS * GROUP if recipe.generates else ROWS)
-    for seed in (1, 2):
-        shuffled = list(range(ROWS))
-        random.Random(seed).shuffle(shuffled)
-        yield Pair(whole, whole.but(order=tuple(shuffled)))
-
-
-def _resume(recipe: Recipe) -> Iterator[Claim]:
-    plain = Setting(batch_size=4)
-    yield Pair(plain, plain.but(resume_at=2))
-    several = plain.but(batch_size=2, accumulation=2)
-    yield Pair(several, several.but(resume_at=2))
-    # Eight rows are a step, twenty an epoch: the third step ends it, and the fourth is in the second.
-    later = Setting(arguments={"max_steps": 5})
-    yield Pair(later, later.but(resume_at=4))
-    for adapter in ("config", "model"):
-        with_adapter = plain.but(adapter=adapter)
-        yield Pair(with_adapter, with_adapter.but(resume_at=2))
-    if recipe.generates:
-        for argument in ("num_iterations", "steps_per_generation"):
-            reused = plain.but(arguments={argument: 2, "max_steps": 4})
-            yield Pair(reused, reused.but(resume_at=1))
-
-
-def _evaluation(recipe: Recipe) -> Iterator[Claim]:
-    plain = Setting(batch_size=4)
-    each_step = plain.but(evaluates=True, arguments={"eval_strategy": "steps", "eval_steps": 1})
-    yield Pair(plain, each_step)
-    for size in (1, 2, 9) if not recipe.generates else (8, 12):
-        yield Pair(each_step, each_step.but(eval_batch_size=size), EVALUATED)
-
-
-def _adapters(recipe: Recipe) -> Iterator[Claim]:
-    plain = Setting(batch_size=4, adapter="config")
-    yield Pair(plain, plain.but(adapter="model"), frozenset({"logs"}))
-    # A new adapter adds nothing yet.
-    if recipe.fresh:
-        for adapter in ("config", "model"):
-            yield Values(plain.but(adapter=adapter), recipe.fresh)
-
-
-def _limits(recipe: Recipe) -> Iterator[Claim]:
-    plain = Setting(batch_size=4)
-    for name, value in recipe.neutral:
-        yield Pair(plain, plain.but(arguments={name: value}))
-    equal = Setting(batch_size=8, equal_lengths=True)
-    for name, one, other in recipe.agree_on_equal_lengths:
-        yield Pair(equal.but(arguments={name: one}), equal.but(arguments={name: other}), TRAINED)
-
-
-def _options(recipe: Recipe) -> Iterator[Claim]:
-    plain = Setting(batch_size=4)
-    yield Pair(plain, plain.but(arguments={"dataloader_num_workers": 1}))
-    yield Pair(plain, plain.but(arguments={"gradient_checkpointing": True}))
-    yield Pair(plain, plain.but(arguments={"logging_steps": 1, "logging_first_step": True}))
-
-
-def _effects(recipe: Recipe) -> Iterator[Claim]:
-    plain = Setting(batch_size=4)
-    yield Pair(plain, plain, EFFECTS)
-
-
 RELATIONS = {
     relation.name: relation
     for relation in (
-        Relation("accumulation", "A step is over the same rows, however many are computed at a time.", _accumulation),
-        Relation("ranks", "A step is over the same rows, however many processes share them.", _ranks),
         Relation(
-            "padding", "Padding is no part of a text. Where it stands and how much there is says nothing.", _padding
+            "accumulation",
+            "A step is over the same rows, however many are computed at a time.",
+            of_steps.accumulation,
         ),
-        Relation("order", "A loss is a sum over the rows of a batch, and a sum has no order.", _order),
-        Relation("resume", "A run that is saved and goes on is the run that was never stopped.", _resume),
+        Relation("ranks", "A step is over the same rows, however many processes share them.", of_steps.ranks),
         Relation(
-            "evaluation", "To look at a model does not change it, and shows the same in any batch size.", _evaluation
+            "padding",
+            "Padding is no part of a text. Where it stands and how much there is says nothing.",
+            of_steps.padding,
         ),
-        Relation("adapters", "A new adapter is the base, and peft_config makes what get_peft_model makes.", _adapters),
+        Relation("order", "A loss is a sum over the rows of a batch, and a sum has no order.", of_steps.order),
+        Relation("resume", "A run that is saved and goes on is the run that was never stopped.", of_steps.resume),
         Relation(
-            "limits", "At its neutral value an option changes nothing, and at equal lengths means agree.", _limits
+            "evaluation",
+            "To look at a model does not change it, and shows the same in any batch size.",
+            of_steps.evaluation,
         ),
-        Relation("options", "Workers and checkpointing say how a step is computed, not what it is.", _options),
-        Relation("effects", "A trainer changes the model's weights, and nothing else that it was given.", _effects),
+        Relation(
+            "adapters",
+            "A new adapter is the base, and peft_config makes what get_peft_model makes.",
+            of_models.adapters,
+        ),
+        Relation(
+            "limits",
+            "At its neutral value an option changes nothing, and at equal lengths means agree.",
+            of_models.limits,
+        ),
+        Relation("options", "Workers and checkpointing say how a step is computed, not what it is.", of_models.options),
+        Relation(
+            "effects", "A trainer changes the model's weights, and nothing else that it was given.", of_models.effects
+        ),
     )
 }
+
+
+def claims_of(name: str, recipe: Recipe) -> Iterator[Claim]:
+    """Give the claims of a relation about a trainer, but for those about an option that the installed TRL has not."""
+    for claim in RELATIONS[name].claims(recipe):
+        if all(_exists(setting, recipe) for setting in claim.settings):
+            yield claim
+
+
+def _exists(setting: Setting, recipe: Recipe) -> bool:
+    trainer_class, config_class = recipe.classes()
+    if setting.callback and not hasattr(import_module("trl"), setting.callback):
+        return False
+    if setting.data == "stream" and not _takes_streams(trainer_class):
+        return False
+    return setting.arguments.keys() <= {field.name for field in dataclasses.fields(config_class)}
+
+
+def _takes_streams(trainer_class: type) -> bool:
+    """Return whether a trainer says that it trains on a dataset without a length."""
+    classes: tuple[Any, ...] = trainer_class.__mro__
+    found = (inspect.signature(base.__init__).parameters.get("train_dataset") for base in classes)
+    return any("IterableDataset" in str(parameter.annotation) for parameter in found if parameter is not None)

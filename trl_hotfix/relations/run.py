@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import multiprocessing
 import os
+import random
 import shutil
 import socket
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .effects import Given
 from .recipes import CannotBeAskedError, Make
 from .setting import Setting
 
@@ -27,15 +30,27 @@ SECONDS = 120.0
 class Run:
     """What a run computed: gradients that the optimizer was given, weights at the end, and what was logged.
 
-    ``effects`` are what the trainer has changed of what it was given, before and after.
+    ``start`` are the weights that are trained, before it. ``effects`` are what the trainer has changed of what it was
+    given, before and after. ``random`` are the random states at the end, by who keeps them.
     """
 
     gradients: list[dict[str, Any]] = field(default_factory=list)
     weights: dict[str, Any] = field(default_factory=dict)
     logs: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[dict[str, float]] = field(default_factory=list)
+    start: dict[str, Any] = field(default_factory=dict)
     effects: dict[str, tuple[str, str]] = field(default_factory=dict)
+    random: dict[str, str] = field(default_factory=dict)
     first_step: int = 1
+
+    def of_set(self, name: str) -> Run:
+        """Return it with the evaluations of the set of this name alone, as if there were no other."""
+        if not name:
+            return self
+        prefix = f"eval_{name}_"
+        chosen = [logs for logs in self.evaluations if any(metric.startswith(prefix) for metric in logs)]
+        renamed = [{metric.replace(prefix, "eval_", 1): value for metric, value in logs.items()} for logs in chosen]
+        return replace(self, evaluations=renamed)
 
 
 def run(make: Make, setting: Setting, folder: Path) -> Run:
@@ -44,6 +59,10 @@ def run(make: Make, setting: Setting, folder: Path) -> Run:
     folder.mkdir(parents=True)
     if setting.ranks > 1:
         return _on_ranks(make, setting, folder)
+    if setting.second:
+        first = _trainer(make, setting, folder)
+        _train(first)
+        setting = setting.but(base=first.model.get_base_model())
     if not setting.resume_at:
         return _trained(_trainer(make, setting, folder), Run())
     until = setting.but(arguments={"save_strategy": "steps", "save_steps": setting.resume_at})
@@ -59,10 +78,27 @@ def _trainer(make: Make, setting: Setting, folder: Path) -> Any:
     import torch
 
     torch.manual_seed(0)
+    torch.rand(setting.drawn)
     try:
-        return make(setting, folder)
+        trainer = make(setting, folder)
     except (ValueError, NotImplementedError) as error:
         raise CannotBeAskedError(f"{type(error).__name__}: {error}") from error
+    if setting.in_order:
+        trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
+    if setting.adapter and not setting.drawn:
+        _settle_adapter(trainer.model)
+    return trainer
+
+
+def _settle_adapter(model: Any) -> None:
+    """Give a new adapter the same random half, whoever made it and when. The other half is zero."""
+    import torch
+
+    for name, weight in model.named_parameters():
+        place, is_lora, _ = name.partition(".lora_A.")
+        if is_lora:
+            generator = torch.Generator().manual_seed(sum(place.rpartition("layers.")[2].encode()))
+            weight.data.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
 
 
 def _stopped(trainer: Any, step: int) -> None:
@@ -106,20 +142,21 @@ def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:
             (record.evaluations if is_evaluation else record.logs).append(numbers)
 
     def note() -> None:
-        model = trainer.accelerator.unwrap_model(trainer.model)
         record.gradients.append(
-            {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+            {name: weight.grad.clone() for name, weight in _named(trainer) if weight.grad is not None}
         )
 
-    before = _given(trainer)
+    # A recipe of the user does not say what it has given to the trainer.
+    given = getattr(trainer, "given", None) or Given({"args": trainer.args, "model": trainer.model})
+    trained = {name: weight for name, weight in _named(trainer) if weight.requires_grad}
+    record.start = {name: weight.detach().clone() for name, weight in trained.items()}
     trainer.add_callback(Recorder())
     _train(trainer, checkpoint)
-    after = _given(trainer)
-    record.effects = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    record.random = _random_states()
+    record.effects = given.changes()
     # The last log is of the whole training.
     record.logs = [logs for logs in record.logs if "train_loss" not in logs]
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    record.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    record.weights = {name: weight.detach().clone() for name, weight in _named(trainer)}
     if len(record.gradients) < trainer.args.max_steps - record.first_step + 1:
         raise RuntimeError(f"the run had {len(record.gradients)} steps of {trainer.args.max_steps}")
     return record
@@ -130,22 +167,23 @@ def _is_number(name: str, value: Any) -> bool:
     return isinstance(value, (int, float)) and name != "eps" and not any(word in name for word in CLOCK)
 
 
-def _given(trainer: Any) -> dict[str, str]:
-    """Return what a training must not change, as texts by name."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    tokenizer = getattr(trainer, "processing_class", None) or trainer.tokenizer
-    generation = getattr(model, "generation_config", None)
-    texts = {f"argument {name}": repr(value) for name, value in trainer.args.to_dict().items()}
-    texts |= {f"config {name}": repr(value) for name, value in model.config.to_dict().items()}
-    texts |= {f"generation config {name}": repr(value) for name, value in _of(generation)}
-    texts |= {f"tokenizer {name}": repr(getattr(tokenizer, name)) for name in ("padding_side", "truncation_side")}
-    return texts
+def _named(trainer: Any) -> list[tuple[str, Any]]:
+    """Return the weights of its model, and those that a callback of TRL averages."""
+    weights = list(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
+    averages = (getattr(callback, "running_model", None) for callback in trainer.callback_handler.callbacks)
+    for average in averages:
+        if average is not None:
+            weights += [(f"average: {name}", weight) for name, weight in average.named_parameters()]
+    return weights
 
 
-def _of(generation_config: Any) -> Iterator[tuple[str, Any]]:
-    """Give what a generation config has. transformers makes a list of the one end of sequence."""
-    for name, value in (generation_config.to_dict() if generation_config is not None else {}).items():
-        yield name, value[0] if isinstance(value, list) and len(value) == 1 else value
+def _random_states() -> dict[str, str]:
+    """Return the random states as short texts, by who keeps them."""
+    import numpy
+    import torch
+
+    states = {"random": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state().tolist()}
+    return {name: hashlib.sha256(repr(state).encode()).hexdigest() for name, state in states.items()}
 
 
 def _on_ranks(make: Make, setting: Setting, folder: Path) -> Run:

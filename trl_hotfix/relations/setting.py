@@ -9,31 +9,55 @@ from typing import Any
 ROWS = 20
 """The rows of every dataset. With steps of eight rows the last window of an epoch is incomplete."""
 
+HELD_OUT = tuple(range(9))
+"""The rows of an evaluation: their number divides by no batch size but 9, 3 and 1."""
+
 
 @dataclass(frozen=True)
 class Setting:
     """One way to make and run a trainer.
 
-    ``arguments`` are fields of the trainer's config. ``order`` are the numbers of the dataset's rows. The tokenizer
-    pads on ``padding_side``; empty is the side that the trainer needs. ``width`` is the multiple to which batches are
-    padded. ``adapter``: LoRA as a ``PeftModel`` (``"model"``), by ``peft_config`` (``"config"``), or none.
-    ``resume_at``: the run is saved at this step, and a new trainer goes on. ``ranks`` are processes, each with batches
-    of ``batch_size``. ``equal_lengths``: all completions have the same.
+    ``arguments`` are fields of the trainer's config.
+
+    Its rows: ``order`` are the numbers of the dataset's rows, and ``in_order`` trains on them as they stand, without
+    shuffling. ``data`` is what holds them, ``"table"`` or ``"stream"``. ``equal_lengths``: all completions have the
+    same. The n-th completion of a prompt is number ``answers_from`` + n; ``samples``: the model generates them itself.
+    ``evaluates``: on rows ``"held out"``, on the ``"training"`` rows, or on ``"two sets"`` by name.
+
+    Its text: the tokenizer pads on ``padding_side``; empty is the side that the trainer needs. ``width`` is the
+    multiple to which batches are padded.
+
+    Its model: ``dtype`` is that of the base. ``adapter``: LoRA as a new ``PeftModel`` (``"model"``), as one that was
+    saved (``"path"``), by ``peft_config`` (``"config"``), or none. ``base`` is a model to use again.
+    ``second``: another trainer has trained on the same base before.
+
+    Its run: ``resume_at``: the run is saved at this step, and a new trainer goes on. ``ranks`` are processes, each with
+    batches of ``batch_size``. ``callback`` is the name of a callback of TRL. ``drawn`` random numbers are drawn before
+    the trainer is made.
     """
 
     batch_size: int = 8
     accumulation: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
     order: tuple[int, ...] = tuple(range(ROWS))
+    in_order: bool = False
+    data: str = "table"
+    equal_lengths: bool = False
+    answers_from: int = 0
+    samples: bool = False
+    evaluates: str = ""
+    eval_batch_size: int = 4
     padding_side: str = ""
     width: int = 1
     pad_embedding: float = 0.0
+    dtype: str = "float32"
     adapter: str = ""
+    base: Any = field(default=None, repr=False)
+    second: bool = False
     resume_at: int = 0
-    evaluates: bool = False
-    eval_batch_size: int = 4
     ranks: int = 1
-    equal_lengths: bool = False
+    callback: str = ""
+    drawn: int = 0
 
     def but(self, **changes: Any) -> Setting:
         """Return this setting with some fields changed. ``arguments`` are added to those that it has."""
@@ -47,8 +71,8 @@ class Setting:
         words = [f"{name}={value}" for name, value in self.arguments.items()]
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name not in ("arguments", "order") and value != getattr(plain, each.name):
+            if each.name not in ("arguments", "order", "base") and value != getattr(plain, each.name):
                 words.append(f"{each.name}={value}")
         if self.order != plain.order:
-            words.append(f"order={','.join(map(str, self.order[:3]))},...")
+            words.append(f"order={','.join(map(str, self.order[:3]))},... of {len(self.order)}")
         return " ".join(words) or "plain"

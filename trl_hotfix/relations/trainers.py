@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from pathlib import Path
@@ -154,6 +155,7 @@ _ALL = (
         neutral=(("precompute_ref_log_probs", True), ("desirable_weight", 1.0), _NO_DROPOUT),
         fresh={"loss": 0.5, "kl": 0.0},
         variants=(*_losses("apo_zero_unpaired"), {"desirable_weight": 2.0}),
+        least=2,
     ),
     Recipe(
         "Reward",
@@ -371,9 +373,10 @@ def recipe_of(trainer_class: Any) -> Recipe:
 def of_the_user(found: Any, folder: Path, *, is_recipe: bool) -> tuple[Recipe, Make]:
     """Return the recipe of a user's trainer, and what makes it: his own recipe, or ours for his subclass.
 
-    A recipe is called once, to see which trainer it makes.
+    A recipe is called once, to see which trainer it makes. It says nothing of losses that TRL's trainer computes too.
     """
+    trainer_class = type(found(Setting(), folder)) if is_recipe else found
+    recipe = dataclasses.replace(recipe_of(trainer_class), variants=())
     if is_recipe:
-        return recipe_of(type(found(Setting(), folder))), found
-    recipe = recipe_of(found)
+        return recipe, found
     return recipe, functools.partial(recipe.make, trainer_class=found)

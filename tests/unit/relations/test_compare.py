@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_hotfix.relations.compare import differences, unexpected
-from trl_hotfix.relations.relations import ALL, EFFECTS, EVALUATED, TRAINED
+from trl_hotfix.relations.claims import ALL, EFFECTS, EVALUATED, SEEDED, TRAINED
+from trl_hotfix.relations.compare import differences, shares, unexpected
 from trl_hotfix.relations.run import Run
 from trl_hotfix.relations.setting import Setting
 from trl_hotfix.relations.tolerance import tolerance
@@ -80,6 +80,37 @@ def test_what_a_trainer_has_changed_is_a_difference() -> None:
     assert found.what == "tokenizer padding_side: 'left' became 'right'"
 
 
+def test_two_runs_that_learn_nothing_do_not_agree() -> None:
+    nothing = run(steps=1)
+    nothing.gradients = [{"weight": torch.zeros(2)}]
+    assert [each.what for each in differences(nothing, nothing, ALL)] == ["gradient of step 1: zero in both"]
+
+
+def test_a_random_state_that_differs_is_a_difference() -> None:
+    left, right = run(), run()
+    left.random, right.random = {"numpy": "a", "torch": "b"}, {"numpy": "a", "torch": "c"}
+    assert [each.what for each in differences(left, right, SEEDED)] == ["random state of torch at the end"]
+
+
+def test_a_weight_with_a_gradient_must_move_and_one_without_need_not() -> None:
+    stuck = Run(
+        gradients=[{"weight": torch.tensor([1.0, 1.0, 0.0, 0.0])}],
+        start={"weight": torch.zeros(4)},
+        weights={"weight": torch.tensor([0.1, 0.0, 0.0, 0.0])},
+    )
+    (found,) = shares(stuck)
+    assert (found.what, found.right) == ("share of weight that moves", 0.5)
+    stuck.weights = {"weight": torch.tensor([0.1, 0.1, 0.0, 0.0])}
+    assert not list(shares(stuck))
+
+
+def test_one_set_of_several_is_compared_as_if_it_were_alone() -> None:
+    several = run()
+    several.evaluations = [{"eval_first_loss": 1.0, "eval_reward": 2.0}, {"eval_second_loss": 3.0, "eval_reward": 4.0}]
+    assert several.of_set("first").evaluations == [{"eval_loss": 1.0, "eval_reward": 2.0}]
+    assert several.of_set("") is several
+
+
 def test_numbers_that_the_first_step_must_log() -> None:
     assert not list(unexpected(run(loss=0.69315, kl=0.0), {"loss": math.log(2), "kl": 0.0}))
     found = [each.what for each in unexpected(run(loss=0.7), {"loss": math.log(2), "kl": 0.0})]
@@ -97,4 +128,4 @@ def test_a_setting_says_what_is_not_plain() -> None:
     assert str(Setting()) == "plain"
     setting = Setting(batch_size=2, arguments={"max_steps": 4}).but(accumulation=4, arguments={"beta": 0.0})
     assert str(setting) == "max_steps=4 beta=0.0 batch_size=2 accumulation=4"
-    assert str(Setting(order=(1, 0, 3, 2))) == "order=1,0,3,..."
+    assert str(Setting(order=(1, 0, 3, 2))) == "order=1,0,3,... of 4"

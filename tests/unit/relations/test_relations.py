@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 
 from trl_hotfix.relations import parametrize
 from trl_hotfix.relations.cells import ERROR, HOLDS, OF_TRL, UNASKED, VIOLATED, Runs, asked
+from trl_hotfix.relations.claims import Pair, Standstill
 from trl_hotfix.relations.recipes import CannotBeAskedError
-from trl_hotfix.relations.relations import RELATIONS, Pair
+from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.run import Run
 from trl_hotfix.relations.setting import Setting
 from trl_hotfix.relations.trainers import RECIPES
@@ -66,9 +68,22 @@ def test_a_setting_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     calls = []
     monkeypatch.setattr(cells, "run", lambda make, setting, folder: calls.append(setting) or Run(logs=[]))
     runs = Runs(lambda setting, folder: None, tmp_path)
-    for claim in RELATIONS["accumulation"].claims(RECIPES["SFT"]):
+    for claim in itertools.islice(RELATIONS["accumulation"].claims(RECIPES["SFT"]), 3):
         asked("SFT", "accumulation", claim, runs)
     assert len(calls) == 4
+
+
+def test_where_nothing_moves_an_evaluation_shows_what_the_training_of_its_rows_does() -> None:
+    claim = Standstill(LEFT)
+    shown = Run(logs=[{"loss": 1.0, "grad_norm": 2.0}], evaluations=[{"eval_loss": 1.0}, {"eval_loss": 1.5}])
+    assert not list(claim.violations(lambda setting: shown))
+    assert [each.what for each in Standstill(LEFT, twice=True).violations(lambda setting: shown)] == [
+        "evaluation: loss of step 1"
+    ]
+    shown.logs[0]["loss"] = 1.2
+    assert [each.what for each in claim.violations(lambda setting: shown)] == [
+        "training and evaluation: loss of step 1"
+    ]
 
 
 @pytest.mark.needs_trl
