@@ -15,21 +15,23 @@ import click
 from rich.console import Console
 
 from trl_hotfix.relations import ledger
-from trl_hotfix.relations.cells import ERROR, HOLDS, UNASKED, VIOLATED
+from trl_hotfix.relations.cells import ERROR, HOLDS, UNASKED, VIOLATED, Cell
+from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.ledger import Finding
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.trainers import RECIPES
 
 from bench.proving import running
 from bench.relations import known
+from bench.relations.inside import ABSENT
 from bench.relations.ledger import not_seen, without_cause
 from bench.releases import layout
 from bench.releases.layout import BENCH, Place
 from bench.shards import Shard
 
 SECONDS_A_CLAIM = 60
-Claim = tuple[str, str]
-"""The name of a relation, and a claim as it is printed."""
+Named = tuple[str, Claim]
+"""A claim with the name of its relation."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,28 @@ class Work:
     place: Place
     trainer: str
     on: bool
-    claims: tuple[Claim, ...]
+    claims: tuple[Named, ...]
 
-    def key(self, claim: Claim) -> str:
+    def answer(self, claim: Named) -> known.Answer | None:
+        return known.find(self._key(claim), self.place, on=self.on)
+
+    def keep(self, claim: Named, found: known.Answer) -> None:
+        known.keep(self._key(claim), self.place, found, on=self.on)
+
+    def _key(self, claim: Named) -> str:
         return known.key(RECIPES[self.trainer], *claim, self.place, on=self.on)
 
 
-def claims_of(trainer: str, relations: Iterable[str]) -> tuple[Claim, ...]:
-    recipe = RECIPES[trainer]
-    return tuple((name, str(claim)) for name in relations for claim in RELATIONS[name].claims(recipe))
+def claims_of(trainer: str, relations: Iterable[str]) -> tuple[Named, ...]:
+    """Return all claims about a trainer, also those about an option that some releases have not."""
+    return tuple((name, claim) for name in relations for claim in RELATIONS[name].claims(RECIPES[trainer]))
 
 
 def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, Any]]:
     """Return an answer for each claim of each work, from what is known or by a run."""
     unknown = []
     for work in works:
-        claims = tuple(claim for claim in work.claims if known.find(work.key(claim), work.place, on=work.on) is None)
+        claims = tuple(claim for claim in work.claims if work.answer(claim) is None)
         if claims:
             unknown.append(Work(work.place, work.trainer, work.on, claims))
     if unknown:
@@ -62,40 +70,38 @@ def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, An
     # The longest first, so that none is alone at the end.
     unknown.sort(key=lambda work: -len(work.claims))
     fresh = running.in_parallel("trainers, by release", unknown, _run, jobs, console)
-    failed = {(answer["place"], answer["on"], *answer["claim"]): answer for answer in fresh}
-    return [_answer(work, claim, failed) for work in works for claim in work.claims]
+    failed = {(answer["place"], answer["on"], *answer["claim"]): answer["failed"] for answer in fresh}
+    answers = [_answer(work, claim, failed) for work in works for claim in work.claims]
+    return [answer for answer in answers if answer["cell"]["state"] != ABSENT]
 
 
-def _answer(work: Work, claim: Claim, failed: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    found = known.find(work.key(claim), work.place, on=work.on)
+def _answer(work: Work, claim: Named, failed: dict[Any, str]) -> dict[str, Any]:
+    found = work.answer(claim)
     if found is None:
-        name = (str(work.place), work.on, work.trainer, *claim)
-        why = failed[name]["failed"]
-        cell = {"trainer": work.trainer, "relation": claim[0], "setting": claim[1], "state": ERROR, "why": why}
-        found = {"cell": {**cell, "differences": []}, "seconds": 0.0, "ran": str(work.place)}
+        relation, setting = claim[0], str(claim[1])
+        why = failed[(str(work.place), work.on, work.trainer, relation, setting)]
+        cell = Cell(work.trainer, relation, setting, ERROR, why).as_data()
+        found = {"cell": cell, "seconds": 0.0, "ran": str(work.place)}
     return {"place": str(work.place), "on": work.on, **{name: found[name] for name in ("cell", "seconds", "ran")}}
 
 
 def _run(work: Work) -> list[dict[str, Any]]:
     """Run what is asked, keep it, and return the claims that have no answer, since the process failed."""
+    by_name = {(relation, str(claim)): (relation, claim) for relation, claim in work.claims}
     with tempfile.TemporaryDirectory() as folder:
         task, out = Path(folder, "task"), Path(folder, "out")
-        task.write_text(json.dumps({"trainer": work.trainer, "on": work.on, "claims": work.claims}))
+        task.write_text(json.dumps({"trainer": work.trainer, "on": work.on, "claims": list(by_name)}))
         command = [str(work.place.python), "-m", "bench.relations.inside", str(out), str(task)]
         log = f"relations-{work.place}-{work.trainer}-{'on' if work.on else 'off'}"
         # It answers in another file, line by line, so that a process that dies leaves what it has.
         seconds = 60 + SECONDS_A_CLAIM * len(work.claims)
         why = running.answer_of(command, work.place.environment(), seconds, log, lines=3)
         lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
-    answered = set()
     for found in map(json.loads, lines):
-        claim = (found["cell"]["relation"], found["cell"]["setting"])
-        known.keep(work.key(claim), work.place, found, on=work.on)
-        answered.add(claim)
+        work.keep(by_name.pop((found["cell"]["relation"], found["cell"]["setting"])), found)
     return [
-        {"place": str(work.place), "on": work.on, "claim": (work.trainer, *claim), "failed": str(why)}
-        for claim in work.claims
-        if claim not in answered
+        {"place": str(work.place), "on": work.on, "claim": (work.trainer, *name), "failed": str(why)}
+        for name in by_name
     ]
 
 

@@ -3,7 +3,8 @@
     python -m bench.relations.inside OUT TASK.json
 
 A task has ``trainer``, ``on`` and ``claims``, pairs of a relation and a claim as it is printed. OUT gets a line of JSON
-for each: the cell, the calls, and the seconds of its runs that no claim before it had.
+for each: the cell, the calls, and the seconds of its runs that no claim before it had. A claim about an option that the
+release has not is ``ABSENT``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 from trl_hotfix.patching import engine
 from trl_hotfix.relations import cells, inside
 from trl_hotfix.relations.recipes import CannotBeAskedError
-from trl_hotfix.relations.relations import RELATIONS
+from trl_hotfix.relations.relations import RELATIONS, claims_of
 from trl_hotfix.relations.setting import Setting
 from trl_hotfix.relations.trainers import RECIPES
 
 from bench.proving import calls
+
+ABSENT = "absent"
 
 
 class NotingRuns(cells.Runs):
@@ -57,9 +60,10 @@ def main(out: str, task: str) -> None:
     recipe = RECIPES[chosen["trainer"]]
     wanted = {tuple(pair) for pair in chosen["claims"]}
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as lines:
-        why = ""
+        why, here = "", set()
         try:
             recipe.classes()
+            here = {(name, str(claim)) for name in RELATIONS for claim in claims_of(name, recipe)}
         except CannotBeAskedError as error:
             why = str(error)
         runs = NotingRuns(recipe.make, Path(folder))
@@ -68,8 +72,8 @@ def main(out: str, task: str) -> None:
             if (name, str(claim)) not in wanted:
                 continue
             runs.asked, start = [], time.perf_counter()
-            cell = cells.Cell(chosen["trainer"], name, str(claim), cells.UNASKED, why)
-            if not why:
+            cell = cells.Cell(chosen["trainer"], name, str(claim), cells.UNASKED if why else ABSENT, why)
+            if (name, str(claim)) in here:
                 cell = cells.asked(chosen["trainer"], name, claim, runs)
             answer = {
                 "cell": cell.as_data(),

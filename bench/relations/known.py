@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_hotfix.catalogue import loading
+from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.recipes import Recipe
 
 from bench.releases import layout, trl_code
@@ -24,13 +25,14 @@ from bench.results import keys
 Answer = dict[str, Any]
 ROOM = "trl_hotfix.relations"
 MACHINE = (("cells", "Runs"), ("cells", "asked"), ("recipes", "Recipe"))
-"""What makes, runs and compares, with all that it uses. It has no relation, and no recipe."""
+"""What makes and runs, with all that it uses. It has no relation, no recipe and no kind of claim."""
 
 
-def key(recipe: Recipe, relation: str, claim: str, place: Place, *, on: bool) -> str:
+def key(recipe: Recipe, relation: str, claim: Claim, place: Place, *, on: bool) -> str:
     """Return the key of our part in an answer: without TRL's code and without patches."""
     special = layout.settings()["special"].get(place.release, {})
-    return keys.digest_of([_machine(), _data(recipe), relation, claim, layout.stack_key(place.stack), special, on])
+    ours = [_machine(type(claim).__name__), _data(recipe), relation, str(claim)]
+    return keys.digest_of([*ours, layout.stack_key(place.stack), special, on])
 
 
 def _data(recipe: Recipe) -> dict[str, str]:
@@ -93,5 +95,6 @@ def _patches_on(modules: frozenset[str], place: Place) -> tuple[tuple[str, str],
 
 
 @functools.cache
-def _machine() -> str:
-    return keys.digest_of(keys.SOURCES.code([(f"{ROOM}.{module}", name) for module, name in MACHINE]))
+def _machine(kind_of_claim: str) -> str:
+    pieces = [*MACHINE, ("claims", kind_of_claim)]
+    return keys.digest_of(keys.SOURCES.code([(f"{ROOM}.{module}", name) for module, name in pieces]))

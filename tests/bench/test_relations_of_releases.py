@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from trl_hotfix.relations.claims import Pair
 from trl_hotfix.relations.ledger import Finding
+from trl_hotfix.relations.setting import Setting
 from trl_hotfix.relations.trainers import RECIPES
 
 from bench.proving import running
@@ -56,11 +58,12 @@ def test_an_answer_is_asked_again_when_a_patch_of_its_module_changes(monkeypatch
 
 
 def test_the_claim_the_recipe_and_the_patches_are_in_the_key() -> None:
-    usual = (RECIPES["SFT"], "padding", "plain = width=16", NEWEST)
+    plain = Setting()
+    usual = (RECIPES["SFT"], "padding", Pair(plain, plain.but(width=16)), NEWEST)
     others: list[tuple[Any, ...]] = [
         (RECIPES["DPO"], *usual[1:]),
         (usual[0], "order", *usual[2:]),
-        (*usual[:2], "plain = width=8", usual[3]),
+        (*usual[:2], Pair(plain, plain.but(width=8)), usual[3]),
     ]
     found = {known.key(*each, on=on) for each in [usual, *others] for on in (True, False)}
     assert len(found) == 8
@@ -76,7 +79,7 @@ def test_what_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_claim_without_an_answer_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "answer_of", lambda *args, **kwargs: "no answer within 1 s")
-    work = asking.Work(NEWEST, "SFT", True, (("effects", "batch_size=4 = batch_size=4"),))
+    work = asking.Work(NEWEST, "SFT", True, asking.claims_of("SFT", ["effects"])[:1])
     (answer,) = asking.ask([work], 1, Console(quiet=True))
     assert (answer["cell"]["state"], answer["cell"]["why"]) == ("error", "no answer within 1 s")
 

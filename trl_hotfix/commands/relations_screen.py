@@ -20,12 +20,16 @@ SHOWN = 6
 
 
 class DifferenceAnswer(TypedDict):
-    """What two runs disagree about. ``apart`` is relative to the larger number. A number that is not finite is null."""
+    """What two runs disagree about. ``apart`` is relative to the larger number. A number that is not finite is null.
+
+    ``cause`` is what the ledger of TRL's own violations has of it, such as ``patch dpo-aux-loss-dropped``, or null.
+    """
 
     what: str
     left: float | None
     right: float | None
     apart: float | None
+    cause: str | None
 
 
 class CellAnswer(TypedDict):
@@ -72,7 +76,8 @@ def _relation(name: str, cells: Sequence[CellAnswer]) -> Iterator[RenderableType
             yield block(cell["why"], 6, style="dim")
         for difference in cell["differences"][:SHOWN]:
             left, right = (_number(difference[side]) for side in _SIDES)
-            yield block(f"{difference['what']}: {left} and {right}", 6)
+            cause = f" ({difference['cause']})" if difference["cause"] else ""
+            yield block(f"{difference['what']}: {left} and {right}{cause}", 6)
         if len(cell["differences"]) > SHOWN:
             yield block(f"and {len(cell['differences']) - SHOWN} more", 6, style="dim")
     yield Text()

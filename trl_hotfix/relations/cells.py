@@ -15,6 +15,8 @@ from .run import Run, run
 from .setting import Setting
 
 HOLDS, VIOLATED, OF_TRL, UNASKED, ERROR = "holds", "violated", "violated by TRL too", "cannot be asked", "error"
+ON_RECORD = "violated, cause on record"
+"""The ledger has a cause for all that a trainer of TRL violates."""
 
 
 @dataclass(frozen=True)

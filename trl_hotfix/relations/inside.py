@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ..patching import engine
+from . import ledger
 from .cells import UNASKED, Cell, Runs, asked
 from .recipes import CannotBeAskedError, Make, Recipe
 from .relations import claims_of
@@ -49,8 +50,9 @@ def main(out: str, task: str) -> None:
         engine.ENGINE.apply(None, None, None, None)
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as lines:
 
-        def write(cell: Cell) -> None:
-            lines.write(json.dumps(cell.as_data()) + "\n")
+        def write(cell: Cell, trainer: str = "") -> None:
+            data = ledger.with_causes(cell.as_data(), trainer, on=chosen["on"])
+            lines.write(json.dumps(data) + "\n")
             lines.flush()
 
         try:
@@ -65,7 +67,7 @@ def main(out: str, task: str) -> None:
         for name in chosen["relations"]:
             for claim in claims_of(name, recipe):
                 if chosen["having"] in str(claim):
-                    write(asked(chosen["trainer"], name, claim, runs, of_trl))
+                    write(asked(chosen["trainer"], name, claim, runs, of_trl), recipe.name)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from ..catalogue.parsing import parse_entries
 from ..errors import Mistake, suggestion
-from ..matching.versions import in_range
+from ..matching.versions import in_range, installed
+from .cells import OF_TRL, ON_RECORD, VIOLATED
 from .relations import RELATIONS
 from .trainers import RECIPES
 
@@ -103,3 +104,19 @@ def _mistakes(finding: Finding, line_of: Callable[..., int]) -> Iterator[Mistake
 def cause_of(cell: Mapping[str, Any], what: str, findings: Sequence[Finding]) -> Finding | None:
     """Return the finding that explains this difference in a cell, or None."""
     return next((finding for finding in findings if finding.explains(cell, what)), None)
+
+
+def with_causes(cell: Mapping[str, Any], trainer: str, *, on: bool) -> dict[str, Any]:
+    """Return a cell, as ``Cell.as_data`` has it, with the ``cause`` on record of each difference, or null.
+
+    ``trainer`` is TRL's: what a user's own violates and TRL's does not has no cause here. If all have one, the cell is
+    ``ON_RECORD``. A patch is no cause where the patches are ``on``.
+    """
+    here = [each for each in load() if each.is_here(installed) and not (on and each.patch)]
+    is_of_trl = cell["state"] == OF_TRL or cell["trainer"] == trainer
+    differences = []
+    for difference in cell["differences"]:
+        finding = cause_of({**cell, "trainer": trainer}, difference["what"], here) if is_of_trl else None
+        differences.append({**difference, "cause": finding.cause if finding is not None else None})
+    has_all = cell["state"] == VIOLATED and all(each["cause"] for each in differences)
+    return {**cell, "state": ON_RECORD if has_all else cell["state"], "differences": differences}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
+import msgspec
 import pytest
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.errors import CatalogueError
 from trl_hotfix.relations import ledger
+from trl_hotfix.relations.cells import OF_TRL, ON_RECORD, VIOLATED
 
 ENTRY = """\
 - relation: accumulation
@@ -90,3 +93,34 @@ def test_a_mistake_is_told_with_its_line(before: str, after: str, message: str) 
     with pytest.raises(CatalogueError) as error:
         ledger.parse(textwrap.dedent(ENTRY.replace(before, after, 1)), "relations.yaml")
     assert message in str(error.value)
+
+
+def judged(
+    monkeypatch: pytest.MonkeyPatch, trainer: str = "SFT", state: str = VIOLATED, *what: str, on: bool = True
+) -> Any:
+    monkeypatch.setattr(ledger, "load", lambda: (finding(),))
+    monkeypatch.setattr(ledger, "installed", {"trl": "1.16.0", "transformers": "4.57.0"}.get)
+    differences = [{"what": each} for each in what or ("entropy of step 1",)]
+    cell = {**CELL, "trainer": trainer, "state": state, "differences": differences}
+    answer = ledger.with_causes(cell, "SFT", on=on)
+    return answer["state"], [each["cause"] for each in answer["differences"]]
+
+
+CAUSE = "meant trl/trainer/sft_trainer.py:1"
+
+
+def test_a_cell_of_trl_names_its_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(monkeypatch) == (ON_RECORD, [CAUSE])
+    assert judged(monkeypatch, "SFT", VIOLATED, "entropy of step 1", "loss of step 1") == (VIOLATED, [CAUSE, None])
+
+
+def test_what_the_trainer_of_a_user_violates_is_not_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(monkeypatch, "mine:Trainer") == (VIOLATED, [None])
+    assert judged(monkeypatch, "mine:Trainer", OF_TRL) == (OF_TRL, [CAUSE])
+
+
+def test_a_patch_is_a_cause_where_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    repaired = msgspec.structs.replace(finding(), meant=None, patch="a-patch")
+    monkeypatch.setitem(globals(), "finding", lambda: repaired)
+    assert judged(monkeypatch, on=False) == (ON_RECORD, ["patch a-patch"])
+    assert judged(monkeypatch, on=True) == (VIOLATED, [None])
