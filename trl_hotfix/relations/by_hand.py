@@ -52,15 +52,24 @@ def _is_float(value: Any) -> bool:
 
 
 def _log_probs(model: Any, ids: Any, mask: Any) -> Any:
-    """Return the log-probabilities of the tokens of each row, from the second one on."""
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-    return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    """Return the log-probability of each token. Each row is computed alone and without padding."""
+    import torch
+
+    rows = []
+    for row, kept in zip(ids, mask.bool(), strict=True):
+        logits = model(input_ids=row[kept][None], use_cache=False).logits[0, :-1]
+        places = kept.nonzero().squeeze(-1)[1:]
+        found = logits.log_softmax(-1).gather(-1, row[kept][1:, None]).squeeze(-1)
+        rows.append(torch.zeros(len(row), dtype=found.dtype).index_put((places,), found))
+    return torch.stack(rows)
 
 
 def _sft(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
-    ids = batch["input_ids"]
-    counts = batch["labels"][:, 1:] != -100
-    return -(_log_probs(model, ids, batch.get("attention_mask")) * counts).sum() / counts.sum()
+    counts = batch["labels"] != -100
+    # The first token of a row is not predicted.
+    counts[:, 0] = False
+    mask = batch["attention_mask"] if "attention_mask" in batch else batch["input_ids"] == batch["input_ids"]
+    return -(_log_probs(model, batch["input_ids"], mask) * counts).sum() / counts.sum()
 
 
 def _pairs(batch: Batch) -> tuple[Any, Any, Any]:
@@ -90,10 +99,10 @@ def _dpo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
     ids, mask, answers = _pairs(batch)
     with torch.no_grad():
         expected = _log_probs(reference, ids, mask)
-    ratios = (_log_probs(model, ids, mask) - expected) * answers[:, 1:]
+    ratios = (_log_probs(model, ids, mask) - expected) * answers
     kind = args.loss_type if isinstance(args.loss_type, str) else args.loss_type[0]
     if kind == "ipo":
-        chosen, rejected = (ratios.sum(1) / answers[:, 1:].sum(1)).chunk(2)
+        chosen, rejected = (ratios.sum(1) / answers.sum(1)).chunk(2)
         return ((chosen - rejected - 1 / (2 * args.beta)) ** 2).mean()
     chosen, rejected = ratios.sum(1).chunk(2)
     margins = args.beta * (chosen - rejected)
