@@ -78,12 +78,16 @@ def _pairs(batch: Batch) -> tuple[Any, Any, Any]:
 
     if "completion_mask" in batch:
         return batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
-    # Before 0.29 a batch has prompts and answers apart, padded on the left and on the right.
+    # Before 0.29 a batch has the two sides apart, and from 0.12 on the prompts too, padded on the left.
     sides = []
     width = max(batch[f"{side}_input_ids"].shape[1] for side in ("chosen", "rejected"))
     for side in ("chosen", "rejected"):
         parts = batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]
         ids, mask = (torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts)
+        if f"{side}_labels" in batch:
+            answers = torch.nn.functional.pad(batch[f"{side}_labels"] != -100, (0, width - parts[0].shape[1]))
+            sides.append((ids, mask, answers))
+            continue
         prompt = batch["prompt_attention_mask"]
         both = torch.cat([batch["prompt_input_ids"], ids], 1), torch.cat([prompt, mask], 1)
         sides.append((*both, torch.cat([torch.zeros_like(prompt), mask], 1)))

@@ -44,6 +44,9 @@ def _set_text(arguments: dict[str, Any], setting: Setting) -> None:
     name = "processing_class" if "processing_class" in arguments else "tokenizer"
     if setting.marks:
         arguments[name] = forms.with_marks(arguments[name], setting.marks)
+    if setting.form.startswith("conversation") and hasattr(arguments["args"], "dataset_text_field"):
+        # A conversation stands in no field of text. Early releases ask for that first.
+        arguments["args"].dataset_text_field = type(arguments["args"]).dataset_text_field
     if setting.form:
         arguments["train_dataset"] = forms.in_form(arguments["train_dataset"], setting.form, arguments[name])
 

@@ -58,9 +58,9 @@ def options(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name not in MAIN:
         return
     yield Pair(PLAIN, PLAIN.but(arguments={"padding_free": True, "max_length": None}), TRAINED)
-    # Packs of all rows are a batch of all rows.
+    # Packs of all rows are a batch of all rows. Before there were strategies, a row went on in the next pack.
     whole = Setting(batch_size=ROWS)
-    yield Pair(whole, whole.but(arguments={"packing": True}), TRAINED)
+    yield Pair(whole, whole.but(arguments={"packing": True, "packing_strategy": "bfd"}), TRAINED)
     if recipe.name == "SFT":
         for architecture in ("", *ARCHITECTURES):
             odd = PLAIN.but(architecture=architecture)

@@ -85,6 +85,8 @@ def _exists(setting: Setting, recipe: Recipe) -> bool:
         return False
     if setting.data == "stream" and not _takes_streams(trainer_class):
         return False
+    if setting.form.startswith("conversation") and "chat_template" not in inspect.getsource(trainer_class):
+        return False
     return setting.arguments.keys() <= {field.name for field in dataclasses.fields(config_class)}
 
 
@@ -92,4 +94,4 @@ def _takes_streams(trainer_class: type) -> bool:
     """Return whether a trainer says that it trains on a dataset without a length."""
     classes: tuple[Any, ...] = trainer_class.__mro__
     found = (inspect.signature(base.__init__).parameters.get("train_dataset") for base in classes)
-    return any("IterableDataset" in str(parameter.annotation) for parameter in found if parameter is not None)
+    return "IterableDataset" in str(next(parameter.annotation for parameter in found if parameter is not None))
