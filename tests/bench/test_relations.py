@@ -49,7 +49,9 @@ def violated(found: Sequence[dict[str, Any]]) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize(("number", "relation"), list(enumerate(RELATIONS)))
 def test_each_relation_can_be_asked(tmp_path: Path, number: int, relation: str) -> None:
-    trainer = TRAINERS[number % len(TRAINERS)]
+    in_turn = TRAINERS[number % len(TRAINERS) :] + TRAINERS[: number % len(TRAINERS)]
+    # Some relations have claims about the main trainers alone.
+    trainer = next(name for name in in_turn if list(RELATIONS[relation].claims(RECIPES[name])))
     found = cells(tmp_path, trainer, [relation])
     assert found
     assert [cell["why"] for cell in found if cell["state"] in ("error", "cannot be asked")] == []

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from .compare import Difference, differences, numbers, shares, unexpected
+from .by_hand import STEP
+from .compare import Difference, differences, means, numbers, shares, tensors, unexpected
 from .run import Run
 from .setting import Setting
 
@@ -18,6 +19,9 @@ SEEDED = ALL | {"random"}
 
 COUNTED = frozenset({"num_tokens", "eval_num_tokens"})
 """What is counted on from step to step."""
+
+LAST = frozenset({"grad_norm", "learning_rate", "num_tokens"})
+"""What a log has of its last step alone."""
 
 RunOf = Callable[[Setting], Run]
 
@@ -114,3 +118,65 @@ class Moves:
 
     def violations(self, run_of: RunOf) -> Iterator[Difference]:
         return shares(run_of(self.setting))
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """Two settings of which ``right`` logs the means of what ``left`` logs at each step."""
+
+    left: Setting
+    right: Setting
+
+    def __str__(self) -> str:
+        return f"means of {self.left} = {self.right}"
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return self.left, self.right
+
+    def violations(self, run_of: RunOf) -> Iterator[Difference]:
+        logs, (whole, *_) = (run_of(setting).logs for setting in self.settings)
+        expected = {name: value for name, value in means(logs).items() if name not in LAST}
+        found = {name: value for name, value in whole.items() if name not in LAST}
+        return numbers("means until the end: ", [expected], [found], len(logs))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A setting whose weights, saved and loaded, must be those in memory."""
+
+    setting: Setting
+
+    def __str__(self) -> str:
+        return f"{self.setting}: saved = in memory"
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return (self.setting,)
+
+    def violations(self, run_of: RunOf) -> Iterator[Difference]:
+        run = run_of(self.setting)
+        # What is not trained may stand elsewhere, as a base and a reference do.
+        both = ({name: each for name, each in side.items() if name in run.start} for side in (run.weights, run.saved))
+        return tensors("weights in memory and saved", *both)
+
+
+@dataclass(frozen=True)
+class OfFormula:
+    """A setting in which a step has the loss and the gradient that the formula has in float64."""
+
+    setting: Setting
+
+    def __str__(self) -> str:
+        return f"{self.setting}: the formula"
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return (self.setting,)
+
+    def violations(self, run_of: RunOf) -> Iterator[Difference]:
+        run = run_of(self.setting)
+        loss, gradients = run.by_hand
+        step = STEP - run.first_step
+        yield from numbers("formula and ", [{"loss": loss}], [{"loss": run.logs[step]["loss"]}], STEP)
+        yield from tensors(f"gradient by formula and of step {STEP}", gradients, run.gradients[step])

@@ -42,9 +42,9 @@ def differences(left: Run, right: Run, of: frozenset[str]) -> Iterator[Differenc
             yield Difference("number of steps", ends[0], ends[1], math.inf)
         for step in range(first, first + min(len(left.gradients), len(right.gradients))):
             pair = left.gradients[step - left.first_step], right.gradients[step - right.first_step]
-            yield from _tensors(f"gradient of step {step}", *pair, may_be_zero=False)
+            yield from tensors(f"gradient of step {step}", *pair, may_be_zero=False)
     if "weights" in of:
-        yield from _tensors("weights at the end", left.weights, right.weights)
+        yield from tensors("weights at the end", left.weights, right.weights)
     if "logs" in of:
         yield from numbers("", left.logs[first - left.first_step :], right.logs[first - right.first_step :], first)
     if "effects" in of:
@@ -61,7 +61,7 @@ def differences(left: Run, right: Run, of: frozenset[str]) -> Iterator[Differenc
                 yield Difference(f"random state of {name} at the end", 0.0, 1.0, math.inf)
 
 
-def _tensors(
+def tensors(
     what: str, left: Mapping[str, Any], right: Mapping[str, Any], *, may_be_zero: bool = True
 ) -> Iterator[Difference]:
     """Give the largest difference, relative to the largest element of all tensors.
@@ -101,6 +101,15 @@ def numbers(
             if difference is not None:
                 yield difference
                 break
+
+
+def means(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number over the logs that have it."""
+    by_name: dict[str, list[float]] = {}
+    for log in logs:
+        for name, value in log.items():
+            by_name.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
 
 
 def _number(what: str, left: float | None, right: float | None, allowed: float) -> Difference | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import materials
+from . import architectures, forms, materials
 from .effects import Given
 from .setting import HELD_OUT, Setting
 
@@ -16,6 +16,10 @@ def made(trainer_class: Any, arguments: dict[str, Any], setting: Setting, folder
     """Return a trainer of these arguments, as the setting has them. ``folder`` is for what is saved before."""
     name = "model" if "model" in arguments else "policy"
     model = arguments[name] = _model(arguments[name], setting, folder)
+    if setting.reference != "another":
+        other = type(model).from_pretrained(model.name_or_path) if setting.reference == "same" else None
+        arguments["ref_model"] = other
+    _set_text(arguments, setting)
     answers = vars(model).get("generate")
     if setting.samples:
         vars(model).pop("generate", None)
@@ -28,9 +32,23 @@ def made(trainer_class: Any, arguments: dict[str, Any], setting: Setting, folder
     if setting.callback:
         arguments["callbacks"] = [*arguments.get("callbacks", ()), _callback(setting)]
     given = Given(arguments)
-    trainer = trainer_class(**arguments)
+    trainer = trainer_class(**{**arguments, **({name: model.name_or_path} if setting.by_path else {})})
     trainer.given = given
+    if setting.by_path and answers is not None:
+        trainer.model.generate = answers
     return trainer
+
+
+def _set_text(arguments: dict[str, Any], setting: Setting) -> None:
+    """Give the tokenizer its marks, and the rows their form."""
+    name = "processing_class" if "processing_class" in arguments else "tokenizer"
+    if setting.marks:
+        arguments[name] = forms.with_marks(arguments[name], setting.marks)
+    if setting.form.startswith("conversation") and hasattr(arguments["args"], "dataset_text_field"):
+        # A conversation stands in no field of text. Early releases ask for that first.
+        arguments["args"].dataset_text_field = type(arguments["args"]).dataset_text_field
+    if setting.form:
+        arguments["train_dataset"] = forms.in_form(arguments["train_dataset"], setting.form, arguments[name])
 
 
 def _place_in_group(setting: Setting, count: int) -> int:
@@ -60,8 +78,9 @@ def _model(model: Any, setting: Setting, folder: Path) -> Any:
     import torch
 
     if setting.base is not None:
-        vars(setting.base).update({name: each for name, each in vars(model).items() if name == "generate"})
-        return setting.base
+        return _moved(model, setting.base)
+    if setting.architecture:
+        model = _moved(model, architectures.model_of(setting.architecture, model, folder))
     model = model.to(getattr(torch, setting.dtype))
     if setting.adapter != "path":
         return model
@@ -69,7 +88,10 @@ def _model(model: Any, setting: Setting, folder: Path) -> Any:
 
     get_peft_model(model, materials.lora(model)).save_pretrained(folder / "adapter")
     base = type(model).from_pretrained(model.name_or_path)
-    loaded = PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True)
-    if "generate" in vars(model):
-        loaded.generate = model.generate
-    return loaded
+    return _moved(model, PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True))
+
+
+def _moved(model: Any, other: Any) -> Any:
+    """Return another model, which answers as this one does."""
+    vars(other).update({name: each for name, each in vars(model).items() if name == "generate"})
+    return other

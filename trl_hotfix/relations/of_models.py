@@ -51,12 +51,6 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
 _UNSCALED = {"GRPO": {"scale_rewards": False}, "RLOO": {"normalize_advantages": False}}
 
 
-def options(recipe: Recipe) -> Iterator[Claim]:
-    yield Pair(PLAIN, PLAIN.but(arguments={"dataloader_num_workers": 1}))
-    yield Pair(PLAIN, PLAIN.but(arguments={"gradient_checkpointing": True}))
-    yield Pair(PLAIN, PLAIN.but(arguments={"logging_steps": 1, "logging_first_step": True}))
-
-
 def effects(recipe: Recipe) -> Iterator[Claim]:
     yield Pair(PLAIN, PLAIN, EFFECTS)
     each_step = PLAIN.but(evaluates="held out", arguments=EACH_STEP)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from . import of_models, of_steps
+from . import of_forms, of_models, of_steps
 from .claims import Claim
 from .recipes import Recipe
 from .setting import Setting
@@ -55,10 +55,19 @@ RELATIONS = {
             "At its neutral value an option changes nothing, and at equal lengths means agree.",
             of_models.limits,
         ),
-        Relation("options", "Workers and checkpointing say how a step is computed, not what it is.", of_models.options),
+        Relation(
+            "options", "Packing, workers and caches say how a step is computed, not what it is.", of_forms.options
+        ),
+        Relation("formats", "A text, a conversation and its tokens are the same rows.", of_forms.formats),
+        Relation(
+            "models", "A model is the same by its path as an object, and whatever its head is like.", of_forms.models
+        ),
         Relation(
             "effects", "A trainer changes the model's weights, and nothing else that it was given.", of_models.effects
         ),
+        Relation("logging", "A log shows the steps since the last one.", of_forms.logging),
+        Relation("saving", "The model on disk is the model in memory.", of_forms.saving),
+        Relation("formulas", "A loss has a formula, which anybody can compute.", of_forms.formulas),
     )
 }
 
@@ -76,6 +85,8 @@ def _exists(setting: Setting, recipe: Recipe) -> bool:
         return False
     if setting.data == "stream" and not _takes_streams(trainer_class):
         return False
+    if setting.form.startswith("conversation") and "chat_template" not in inspect.getsource(trainer_class):
+        return False
     return setting.arguments.keys() <= {field.name for field in dataclasses.fields(config_class)}
 
 
@@ -83,4 +94,4 @@ def _takes_streams(trainer_class: type) -> bool:
     """Return whether a trainer says that it trains on a dataset without a length."""
     classes: tuple[Any, ...] = trainer_class.__mro__
     found = (inspect.signature(base.__init__).parameters.get("train_dataset") for base in classes)
-    return any("IterableDataset" in str(parameter.annotation) for parameter in found if parameter is not None)
+    return "IterableDataset" in str(next(parameter.annotation for parameter in found if parameter is not None))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .by_hand import ByHand
 from .effects import Given
 from .recipes import CannotBeAskedError, Make
 from .setting import Setting
@@ -31,7 +32,8 @@ class Run:
     """What a run computed: gradients that the optimizer was given, weights at the end, and what was logged.
 
     ``start`` are the weights that are trained, before it. ``effects`` are what the trainer has changed of what it was
-    given, before and after. ``random`` are the random states at the end, by who keeps them.
+    given, before and after. ``random`` are the random states at the end, by who keeps them. ``saved`` are the weights
+    as they are loaded again, and ``by_hand`` the loss and the gradients of a formula.
     """
 
     gradients: list[dict[str, Any]] = field(default_factory=list)
@@ -41,6 +43,8 @@ class Run:
     start: dict[str, Any] = field(default_factory=dict)
     effects: dict[str, tuple[str, str]] = field(default_factory=dict)
     random: dict[str, str] = field(default_factory=dict)
+    saved: dict[str, Any] = field(default_factory=dict)
+    by_hand: tuple[float, dict[str, Any]] = (0.0, {})
     first_step: int = 1
 
     def of_set(self, name: str) -> Run:
@@ -64,7 +68,14 @@ def run(make: Make, setting: Setting, folder: Path) -> Run:
         _train(first)
         setting = setting.but(base=first.model.get_base_model())
     if not setting.resume_at:
-        return _trained(_trainer(make, setting, folder), Run())
+        trainer, record = _trainer(make, setting, folder), Run()
+        by_hand = ByHand(trainer, setting.by_hand) if setting.by_hand else None
+        _trained(trainer, record)
+        if by_hand:
+            record.by_hand = by_hand.computed()
+        if setting.saves:
+            record.saved = _loaded(trainer, folder / "saved")
+        return record
     until = setting.but(arguments={"save_strategy": "steps", "save_steps": setting.resume_at})
     first = _trainer(make, until, folder)
     if not inspect.signature(first.train).parameters:
@@ -175,6 +186,19 @@ def _named(trainer: Any) -> list[tuple[str, Any]]:
         if average is not None:
             weights += [(f"average: {name}", weight) for name, weight in average.named_parameters()]
     return weights
+
+
+def _loaded(trainer: Any, path: Path) -> dict[str, Any]:
+    """Save the trainer's model, and return the weights that are loaded."""
+    trainer.save_model(str(path))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not (path / "adapter_config.json").is_file():
+        return dict(type(model).from_pretrained(path).named_parameters())
+    from peft import PeftModel
+
+    base = model.get_base_model()
+    loaded = PeftModel.from_pretrained(type(base).from_pretrained(base.name_or_path), path)
+    return dict(loaded.named_parameters())
 
 
 def _random_states() -> dict[str, str]:

@@ -24,16 +24,21 @@ class Setting:
     same. The n-th completion of a prompt is number ``answers_from`` + n; ``samples``: the model generates them itself.
     ``evaluates``: on rows ``"held out"``, on the ``"training"`` rows, or on ``"two sets"`` by name.
 
-    Its text: the tokenizer pads on ``padding_side``; empty is the side that the trainer needs. ``width`` is the
-    multiple to which batches are padded.
+    ``form`` is a form of its rows, by a name of ``forms.FORMS``.
+
+    Its text: ``marks`` are what the tokenizer writes around a text itself, or that it pads with its end. It pads on
+    ``padding_side``; empty is the side that the trainer needs. ``width`` is the multiple to which batches are padded.
 
     Its model: ``dtype`` is that of the base. ``adapter``: LoRA as a new ``PeftModel`` (``"model"``), as one that was
     saved (``"path"``), by ``peft_config`` (``"config"``), or none. ``base`` is a model to use again.
-    ``second``: another trainer has trained on the same base before.
+    ``second``: another trainer has trained on the same base before. ``architecture`` is a name of
+    ``architectures.ARCHITECTURES``. ``by_path``: the trainer loads it. ``reference`` is another model, the ``"same"``,
+    or ``"none"``.
 
     Its run: ``resume_at``: the run is saved at this step, and a new trainer goes on. ``ranks`` are processes, each with
     batches of ``batch_size``. ``callback`` is the name of a callback of TRL. ``drawn`` random numbers are drawn before
-    the trainer is made.
+    the trainer is made. ``saves``: it is saved in the end and loaded. ``by_hand`` is the formula of its loss, by a name
+    of ``by_hand.FORMULAS``.
     """
 
     batch_size: int = 8
@@ -42,6 +47,8 @@ class Setting:
     order: tuple[int, ...] = tuple(range(ROWS))
     in_order: bool = False
     data: str = "table"
+    form: str = ""
+    marks: str = ""
     equal_lengths: bool = False
     answers_from: int = 0
     samples: bool = False
@@ -54,6 +61,11 @@ class Setting:
     adapter: str = ""
     base: Any = field(default=None, repr=False)
     second: bool = False
+    architecture: str = ""
+    by_path: bool = False
+    reference: str = "another"
+    saves: bool = False
+    by_hand: str = ""
     resume_at: int = 0
     ranks: int = 1
     callback: str = ""

@@ -10,7 +10,8 @@ import pytest
 
 from trl_hotfix.relations import parametrize
 from trl_hotfix.relations.cells import ERROR, HOLDS, OF_TRL, UNASKED, VIOLATED, Runs, asked
-from trl_hotfix.relations.claims import Pair, Standstill
+from trl_hotfix.relations.claims import Averaged, OfFormula, Pair, Saved, Standstill
+from trl_hotfix.relations.of_forms import MAIN
 from trl_hotfix.relations.recipes import CannotBeAskedError
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.run import Run
@@ -59,7 +60,8 @@ def test_every_relation_has_claims_for_every_trainer_and_each_has_a_name_of_its_
     for recipe in RECIPES.values():
         names = [f"{name}: {claim}" for name, relation in RELATIONS.items() for claim in relation.claims(recipe)]
         assert len({*names}) == len(names), recipe.name
-        assert {name.partition(":")[0] for name in names} >= RELATIONS.keys() - {"limits"}, recipe.name
+        some = {"limits", "formats", "models", "saving", "formulas"} if recipe.name not in MAIN else set()
+        assert {name.partition(":")[0] for name in names} >= RELATIONS.keys() - some, recipe.name
 
 
 def test_a_setting_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +85,39 @@ def test_where_nothing_moves_an_evaluation_shows_what_the_training_of_its_rows_d
     shown.logs[0]["loss"] = 1.2
     assert [each.what for each in claim.violations(lambda setting: shown)] == [
         "training and evaluation: loss of step 1"
+    ]
+
+
+def test_a_log_of_several_steps_has_the_means_of_their_logs() -> None:
+    each = [{"loss": 1.0, "num_tokens": 5.0}, {"loss": 2.0, "num_tokens": 9.0}]
+    runs = {4: Run(logs=each), 2: Run(logs=[{"loss": 1.5, "num_tokens": 9.0}])}
+    assert not list(Averaged(LEFT, RIGHT).violations(lambda setting: runs[setting.batch_size]))
+    runs[2].logs[0]["loss"] = 2.0
+    (found,) = Averaged(LEFT, RIGHT).violations(lambda setting: runs[setting.batch_size])
+    assert (found.what, found.left, found.right) == ("means until the end: loss of step 2", 1.5, 2.0)
+
+
+def test_what_was_trained_is_on_disk() -> None:
+    torch = pytest.importorskip("torch")
+    run = Run(
+        start={"adapter": torch.zeros(1)}, weights={"adapter": torch.ones(1), "base": torch.ones(1)}, saved={"base": 1}
+    )
+    assert [each.what for each in Saved(LEFT).violations(lambda setting: run)] == [
+        "weights in memory and saved: tensors"
+    ]
+    run.saved = {"adapter": torch.ones(1)}
+    assert not list(Saved(LEFT).violations(lambda setting: run))
+
+
+def test_a_step_has_the_loss_and_the_gradient_of_its_formula() -> None:
+    torch = pytest.importorskip("torch")
+    gradients = [{"weight": torch.tensor([1.0])}, {"weight": torch.tensor([2.0])}]
+    run = Run(logs=[{"loss": 1.0}, {"loss": 3.0}], gradients=gradients, by_hand=(3.0, {"weight": torch.tensor([2.0])}))
+    assert not list(OfFormula(LEFT).violations(lambda setting: run))
+    run.by_hand = 2.0, {"weight": torch.tensor([2.1])}
+    assert [each.what for each in OfFormula(LEFT).violations(lambda setting: run)] == [
+        "formula and loss of step 2",
+        "gradient by formula and of step 2: norm",
     ]
 
 

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trl_hotfix.relations.materials import tokenizer
+from trl_hotfix.relations.setting import Setting
+
+pytest.importorskip("transformers")
+datasets = pytest.importorskip("datasets")
+
+TEXT = {"text": "w1 w2 w3"}
+PAIR = {"prompt": "w1", "chosen": " w2 w3", "rejected": " w4"}
+
+
+def in_form(row: dict[str, str], form: str, marks: str = "") -> tuple[dict[str, Any], Any]:
+    from trl_hotfix.relations import forms
+
+    words = tokenizer(Setting(), "left")
+    words = forms.with_marks(words, marks) if marks else words
+    (found,) = forms.in_form(datasets.Dataset.from_list([row]), form, words)
+    return found, words
+
+
+@pytest.mark.parametrize("marks", ["", "begin"])
+def test_a_text_has_the_same_tokens_in_each_form(marks: str) -> None:
+    expected, words = in_form(TEXT, "tokens", marks)
+    parts, _ = in_form(TEXT, "prompt and completion", marks)
+    assert words(parts["prompt"] + parts["completion"])["input_ids"] + [words.eos_token_id] == expected["input_ids"]
+    turns, words = in_form(TEXT, "conversation", marks)
+    rendered = words.apply_chat_template(turns["messages"], tokenize=False)
+    assert words(rendered, add_special_tokens=False)["input_ids"] == expected["input_ids"]
+    parts, _ = in_form(TEXT, "conversation in two", marks)
+    assert parts["prompt"] + parts["completion"] == turns["messages"]
+
+
+def test_a_pair_as_a_conversation_has_its_prompt_apart_or_in_front() -> None:
+    apart, _ = in_form(PAIR, "conversation")
+    in_front, _ = in_form(PAIR, "conversation without prompt")
+    for side in ("chosen", "rejected"):
+        assert in_front[side] == apart["prompt"] + apart[side]
+        assert apart[side][0]["content"] == PAIR[side].strip()
+
+
+def test_an_extra_column_leaves_the_others() -> None:
+    row, _ = in_form(PAIR, "extra column")
+    assert row == {**PAIR, "note": "of w1"}
+
+
+def test_marks_of_a_tokenizer() -> None:
+    from trl_hotfix.relations import forms
+
+    def ids(marks: str) -> list[int]:
+        words = forms.with_marks(tokenizer(Setting(), "left"), marks)
+        assert (words.pad_token_id == words.eos_token_id) == (marks == "pad is end")
+        found: list[int] = words("w0")["input_ids"]
+        return found
+
+    assert [ids(marks) for marks in ("pad is end", "begin", "end")] == [[3], [2, 3], [3, 1]]

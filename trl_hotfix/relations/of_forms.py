@@ -1,0 +1,106 @@
+"""Claims about the same rows, model or numbers in another form. They are made about TRL's main trainers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .architectures import ARCHITECTURES
+from .claims import TRAINED, Averaged, Claim, OfFormula, Pair, Saved
+from .of_steps import PLAIN
+from .recipes import Recipe
+from .setting import ROWS, Setting
+
+MAIN = ("SFT", "DPO", "GRPO")
+
+
+def formats(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name not in MAIN:
+        return
+    # Of a prompt apart all tokens count, as they do of a text.
+    plain = PLAIN.but(arguments={"completion_only_loss": False}) if recipe.name == "SFT" else PLAIN
+    for form in _FORMS[recipe.name]:
+        yield Pair(PLAIN, (plain if "two" in form or "completion" in form else PLAIN).but(form=form))
+    ordered = PLAIN.but(arguments={"shuffle_dataset": False}) if recipe.generates else PLAIN.but(in_order=True)
+    yield Pair(ordered, ordered.but(data="stream"))
+    yield Pair(PLAIN, PLAIN.but(arguments={"dataset_num_proc": 2}))
+    yield Pair(PLAIN, PLAIN.but(marks="pad is end"))
+    # A tokenizer that writes the end itself writes what TRL would.
+    if recipe.name != "GRPO":
+        yield Pair(PLAIN, PLAIN.but(marks="end"))
+    begun = PLAIN.but(marks="begin")
+    for form in _FORMS[recipe.name][:2]:
+        yield Pair(begun, (begun.but(arguments=plain.arguments) if "completion" in form else begun).but(form=form))
+
+
+_FORMS: dict[str, Sequence[str]] = {
+    "SFT": ("prompt and completion", "conversation", "tokens", "conversation in two", "extra column"),
+    "DPO": ("conversation", "conversation without prompt", "extra column"),
+    "GRPO": ("conversation", "extra column"),
+}
+
+
+def models(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name not in MAIN:
+        return
+    by_path = PLAIN.but(by_path=True)
+    yield Pair(PLAIN, by_path)
+    yield Pair(by_path, by_path.but(arguments={"model_init_kwargs": {"device_map": {"": "cpu"}}}))
+    if recipe.second_model == "ref_model":
+        yield Pair(PLAIN.but(reference="same"), PLAIN.but(reference="none"))
+    for architecture in ARCHITECTURES:
+        odd = Setting(architecture=architecture)
+        yield Pair(odd, odd.but(batch_size=2, accumulation=4, width=16), TRAINED)
+
+
+def options(recipe: Recipe) -> Iterator[Claim]:
+    yield Pair(PLAIN, PLAIN.but(arguments={"dataloader_num_workers": 1}))
+    yield Pair(PLAIN, PLAIN.but(arguments={"gradient_checkpointing": True}))
+    if recipe.name not in MAIN:
+        return
+    yield Pair(PLAIN, PLAIN.but(arguments={"padding_free": True, "max_length": None}), TRAINED)
+    # Packs of all rows are a batch of all rows. Before there were strategies, a row went on in the next pack.
+    whole = Setting(batch_size=ROWS)
+    yield Pair(whole, whole.but(arguments={"packing": True, "packing_strategy": "bfd"}), TRAINED)
+    if recipe.name == "SFT":
+        for architecture in ("", *ARCHITECTURES):
+            odd = PLAIN.but(architecture=architecture)
+            yield Pair(odd, odd.but(arguments={"loss_type": "chunked_nll"}))
+    if recipe.generates:
+        sampled = PLAIN.but(samples=True)
+        yield Pair(sampled, sampled.but(arguments={"generation_kwargs": {"use_cache": False}}))
+
+
+def logging(recipe: Recipe) -> Iterator[Claim]:
+    yield Pair(PLAIN, PLAIN.but(arguments={"logging_steps": 1, "logging_first_step": True}))
+    yield Averaged(PLAIN, PLAIN.but(arguments={"logging_steps": 3}))
+
+
+def saving(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name not in MAIN:
+        return
+    for setting in (
+        PLAIN,
+        PLAIN.but(adapter="config"),
+        PLAIN.but(adapter="model"),
+        PLAIN.but(architecture="shared"),
+        PLAIN.but(dtype="bfloat16"),
+    ):
+        yield Saved(setting.but(saves=True))
+
+
+def formulas(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name not in MAIN:
+        return
+    plain = Setting(by_hand=recipe.name)
+    yield OfFormula(plain)
+    for loss_type in _LOSSES[recipe.name]:
+        yield OfFormula(plain.but(arguments={"loss_type": loss_type}))
+    for architecture in ARCHITECTURES:
+        yield OfFormula(plain.but(architecture=architecture))
+
+
+_LOSSES: dict[str, Sequence[str]] = {
+    "SFT": (),
+    "DPO": ("hinge", "ipo"),
+    "GRPO": ("grpo", "bnpo", "dr_grpo", "dapo"),
+}
