@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import multiprocessing
 import os
 import shutil
 import socket
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,9 +87,15 @@ def _train(trainer: Any, checkpoint: str | None = None) -> None:
 
 
 def _is_of_trl(error: Exception) -> bool:
-    """Return whether a line of TRL raised this, and none of torch or of ours that it calls."""
-    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    return str(innermost.f_globals.get("__name__")).partition(".")[0] == "trl"
+    """Return whether TRL raised this in a statement of its own, and no function that it calls."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None:
+        return False
+    frame = innermost.tb_frame
+    raises = frame.f_code.co_code[innermost.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raises and str(frame.f_globals.get("__name__")).partition(".")[0] == "trl"
 
 
 def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:
