@@ -50,7 +50,10 @@ def _labelled(number: int) -> dict[str, Any]:
 
 
 def _messages(number: int) -> dict[str, Any]:
-    question, answer = {"role": "user", "content": prompt(number)}, {"role": "assistant", "content": preferred(number)}
+    question, answer = (
+        {"role": "user", "content": prompt(number)},
+        {"role": "assistant", "content": preferred(number).strip()},
+    )
     return {"messages": [question, answer]}
 
 
@@ -98,9 +101,9 @@ ROWS_OF: dict[str, Callable[[int], dict[str, Any]]] = {
 
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}ANSWER"
-    "{% else %}{{ message['content'] }} {% endif %}{% endfor %}"
+    "{% else %}{{ message['content'] }}{% endif %} {% endfor %}"
 )
-ANSWER = "{{ message['content'] }} "
+ANSWER = "{{ message['content'] }}"
 
 
 def _template(*, marks_answers: bool) -> str:

@@ -61,7 +61,10 @@ def _trainer(make: Make, setting: Setting, folder: Path) -> Any:
     torch.manual_seed(0)
     try:
         return make(setting, folder)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError, ImportError) as error:
+        # TRL says which package it lacks.
+        if isinstance(error, ImportError) and not _is_of_trl(error):
+            raise
         raise CannotBeAskedError(f"{type(error).__name__}: {error}") from error
 
 

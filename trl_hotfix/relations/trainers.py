@@ -41,7 +41,7 @@ _AGGREGATIONS = (
     ("importance_sampling_level", "token", "sequence"),
 )
 _PAIR_LOSSES = (
-    *("hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair", "aot_unpaired"),
+    *("hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_pair", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
 )
 
@@ -99,6 +99,8 @@ def _dpo(name: str, **fields: Any) -> Recipe:
             ("precompute_ref_log_probs", True),
             ("ld_alpha", 1.0),
             ("label_smoothing", 0.0),
+            # It is the usual loss where no label is wrong.
+            ("loss_type", "robust"),
             ("loss_weights", [1.0]),
             ("rpo_alpha", 0.0),
             ("use_logits_to_keep", True),
@@ -137,6 +139,7 @@ _ALL = (
             {"f_divergence_type": "forward_kl"},
             {"f_divergence_type": "js_divergence"},
             {"f_divergence_type": "alpha_divergence"},
+            {"loss_type": "exo_pair", "label_smoothing": 1e-3},
             {"loss_type": "robust", "label_smoothing": 0.1},
             {"loss_type": ["sigmoid", "sft"], "loss_weights": [0.8, 0.2]},
             {"use_weighting": True},
