@@ -37,7 +37,7 @@ def differences(left: Run, right: Run, of: frozenset[str]) -> Iterator[Differenc
     """
     first = max(left.first_step, right.first_step)
     if "gradients" in of:
-        ends = [run.first_step + len(run.gradients) for run in (left, right)]
+        ends = [run.first_step - 1 + len(run.gradients) for run in (left, right)]
         if ends[0] != ends[1]:
             yield Difference("number of steps", ends[0], ends[1], math.inf)
         for step in range(first, first + min(len(left.gradients), len(right.gradients))):

@@ -50,8 +50,17 @@ def _labelled(number: int) -> dict[str, Any]:
 
 
 def _messages(number: int) -> dict[str, Any]:
-    question, answer = {"role": "user", "content": prompt(number)}, {"role": "assistant", "content": preferred(number)}
+    question, answer = (
+        {"role": "user", "content": prompt(number)},
+        {"role": "assistant", "content": preferred(number).strip()},
+    )
     return {"messages": [question, answer]}
+
+
+def _conversation(number: int) -> dict[str, Any]:
+    """Return a row with its messages, and their prompt for the releases that take only that."""
+    row = _messages(number)
+    return {"prompt": row["messages"][:1], **row}
 
 
 def _steps(number: int) -> dict[str, Any]:
@@ -86,14 +95,15 @@ ROWS_OF: dict[str, Callable[[int], dict[str, Any]]] = {
     "tokenized prompts": lambda number: {"input_ids": _ids(prompt(number))},
     "privileged": lambda number: {"prompt": prompt(number), "privileged_context": preferred(number)},
     "messages": _messages,
+    "conversations": _conversation,
     "steps": _steps,
 }
 
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}ANSWER"
-    "{% else %}{{ message['content'] }} {% endif %}{% endfor %}"
+    "{% else %}{{ message['content'] }}{% endif %} {% endfor %}"
 )
-ANSWER = "{{ message['content'] }} "
+ANSWER = "{{ message['content'] }}"
 
 
 def _template(*, marks_answers: bool) -> str:
@@ -191,6 +201,9 @@ def lora(base: Any) -> Any:
     return LoraConfig(r=2, lora_alpha=4, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], task_type=task)
 
 
+RETURNED = ("return_dict_in_generate", "output_scores", "output_logits")
+
+
 class AnswersFromTable:
     """What stands on a model in place of ``generate``. The n-th answer to a prompt is the same in every run.
 
@@ -216,10 +229,12 @@ class AnswersFromTable:
         width = max(map(len, answers))
         padded = torch.tensor([[*one, *[0] * (width - len(one))] for one in answers])
         sequences = torch.cat([inputs, padded], dim=1)
-        if not kwargs.get("return_dict_in_generate"):
+        asked = {name for name in RETURNED if kwargs.get(name) or getattr(generation_config, name, False)}
+        if "return_dict_in_generate" not in asked:
             return sequences
-        scores = self._scores(sequences, width, generation_config) if kwargs.get("output_scores") else None
-        return SimpleNamespace(sequences=sequences, scores=scores)
+        logits = self._logits(sequences, width) if len(asked) > 1 else ()
+        scores = tuple(each / generation_config.temperature for each in logits)
+        return SimpleNamespace(sequences=sequences, logits=logits, scores=scores)
 
     def _answer(self, asked: tuple[int, ...], times: int) -> list[int]:
         number = (self.first + self.asked[asked]) % max(self.count, times)
@@ -228,15 +243,15 @@ class AnswersFromTable:
         length = LONGEST - 1 if self.equal_lengths else 1 + (number + sum(asked)) % (LONGEST - 1)
         return [*(FIRST_WORD + (first + 5 * place) % WORDS for place in range(length)), 1]
 
-    def _scores(self, sequences: Any, width: int, generation_config: Any) -> tuple[Any, ...]:
-        """Return the logits of each place of the answers, as ``generate`` does: divided by the temperature."""
+    def _logits(self, sequences: Any, width: int) -> tuple[Any, ...]:
+        """Return the logits of each place of the answers."""
         import torch
 
         mask = (sequences != 0).long()
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
             logits = self.policy(input_ids=sequences, attention_mask=mask, position_ids=positions).logits
-        return tuple((logits[:, -width - 1 : -1] / generation_config.temperature).unbind(1))
+        return tuple(logits[:, -width - 1 : -1].unbind(1))
 
 
 def reward(completions: list[Any], **kwargs: Any) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import inspect
 import multiprocessing
@@ -9,7 +10,6 @@ import os
 import random
 import shutil
 import socket
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,7 +92,10 @@ def _trainer(make: Make, setting: Setting, folder: Path) -> Any:
     torch.rand(setting.drawn)
     try:
         trainer = make(setting, folder)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError, ImportError) as error:
+        # TRL says which package it lacks.
+        if isinstance(error, ImportError) and not _is_of_trl(error):
+            raise
         raise CannotBeAskedError(f"{type(error).__name__}: {error}") from error
     if setting.in_order:
         trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
@@ -134,9 +137,15 @@ def _train(trainer: Any, checkpoint: str | None = None) -> None:
 
 
 def _is_of_trl(error: Exception) -> bool:
-    """Return whether a line of TRL raised this, and none of torch or of ours that it calls."""
-    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    return str(innermost.f_globals.get("__name__")).partition(".")[0] == "trl"
+    """Return whether TRL raised this in a statement of its own, and no function that it calls."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None:
+        return False
+    frame = innermost.tb_frame
+    raises = frame.f_code.co_code[innermost.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raises and str(frame.f_globals.get("__name__")).partition(".")[0] == "trl"
 
 
 def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:

@@ -42,7 +42,7 @@ _AGGREGATIONS = (
     ("importance_sampling_level", "token", "sequence"),
 )
 _PAIR_LOSSES = (
-    *("hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair", "aot_unpaired"),
+    *("hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_pair", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
 )
 
@@ -100,6 +100,8 @@ def _dpo(name: str, **fields: Any) -> Recipe:
             ("precompute_ref_log_probs", True),
             ("ld_alpha", 1.0),
             ("label_smoothing", 0.0),
+            # It is the usual loss where no label is wrong.
+            ("loss_type", "robust"),
             ("loss_weights", [1.0]),
             ("rpo_alpha", 0.0),
             ("use_logits_to_keep", True),
@@ -138,6 +140,7 @@ _ALL = (
             {"f_divergence_type": "forward_kl"},
             {"f_divergence_type": "js_divergence"},
             {"f_divergence_type": "alpha_divergence"},
+            {"loss_type": "exo_pair", "label_smoothing": 1e-3},
             {"loss_type": "robust", "label_smoothing": 0.1},
             {"loss_type": ["sigmoid", "sft"], "loss_weights": [0.8, 0.2]},
             {"use_weighting": True},
@@ -182,7 +185,14 @@ _ALL = (
             {"use_bias_correction_kl": True},
         ),
     ),
-    _group("GSPOToken", trainers=("GRPO",), package="gspo_token", neutral=(), variants=_losses("grpo", "bnpo", "dapo")),
+    _group(
+        "GSPOToken",
+        trainers=("GRPO",),
+        package="gspo_token",
+        options={**_ONLINE, "beta": 0.1, "importance_sampling_level": "sequence_token"},
+        neutral=(),
+        variants=_losses("grpo", "bnpo", "dapo"),
+    ),
     _group("GMPO"),
     _group("DPPO", variants=tuple({"divergence_type": name} for name in ("binary_kl", "topk_tv", "topk_kl"))),
     _group("GFPO", options={**_ONLINE, "beta": 0.1, "num_remains_in_group": GROUP // 2}),
@@ -253,11 +263,13 @@ _ALL = (
         options={**_ONLINE, "num_value_samples": GROUP, "beta2": 0.1},
         neutral=(("top_p", 1.0), ("reward_weights", [1.0])),
     ),
-    Recipe("SSD", "prompts", side="left", answers=1, options=_ONLINE, neutral=(_NO_DROPOUT,)),
+    Recipe(
+        "SSD", "prompts", side="left", answers=1, options={**_ONLINE, "filter_empty": False}, neutral=(_NO_DROPOUT,)
+    ),
     _pairs_online("OnlineDPO", "online_dpo", rewarding="function", fresh={"loss": math.log(2), "objective/kl": 0.0}),
     _pairs_online("XPO", "xpo"),
     # The mixture of two models samples itself: nearly the most probable token each time. The loss has no temperature.
-    _pairs_online("NashMD", "nash_md", options={**_ONLINE, "temperature": 1e-3}, variants=()),
+    _pairs_online("NashMD", "nash_md", options={**_ONLINE, "temperature": 1e-6}, variants=()),
     Recipe(
         "CPO",
         "pairs",
@@ -316,11 +328,11 @@ _ALL = (
     ),
     Recipe(
         "Distillation",
-        "prompts",
+        "conversations",
         side="left",
         second_model="teacher_model",
         answers=1,
-        options=_ONLINE,
+        options={**_ONLINE, "num_generations": 1},
         neutral=(_NO_DROPOUT, ("top_p", 1.0)),
         variants=({"beta": 0.0}, {"beta": 0.5}, {"lmbda": 0.0}),
     ),

@@ -37,6 +37,11 @@ def test_a_value_error_of_another_module_that_trl_calls_is_an_error(module: str)
         _train(Trainer(of_module("trl.trainer.dpo_trainer", "inner()", inner=inner)))
 
 
+def test_a_function_of_python_that_trl_calls_wrongly_is_an_error() -> None:
+    with pytest.raises(ValueError, match="must not be zero"):
+        _train(Trainer(of_module("trl.trainer.grpo_trainer", "range(0, 1, 0)")))
+
+
 def test_other_errors_of_trl_are_errors() -> None:
     with pytest.raises(KeyError):
         _train(Trainer(of_module("trl.trainer.utils", "raise KeyError('x')")))
