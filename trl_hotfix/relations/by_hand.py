@@ -126,11 +126,10 @@ def _grpo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
     if getattr(args, "use_bias_correction_kl", False):
         kl = kl * ratio
     losses = (args.beta * kl - ratio * batch["advantages"][:, None]) * counts
-    kind = getattr(args, "loss_type", "grpo")
-    if kind == "grpo":
+    if args.loss_type == "grpo":
         return (losses.sum(1) / counts.sum(1)).mean()
     places = counts.shape[0] * args.max_completion_length
-    return losses.sum() / (places if kind == "dr_grpo" else counts.sum())
+    return losses.sum() / (places if args.loss_type == "dr_grpo" else counts.sum())
 
 
 FORMULAS: dict[str, Callable[[Any, Any, Batch, Any], Any]] = {"SFT": _sft, "DPO": _dpo, "GRPO": _grpo}

@@ -122,7 +122,7 @@ class Moves:
 
 @dataclass(frozen=True)
 class Averaged:
-    """Two settings of which ``right`` logs the means of what ``left`` logs at each step."""
+    """Two settings: ``right`` logs the means of what ``left`` logs at each step."""
 
     left: Setting
     right: Setting

@@ -134,7 +134,7 @@ def unexpected(run: Run, numbers: Mapping[str, float]) -> Iterator[Difference]:
 
 
 def shares(run: Run) -> Iterator[Difference]:
-    """Give the weights of which elements with a gradient have not moved, with the share of those that have."""
+    """Give the weights that have elements with a gradient which did not move, and the share of those that did."""
     for name, start in run.start.items():
         has_gradient = sum(step[name].abs() for step in run.gradients if name in step) != 0
         moved = (run.weights[name] != start) & has_gradient

@@ -48,8 +48,8 @@ def models(recipe: Recipe) -> Iterator[Claim]:
     if recipe.second_model == "ref_model":
         yield Pair(PLAIN.but(reference="same"), PLAIN.but(reference="none"))
     for architecture in ARCHITECTURES:
-        odd = Setting(architecture=architecture)
-        yield Pair(odd, odd.but(batch_size=2, accumulation=4, width=16), TRAINED)
+        odd = Setting(architecture=architecture, arguments=_LOSS.get(recipe.name, {}))
+        yield Pair(odd, odd.but(batch_size=4, accumulation=2, width=16), TRAINED)
 
 
 def options(recipe: Recipe) -> Iterator[Claim]:
@@ -91,16 +91,15 @@ def saving(recipe: Recipe) -> Iterator[Claim]:
 def formulas(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name not in MAIN:
         return
-    plain = Setting(by_hand=recipe.name)
+    plain = Setting(by_hand=recipe.name, arguments=_LOSS.get(recipe.name, {}))
     yield OfFormula(plain)
-    for loss_type in _LOSSES[recipe.name]:
+    for loss_type in _OTHER_LOSSES[recipe.name]:
         yield OfFormula(plain.but(arguments={"loss_type": loss_type}))
     for architecture in ARCHITECTURES:
         yield OfFormula(plain.but(architecture=architecture))
 
 
-_LOSSES: dict[str, Sequence[str]] = {
-    "SFT": (),
-    "DPO": ("hinge", "ipo"),
-    "GRPO": ("grpo", "bnpo", "dr_grpo", "dapo"),
-}
+_LOSS = {"GRPO": {"loss_type": "grpo"}}
+"""A loss that is no statistic of its batch, where the default of a release is one."""
+
+_OTHER_LOSSES: dict[str, Sequence[str]] = {"SFT": (), "DPO": ("hinge", "ipo"), "GRPO": ("bnpo", "dr_grpo", "dapo")}

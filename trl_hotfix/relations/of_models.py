@@ -37,7 +37,10 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(PLAIN, PLAIN.but(arguments={name: value}))
     equal = Setting(batch_size=8, equal_lengths=True)
     for name, one, other in recipe.agree_on_equal_lengths:
-        yield Pair(equal.but(arguments={name: one}), equal.but(arguments={name: other}), TRAINED)
+        # The divergence is corrected by a ratio of that level.
+        rest = {"beta": 0.0} if name == "importance_sampling_level" else {}
+        left, right = (equal.but(arguments={name: value, **rest}) for value in (one, other))
+        yield Pair(left, right, TRAINED)
     if recipe.generates:
         yield Pair(PLAIN.but(arguments={"beta": 0.0}), PLAIN.but(arguments={"beta": 1e-9}), TRAINED)
         # Advantages that are not divided by their deviation double with the rewards.

@@ -77,7 +77,7 @@ def _shuffled(seed: int) -> tuple[int, ...]:
 def resume(recipe: Recipe) -> Iterator[Claim]:
     for plain in (
         PLAIN,
-        Setting(batch_size=2, accumulation=2),
+        Setting(batch_size=4, accumulation=2),
         PLAIN.but(adapter="config"),
         PLAIN.but(adapter="model"),
         PLAIN.but(arguments={"precompute_ref_log_probs": True}),

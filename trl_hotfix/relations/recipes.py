@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
@@ -189,7 +190,9 @@ def config(config_class: type, settings: Mapping[str, Any], asked: Mapping[str, 
     unknown = sorted(asked.keys() - fields)
     if unknown:
         raise CannotBeAskedError(f"{config_class.__name__} has no {', '.join(unknown)}")
-    return config_class(**{name: value for name, value in {**settings, **asked}.items() if name in fields})
+    given = {name: value for name, value in {**settings, **asked}.items() if name in fields}
+    # Some releases write into a mapping that they are given, which is the setting's own.
+    return config_class(**copy.deepcopy(given))
 
 
 def parameters(trainer_class: type) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import of_forms, of_models, of_steps
 from .claims import Claim
+from .materials import GROUP
 from .recipes import Recipe
 from .setting import Setting
 
@@ -87,7 +88,11 @@ def _exists(setting: Setting, recipe: Recipe) -> bool:
         return False
     if setting.form.startswith("conversation") and "chat_template" not in inspect.getsource(trainer_class):
         return False
-    return setting.arguments.keys() <= {field.name for field in dataclasses.fields(config_class)}
+    options = {field.name for field in dataclasses.fields(config_class)}
+    if recipe.generates and "steps_per_generation" not in options and setting.batch_size * setting.ranks % GROUP:
+        # Each batch of early releases has whole groups.
+        return False
+    return setting.arguments.keys() <= options
 
 
 def _takes_streams(trainer_class: type) -> bool:

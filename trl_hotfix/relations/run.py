@@ -48,12 +48,15 @@ class Run:
     first_step: int = 1
 
     def of_set(self, name: str) -> Run:
-        """Return it with the evaluations of the set of this name alone, as if there were no other."""
+        """Return it with the evaluations of the set of this name alone, as if there were no other.
+
+        A number without the name of its set does not count: the next set has the same.
+        """
         if not name:
             return self
         prefix = f"eval_{name}_"
-        chosen = [logs for logs in self.evaluations if any(metric.startswith(prefix) for metric in logs)]
-        renamed = [{metric.replace(prefix, "eval_", 1): value for metric, value in logs.items()} for logs in chosen]
+        own = [{key: value for key, value in logs.items() if key.startswith(prefix)} for logs in self.evaluations]
+        renamed = [{key.replace(prefix, "eval_", 1): value for key, value in logs.items()} for logs in own if logs]
         return replace(self, evaluations=renamed)
 
 
@@ -86,10 +89,14 @@ def run(make: Make, setting: Setting, folder: Path) -> Run:
 
 
 def _trainer(make: Make, setting: Setting, folder: Path) -> Any:
+    import numpy
     import torch
+    from transformers import set_seed
 
-    torch.manual_seed(0)
+    # That of numpy too: KTO of 0.11 shuffles with it before it sets a seed.
+    set_seed(0)
     torch.rand(setting.drawn)
+    numpy.random.rand(setting.drawn)
     try:
         trainer = make(setting, folder)
     except (ValueError, NotImplementedError, ImportError) as error:
@@ -105,7 +112,7 @@ def _trainer(make: Make, setting: Setting, folder: Path) -> Any:
 
 
 def _settle_adapter(model: Any) -> None:
-    """Give a new adapter the same random half, whoever made it and when. The other half is zero."""
+    """Give a new adapter the same random half, no matter what made it and when. The other half is zero."""
     import torch
 
     for name, weight in model.named_parameters():
@@ -177,7 +184,8 @@ def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:
     # The last log is of the whole training.
     record.logs = [logs for logs in record.logs if "train_loss" not in logs]
     record.weights = {name: weight.detach().clone() for name, weight in _named(trainer)}
-    if len(record.gradients) < trainer.args.max_steps - record.first_step + 1:
+    # A resumed run that stops too early differs from the other.
+    if not checkpoint and len(record.gradients) < trainer.args.max_steps:
         raise RuntimeError(f"the run had {len(record.gradients)} steps of {trainer.args.max_steps}")
     return record
 

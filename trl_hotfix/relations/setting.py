@@ -29,7 +29,7 @@ class Setting:
     Its text: ``marks`` are what the tokenizer writes around a text itself, or that it pads with its end. It pads on
     ``padding_side``; empty is the side that the trainer needs. ``width`` is the multiple to which batches are padded.
 
-    Its model: ``dtype`` is that of the base. ``adapter``: LoRA as a new ``PeftModel`` (``"model"``), as one that was
+    Its model: ``dtype``, the base's. ``adapter``: LoRA as a new ``PeftModel`` (``"model"``), as one that was
     saved (``"path"``), by ``peft_config`` (``"config"``), or none. ``base`` is a model to use again.
     ``second``: another trainer has trained on the same base before. ``architecture`` is a name of
     ``architectures.ARCHITECTURES``. ``by_path``: the trainer loads it. ``reference`` is another model, the ``"same"``,

@@ -1,4 +1,4 @@
-"""The recipes of all trainers that TRL has or had, and why some have none."""
+"""The recipes of all trainers that TRL has or had, and why some trainers lack one."""
 
 from __future__ import annotations
 
