@@ -50,10 +50,10 @@ def _check_bug(bug: Bug, line_of: Callable[..., int]) -> Iterator[Mistake]:
     """Yield every mistake in what entries with a repair and without one have in common."""
     if not ID.match(bug.id):
         yield Mistake(line_of("id"), f"id {bug.id!r} is not lower-case words joined by '-'")
-    yield from _check_range(bug.trl, "trl", line_of("trl"))
+    yield from check_range(bug.trl, "trl", line_of("trl"))
     yield from _check_review(bug, line_of)
     for distribution, specifiers in bug.requires.items():
-        yield from _check_range(specifiers, f"requires {distribution}", line_of("requires", distribution))
+        yield from check_range(specifiers, f"requires {distribution}", line_of("requires", distribution))
     if bug.upstream.fixed_in is not None:
         try:
             Version(bug.upstream.fixed_in)
@@ -86,7 +86,7 @@ def _check_target(target: Target, index: int, line_of: Callable[..., int]) -> It
         message = f"attribute {target.attribute!r} is not a function or a Class.method"
         yield Mistake(line_of("targets", index, "attribute"), message)
     if target.trl is not None:
-        yield from _check_range(target.trl, "trl", line_of("targets", index, "trl"))
+        yield from check_range(target.trl, "trl", line_of("targets", index, "trl"))
 
 
 def _check_hit(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
@@ -108,7 +108,7 @@ def _check_hit(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
             yield Mistake(line, f"when: {name}: {error}")
     yield from _check_facts(hit, line_of)
     if hit.trl is not None:
-        yield from _check_range(hit.trl, "trl", line_of("trl"))
+        yield from check_range(hit.trl, "trl", line_of("trl"))
 
 
 def _check_facts(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
@@ -123,7 +123,8 @@ def _check_facts(hit: Hit, line_of: Callable[..., int]) -> Iterator[Mistake]:
             yield Mistake(line, f"facts: {name}: {error}")
 
 
-def _check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:
+def check_range(specifiers: str, name: str, line: int) -> Iterator[Mistake]:
+    """Yield a mistake if ``specifiers`` are no range of versions."""
     try:
         SpecifierSet(specifiers)
     except InvalidSpecifier:

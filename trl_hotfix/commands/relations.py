@@ -51,7 +51,8 @@ def command(
     A step over eight rows is the same step in batches of two; a resumed run is the run that never stopped. Where two
     such runs differ, something is wrong, whether anybody has reported it or not.
 
-    Exit codes: 0 all relations hold, 1 one is violated or a run failed, 2 usage, 4 no TRL or none that is supported.
+    Exit codes: 0 each relation holds, or has a cause on record; 1 one has no cause, or a run failed; 2 usage; 4 no TRL,
+    or a TRL that is not supported.
     """
     for name, known in ((names, RELATIONS), ([each for each in trainers if ":" not in each], RECIPES)):
         for unknown in [each for each in name if each not in known]:

@@ -36,11 +36,28 @@ class Claim(Protocol):
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two settings whose runs must agree, and in what. ``part`` is the set that ``right`` evaluates beside others."""
+class _OfOne:
+    setting: Setting
 
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return (self.setting,)
+
+
+@dataclass(frozen=True)
+class _OfTwo:
     left: Setting
     right: Setting
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return self.left, self.right
+
+
+@dataclass(frozen=True)
+class Pair(_OfTwo):
+    """Two settings whose runs must agree, and in what. ``part`` is the set that ``right`` evaluates beside others."""
+
     of: frozenset[str] = ALL
     part: str = ""
 
@@ -48,45 +65,31 @@ class Pair:
         evaluations = ": evaluations" if self.of == EVALUATED else ""
         return f"{self.left} = {self.right}{evaluations}"
 
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        return self.left, self.right
-
     def violations(self, run_of: RunOf) -> Iterator[Difference]:
         return differences(run_of(self.left), run_of(self.right).of_set(self.part), self.of)
 
 
 @dataclass(frozen=True)
-class Values:
+class Values(_OfOne):
     """A setting in which the first step must log these numbers."""
 
-    setting: Setting
     numbers: Mapping[str, float]
 
     def __str__(self) -> str:
         return f"{self.setting}: {', '.join(f'{name} {value:.4g}' for name, value in self.numbers.items())}"
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        return (self.setting,)
 
     def violations(self, run_of: RunOf) -> Iterator[Difference]:
         return unexpected(run_of(self.setting), self.numbers)
 
 
 @dataclass(frozen=True)
-class Standstill:
+class Standstill(_OfOne):
     """A setting in which nothing moves: the first evaluation is the training step before it, or the next evaluation."""
 
-    setting: Setting
     twice: bool = False
 
     def __str__(self) -> str:
         return f"{self.setting}: {'evaluation = next evaluation' if self.twice else 'training = evaluation'}"
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        return (self.setting,)
 
     def violations(self, run_of: RunOf) -> Iterator[Difference]:
         run = run_of(self.setting)
@@ -104,35 +107,22 @@ def _without(names: frozenset[str], logs: Mapping[str, float]) -> dict[str, floa
 
 
 @dataclass(frozen=True)
-class Moves:
+class Moves(_OfOne):
     """A setting in which every weight that has a gradient must move."""
-
-    setting: Setting
 
     def __str__(self) -> str:
         return f"{self.setting}: weights move"
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        return (self.setting,)
 
     def violations(self, run_of: RunOf) -> Iterator[Difference]:
         return shares(run_of(self.setting))
 
 
 @dataclass(frozen=True)
-class Averaged:
+class Averaged(_OfTwo):
     """Two settings: ``right`` logs the means of what ``left`` logs at each step."""
-
-    left: Setting
-    right: Setting
 
     def __str__(self) -> str:
         return f"means of {self.left} = {self.right}"
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        return self.left, self.right
 
     def violations(self, run_of: RunOf) -> Iterator[Difference]:
         logs, (whole, *_) = (run_of(setting).logs for setting in self.settings)
@@ -142,17 +132,11 @@ class Averaged:
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(_OfOne):
     """A setting whose weights, saved and loaded, must be those in memory."""
-
-    setting: Setting
 
     def __str__(self) -> str:
         return f"{self.setting}: saved = in memory"
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        return (self.setting,)
 
     def violations(self, run_of: RunOf) -> Iterator[Difference]:
         run = run_of(self.setting)
@@ -162,17 +146,11 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class OfFormula:
+class OfFormula(_OfOne):
     """A setting in which a step has the loss and the gradient that the formula has in float64."""
-
-    setting: Setting
 
     def __str__(self) -> str:
         return f"{self.setting}: the formula"
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
-        return (self.setting,)
 
     def violations(self, run_of: RunOf) -> Iterator[Difference]:
         run = run_of(self.setting)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from ..catalogue.checks import check_range
 from ..catalogue.parsing import parse_entries
 from ..errors import Mistake, suggestion
 from ..matching.versions import in_range, installed
@@ -91,14 +91,16 @@ def _mistakes(finding: Finding, line_of: Callable[..., int]) -> Iterator[Mistake
         if not getattr(finding, key):
             yield Mistake(line_of(key), f"{key} is empty")
     for name, specifiers in {"trl": finding.trl, **finding.requires}.items():
-        try:
-            SpecifierSet(specifiers)
-        except InvalidSpecifier as error:
-            yield Mistake(line_of("trl" if name == "trl" else "requires"), f"{name}: {error}")
+        yield from check_range(specifiers, name, line_of("trl" if name == "trl" else "requires"))
     causes = [kind for kind in KINDS if getattr(finding, kind)]
     if len(causes) != 1:
         found = " and ".join(causes) or "none"
         yield Mistake(line_of("relation"), f"expected one cause of {', '.join(KINDS)}; found {found}")
+
+
+def here(findings: Sequence[Finding], version_of: VersionOf, *, on: bool) -> list[Finding]:
+    """Return the findings of these versions. That of a patch is no cause where the patches are ``on``."""
+    return [each for each in findings if each.is_here(version_of) and not (on and each.patch)]
 
 
 def cause_of(cell: Mapping[str, Any], what: str, findings: Sequence[Finding]) -> Finding | None:
@@ -112,11 +114,11 @@ def with_causes(cell: Mapping[str, Any], trainer: str, *, on: bool) -> dict[str,
     ``trainer`` is TRL's: what a user's own violates and TRL's does not has no cause here. If all have one, the cell is
     ``ON_RECORD``. A patch is no cause where the patches are ``on``.
     """
-    here = [each for each in load() if each.is_here(installed) and not (on and each.patch)]
+    findings = here(load(), installed, on=on)
     is_of_trl = cell["state"] == OF_TRL or cell["trainer"] == trainer
     differences = []
     for difference in cell["differences"]:
-        finding = cause_of({**cell, "trainer": trainer}, difference["what"], here) if is_of_trl else None
+        finding = cause_of({**cell, "trainer": trainer}, difference["what"], findings) if is_of_trl else None
         differences.append({**difference, "cause": finding.cause if finding is not None else None})
     has_all = cell["state"] == VIOLATED and all(each["cause"] for each in differences)
     return {**cell, "state": ON_RECORD if has_all else cell["state"], "differences": differences}

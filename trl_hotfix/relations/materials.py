@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from .architectures import SIZES
 from .setting import Setting
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -157,16 +158,7 @@ def saved_model(folder: Path, setting: Setting, *, seed: int, labels: int = 0) -
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         vocab_size=WORDS + 4,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=2,
+        **SIZES,
         **({"num_labels": labels} if labels else {}),
     )
     config.classifier_dropout = 0.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import materials
 from .making import made
-from .setting import Setting
+from .setting import HELD_OUT, Setting
 
 Make = Callable[[Setting, Path], Any]
 """``make(setting, folder)`` returns a trainer. ``folder`` is for its output."""
@@ -87,8 +87,8 @@ class Recipe:
             "train_dataset": self._rows(setting, taken, setting.order, has_own_loop=has_own_loop),
             _first(taken, "processing_class", "tokenizer"): materials.tokenizer(setting, self.side),
         }
-        if setting.evaluates or has_own_loop:
-            arguments["eval_dataset"] = self._rows(setting, taken, range(9), has_own_loop=has_own_loop)
+        if has_own_loop:
+            arguments["eval_dataset"] = self._rows(setting, taken, HELD_OUT, has_own_loop=has_own_loop)
         if self.callback:
             arguments["callbacks"] = [self.callback()]
         if "group_filter_func" in taken:

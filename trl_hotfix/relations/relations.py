@@ -74,10 +74,13 @@ RELATIONS = {
 
 
 def claims_of(name: str, recipe: Recipe) -> Iterator[Claim]:
-    """Give the claims of a relation about a trainer, but for those about an option that the installed TRL has not."""
-    for claim in RELATIONS[name].claims(recipe):
-        if all(_exists(setting, recipe) for setting in claim.settings):
-            yield claim
+    """Give the claims of a relation about a trainer that the installed TRL has the options for."""
+    return (claim for claim in RELATIONS[name].claims(recipe) if is_here(claim, recipe))
+
+
+def is_here(claim: Claim, recipe: Recipe) -> bool:
+    """Return whether the installed TRL has the options that a claim is about. Raises ``CannotBeAskedError``."""
+    return all(_exists(setting, recipe) for setting in claim.settings)
 
 
 def _exists(setting: Setting, recipe: Recipe) -> bool:

@@ -83,7 +83,7 @@ def test_it_is_where_its_ranges_are(versions: dict[str, str], *, is_here: bool) 
         ),
         ("[SFT]", "[STF]", "line 2: trainers: 'STF' is not known; did you mean 'SFT'?"),
         ("[SFT]", "[]", "line 2: trainers is empty"),
-        ('">=1.0"', '"1.0 or newer"', "line 5: trl: Invalid specifier: '1.0 or newer'"),
+        ('">=1.0"', '"1.0 or newer"', "line 5: trl: '1.0 or newer' is not a PEP 440 range such as '>=0.11.0,<0.12.0'"),
         ("meant:", "men:", "line 7: unknown key 'men' in a finding"),
         ("  why", "  new: a-bug\n  why", "line 1: expected one cause of patch, known, meant, new; found meant and new"),
         ("  meant: trl/trainer/sft_trainer.py:1\n", "", "found none"),
