@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from trl_hotfix.catalogue import loading
 from trl_hotfix.model import Patch
 
 from bench.mutants import counting as mutants
+from bench.options import chosen_places, jobs_option, releases_option, shard_option
 from bench.proving import cells, longer_runs, proofs
 from bench.proving import check as checking
 from bench.proving.running import GOOD, Answer, Case
@@ -81,13 +81,6 @@ def commands() -> None:
     """The proof bench."""
 
 
-def _places(context: Any, option: Any, value: str | None) -> tuple[Place, ...]:
-    try:
-        return layout.places(value.split(",") if value else None)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 def _patches(context: Any, option: Any, value: str | None) -> tuple[Patch, ...]:
     catalogue = loading.load()
     chosen = value.split(",") if value else [patch.id for patch in catalogue]
@@ -97,17 +90,6 @@ def _patches(context: Any, option: Any, value: str | None) -> tuple[Patch, ...]:
             f"unknown patch {', '.join(sorted(unknown))}; `python -m trl_hotfix --list` shows them"
         )
     return tuple(patch for patch in catalogue if patch.id in chosen)
-
-
-def _shard(context: Any, option: Any, value: str | None) -> Shard:
-    try:
-        return Shard.parse(value or "1/1")
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-releases_option = click.option("--releases", "places", callback=_places, help="Separated by commas; default: all.")
-jobs_option = click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
 
 
 @commands.command()
@@ -122,7 +104,7 @@ def build(places: tuple[Place, ...]) -> None:
 @click.option("--patches", callback=_patches, help="Ids, separated by commas; default: all.")
 @click.option("--proofs", "which", type=click.Choice(["none", "all"]), default="all", show_default=True)
 @click.option("--again", is_flag=True, help="Run also what is on record, without sharing runs, and compare.")
-@click.option("--shard", callback=_shard, help="K/N: the K-th of N parts.")
+@shard_option
 @jobs_option
 @click.option("--write/--no-write", default=True, help="Write the results.")
 @click.option("--into", type=click.Path(file_okay=False, path_type=Path), default=None, help="Default: evidence/.")
@@ -226,7 +208,7 @@ def _first_places(patch: Patch, places: Sequence[Place], every_stack: bool) -> l
 
 
 @commands.command()
-@click.option("--release", "places", callback=_places, required=True, help="The release to verify on.")
+@click.option("--release", "places", callback=chosen_places, required=True, help="The release to verify on.")
 @click.option("--every-stack", is_flag=True, help="Not only the main stack, or the first one on which the bug is.")
 @click.argument("patches", metavar="ID[,ID...]", callback=_patches)
 def verify(places: tuple[Place, ...], every_stack: bool, patches: tuple[Patch, ...]) -> None:

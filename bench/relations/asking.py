@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,10 @@ from trl_hotfix.relations.ledger import Finding
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.trainers import RECIPES
 
+from bench.options import jobs_option, releases_option, shard_option
 from bench.proving import running
-from bench.relations import known
 from bench.relations.inside import ABSENT
+from bench.relations.known import Answer, find, keep, key
 from bench.relations.ledger import not_seen, without_cause
 from bench.releases import layout
 from bench.releases.layout import BENCH, Place
@@ -34,75 +33,71 @@ Named = tuple[str, Claim]
 """A claim with the name of its relation."""
 
 
+Name = tuple[str, bool, str, str, str]
+"""A place, whether the patches are on, a trainer, a relation and a claim."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """One trainer in one place, with the patches or without, and the claims that nothing on record answers."""
+    """One trainer in one place, with the patches or without, and the claims that it is asked."""
 
     place: Place
     trainer: str
     on: bool
     claims: tuple[Named, ...]
 
-    def answer(self, claim: Named) -> known.Answer | None:
-        return known.find(self._key(claim), self.place, on=self.on)
+    def name(self, claim: Named) -> Name:
+        return str(self.place), self.on, self.trainer, claim[0], str(claim[1])
 
-    def keep(self, claim: Named, found: known.Answer) -> None:
-        known.keep(self._key(claim), self.place, found, on=self.on)
+    def known(self, claim: Named) -> Answer | None:
+        return find(self._key(claim), self.place, on=self.on)
+
+    def keep(self, claim: Named, found: Answer) -> Answer:
+        return keep(self._key(claim), self.place, found, on=self.on)
 
     def _key(self, claim: Named) -> str:
-        return known.key(RECIPES[self.trainer], *claim, self.place, on=self.on)
+        return key(RECIPES[self.trainer], *claim, self.place, on=self.on)
 
 
 def claims_of(trainer: str, relations: Iterable[str]) -> tuple[Named, ...]:
-    """Return all claims about a trainer, also those about an option that some releases have not."""
+    """Return all claims about a trainer, also those about an option that some releases lack."""
     return tuple((name, claim) for name in relations for claim in RELATIONS[name].claims(RECIPES[trainer]))
 
 
 def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, Any]]:
     """Return an answer for each claim of each work, from what is known or by a run."""
+    answers = {work.name(claim): found for work in works for claim in work.claims if (found := work.known(claim))}
     unknown = []
     for work in works:
-        claims = tuple(claim for claim in work.claims if work.answer(claim) is None)
+        claims = tuple(claim for claim in work.claims if work.name(claim) not in answers)
         if claims:
-            unknown.append(Work(work.place, work.trainer, work.on, claims))
+            unknown.append(replace(work, claims=claims))
     if unknown:
         layout.build({work.place for work in unknown}, console.print)
     # The longest first, so that none is alone at the end.
     unknown.sort(key=lambda work: -len(work.claims))
-    fresh = running.in_parallel("trainers, by release", unknown, _run, jobs, console)
-    failed = {(answer["place"], answer["on"], *answer["claim"]): answer["failed"] for answer in fresh}
-    answers = [_answer(work, claim, failed) for work in works for claim in work.claims]
-    return [answer for answer in answers if answer["cell"]["state"] != ABSENT]
-
-
-def _answer(work: Work, claim: Named, failed: dict[Any, str]) -> dict[str, Any]:
-    found = work.answer(claim)
-    if found is None:
-        relation, setting = claim[0], str(claim[1])
-        why = failed[(str(work.place), work.on, work.trainer, relation, setting)]
-        cell = Cell(work.trainer, relation, setting, ERROR, why).as_data()
-        found = {"cell": cell, "seconds": 0.0, "ran": str(work.place)}
-    return {"place": str(work.place), "on": work.on, **{name: found[name] for name in ("cell", "seconds", "ran")}}
-
-
-def _run(work: Work) -> list[dict[str, Any]]:
-    """Run what is asked, keep it, and return the claims that have no answer, since the process failed."""
-    by_name = {(relation, str(claim)): (relation, claim) for relation, claim in work.claims}
-    with tempfile.TemporaryDirectory() as folder:
-        task, out = Path(folder, "task"), Path(folder, "out")
-        task.write_text(json.dumps({"trainer": work.trainer, "on": work.on, "claims": list(by_name)}))
-        command = [str(work.place.python), "-m", "bench.relations.inside", str(out), str(task)]
-        log = f"relations-{work.place}-{work.trainer}-{'on' if work.on else 'off'}"
-        # It answers in another file, line by line, so that a process that dies leaves what it has.
-        seconds = 60 + SECONDS_A_CLAIM * len(work.claims)
-        why = running.answer_of(command, work.place.environment(), seconds, log, lines=3)
-        lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
-    for found in map(json.loads, lines):
-        work.keep(by_name.pop((found["cell"]["relation"], found["cell"]["setting"])), found)
+    answers |= running.in_parallel("trainers, by release", unknown, _run, jobs, console)
     return [
-        {"place": str(work.place), "on": work.on, "claim": (work.trainer, *name), "failed": str(why)}
-        for name in by_name
+        {"place": str(work.place), "on": work.on, **{each: found[each] for each in ("cell", "seconds", "ran")}}
+        for work in works
+        for claim in work.claims
+        if (found := answers[work.name(claim)])["cell"]["state"] != ABSENT
     ]
+
+
+def _run(work: Work) -> Iterator[tuple[Name, Answer]]:
+    """Run what is asked, and keep the answers. A claim without one, since the process failed, has an error."""
+    by_name = {(relation, str(claim)): (relation, claim) for relation, claim in work.claims}
+    task = {"trainer": work.trainer, "on": work.on, "claims": list(by_name)}
+    seconds = 60 + SECONDS_A_CLAIM * len(work.claims)
+    log = f"relations-{work.place}-{work.trainer}-{'on' if work.on else 'off'}"
+    answers, why = running.lines_of(work.place, "bench.relations.inside", task, seconds, log)
+    for found in answers:
+        claim = by_name.pop((found["cell"]["relation"], found["cell"]["setting"]))
+        yield work.name(claim), work.keep(claim, found)
+    for (relation, setting), claim in by_name.items():
+        cell = Cell(work.trainer, relation, setting, ERROR, why).as_data()
+        yield work.name(claim), {"cell": cell, "seconds": 0.0, "ran": str(work.place)}
 
 
 def counted(answers: Sequence[dict[str, Any]]) -> list[str]:
@@ -136,39 +131,35 @@ def _names(table: Iterable[str]) -> Any:
 
 
 @click.command()
-@click.option("--releases", default=None, help="Separated by commas; default: all, each on its main stack.")
+@releases_option
 @click.option("--trainers", callback=_names(RECIPES), help="Separated by commas; default: all.")
 @click.option("--relations", callback=_names(RELATIONS), help="Separated by commas; default: all.")
 @click.option("--off", "only_off", is_flag=True, help="Only without the patches.")
 @click.option("--on", "only_on", is_flag=True, help="Only with the patches.")
-@click.option("--shard", default="1/1", help="K/N: the trainers of the K-th of N parts.")
-@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
+@shard_option
+@jobs_option
 @click.option("--into", type=click.Path(dir_okay=False, path_type=Path), default=BENCH.parent / "build/relations.json")
 def command(
-    releases: str | None,
+    places: tuple[Place, ...],
     trainers: tuple[str, ...],
     relations: tuple[str, ...],
     only_off: bool,
     only_on: bool,
-    shard: str,
+    shard: Shard,
     jobs: int,
     into: Path,
 ) -> None:
-    """Ask TRL's trainers of these releases.
+    """Ask TRL's trainers of these releases, each on its main stack.
 
     Exit code 1 if a run failed, a violation has no cause in the ledger, or a finding of the ledger is not seen.
     """
-    try:
-        places = [layout.main_place(release) for release in (releases.split(",") if releases else layout.releases())]
-        part = Shard.parse(shard)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
     ways = [on for on in (False, True) if not (only_off and on) and not (only_on and not on)]
     works = [
         Work(place, trainer, on, claims_of(trainer, relations))
         for place in places
+        if place.is_main
         for trainer in trainers
-        if part.has(f"{place.release} {trainer}")
+        if shard.has(f"{place.release} {trainer}")
         for on in ways
     ]
     console = Console()

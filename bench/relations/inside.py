@@ -4,7 +4,7 @@
 
 A task has ``trainer``, ``on`` and ``claims``, pairs of a relation and a claim as it is printed. OUT gets a line of JSON
 for each: the cell, the calls, and the seconds of its runs that no claim before it had. A claim about an option that the
-release has not is ``ABSENT``.
+release lacks is ``ABSENT``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 from trl_hotfix.patching import engine
 from trl_hotfix.relations import cells, inside
-from trl_hotfix.relations.recipes import CannotBeAskedError
-from trl_hotfix.relations.relations import RELATIONS, claims_of
+from trl_hotfix.relations.claims import Claim
+from trl_hotfix.relations.recipes import CannotBeAskedError, Recipe
+from trl_hotfix.relations.relations import RELATIONS, is_here
 from trl_hotfix.relations.setting import Setting
 from trl_hotfix.relations.trainers import RECIPES
 
@@ -60,28 +61,28 @@ def main(out: str, task: str) -> None:
     recipe = RECIPES[chosen["trainer"]]
     wanted = {tuple(pair) for pair in chosen["claims"]}
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as lines:
-        why, here = "", set()
-        try:
-            recipe.classes()
-            here = {(name, str(claim)) for name in RELATIONS for claim in claims_of(name, recipe)}
-        except CannotBeAskedError as error:
-            why = str(error)
         runs = NotingRuns(recipe.make, Path(folder))
         all_claims = [(name, claim) for name, each in RELATIONS.items() for claim in each.claims(recipe)]
         for name, claim in all_claims:
             if (name, str(claim)) not in wanted:
                 continue
             runs.asked, start = [], time.perf_counter()
-            cell = cells.Cell(chosen["trainer"], name, str(claim), cells.UNASKED if why else ABSENT, why)
-            if (name, str(claim)) in here:
-                cell = cells.asked(chosen["trainer"], name, claim, runs)
             answer = {
-                "cell": cell.as_data(),
+                "cell": _cell(name, claim, recipe, runs).as_data(),
                 "calls": sorted(runs.all_calls(runs.asked)),
                 "seconds": round(time.perf_counter() - start, 2),
             }
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
+
+
+def _cell(relation: str, claim: Claim, recipe: Recipe, runs: NotingRuns) -> cells.Cell:
+    try:
+        if is_here(claim, recipe):
+            return cells.asked(recipe.name, relation, claim, runs)
+    except CannotBeAskedError as error:  # The release has no such trainer.
+        return cells.Cell(recipe.name, relation, str(claim), cells.UNASKED, str(error))
+    return cells.Cell(recipe.name, relation, str(claim), ABSENT)
 
 
 if __name__ == "__main__":

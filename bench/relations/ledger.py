@@ -9,7 +9,6 @@ from trl_hotfix.relations import ledger
 from trl_hotfix.relations.cells import VIOLATED
 from trl_hotfix.relations.ledger import Finding
 
-from bench.releases import layout
 from bench.releases.layout import Place
 
 Answer = Mapping[str, Any]
@@ -37,7 +36,7 @@ def without_cause(answers: Sequence[Answer], findings: Sequence[Finding]) -> Ite
     """Give each difference that no finding explains. A finding of a patch explains none where the patches are on."""
     for answer in answers:
         cell = answer["cell"]
-        here = _here(findings, _place(answer), on=answer["on"])
+        here = ledger.here(findings, _place(answer["place"]).version_of, on=answer["on"])
         for difference in cell["differences"] if cell["state"] == VIOLATED else ():
             if ledger.cause_of(cell, difference["what"], here) is None:
                 where = (answer["place"], answer["on"], cell["trainer"], cell["relation"], cell["setting"])
@@ -48,21 +47,13 @@ def not_seen(answers: Sequence[Answer], findings: Sequence[Finding]) -> Iterator
     """Give each finding that explains nothing in a place of its range that was asked, with the place."""
     for name, on in dict.fromkeys((answer["place"], answer["on"]) for answer in answers):
         cells = [answer["cell"] for answer in answers if (answer["place"], answer["on"]) == (name, on)]
-        for finding in _here(findings, _named(name), on=on):
+        for finding in ledger.here(findings, _place(name).version_of, on=on):
             asked = {cell["trainer"] for cell in cells if cell["relation"] == finding.relation}
             seen = any(finding.explains(cell, each["what"]) for cell in cells for each in cell["differences"])
             if asked >= set(finding.trainers) and not seen:
                 yield f"{name} {'on' if on else 'off'}", finding
 
 
-def _here(findings: Sequence[Finding], place: Place, *, on: bool) -> list[Finding]:
-    return [each for each in findings if each.is_here(place.version_of) and not (on and each.patch)]
-
-
-def _place(answer: Answer) -> Place:
-    return _named(answer["place"])
-
-
-def _named(name: str) -> Place:
-    release, _, stack = name.partition("@")
-    return next(place for place in layout.places([release]) if place.stack == stack)
+def _place(name: str) -> Place:
+    """Return a place by its name, such as ``1.16.0@tf4.57``."""
+    return Place(*name.split("@"))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.trainers import NO_RECIPE, RECIPES
 
-from bench.proving.running import answer_of
+from bench.proving.running import lines_of
 from bench.releases import layout
 
 NEWEST = layout.releases()[-1]
@@ -22,20 +20,15 @@ TRAINERS = ("KTO", "Reward", "RLOO", "SFT", "DPO", "GRPO")
 """In this order, since the first relations are asked of every loss that DPO and GRPO have."""
 
 
-def cells(tmp_path: Path, trainer: str, relations: Sequence[str], *, on: bool = True) -> list[dict[str, Any]]:
+def cells(trainer: str, relations: Sequence[str], *, on: bool = True) -> list[dict[str, Any]]:
     """Ask a trainer of the newest release."""
     place = layout.main_place(NEWEST)
     layout.build([place])
-    out, task = tmp_path / f"cells-{on}", tmp_path / "task.json"
-    task.write_text(
-        json.dumps({"trainer": trainer, "recipe": False, "on": on, "having": "", "relations": list(relations)})
-    )
-    command = [str(place.python), "-m", "trl_hotfix.relations.inside", str(out), str(task)]
-    environment = {**place.environment(), "OMP_NUM_THREADS": "1"}
-    why = answer_of(command, environment, 300, f"relations-{trainer.replace(':', '-')}", lines=5)
-    lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
-    assert lines, why
-    return [json.loads(line) for line in lines]
+    task = {"trainer": trainer, "recipe": False, "on": on, "having": "", "relations": list(relations)}
+    log = f"relations-{trainer.replace(':', '-')}"
+    found, why = lines_of(place, "trl_hotfix.relations.inside", task, 300, log)
+    assert found, why
+    return found
 
 
 def violated(found: Sequence[dict[str, Any]]) -> dict[str, set[str]]:
@@ -59,13 +52,13 @@ TRAINER_OF = {relation: trainer_of(number, relation) for number, relation in enu
 
 
 @pytest.fixture(scope="module")
-def found_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+def found_by() -> Callable[[str], list[dict[str, Any]]]:
     """Return the cells of a trainer: it has one process for all that it is asked."""
 
     @functools.cache
     def found(trainer: str) -> list[dict[str, Any]]:
         names = [name for name in RELATIONS if TRAINER_OF[name] == trainer]
-        return cells(tmp_path_factory.mktemp(trainer), trainer, names)
+        return cells(trainer, names)
 
     return found
 
@@ -109,9 +102,9 @@ REPAIRED = [
 @pytest.mark.matrix
 @pytest.mark.parametrize(("trainer", "relation", "claim", "what", "patch_id"), REPAIRED, ids=lambda value: value)
 def test_a_bug_is_found_without_its_patch_and_gone_with_it(
-    tmp_path: Path, trainer: str, relation: str, claim: str, what: str, patch_id: str
+    trainer: str, relation: str, claim: str, what: str, patch_id: str
 ) -> None:
-    without, repaired = (violated(cells(tmp_path, trainer, [relation], on=on)) for on in (False, True))
+    without, repaired = (violated(cells(trainer, [relation], on=on)) for on in (False, True))
     assert what in without[claim], patch_id
     assert what not in repaired.get(claim, set()), patch_id
 
@@ -124,8 +117,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_wrong_subclass_is_found_and_what_trl_violates_is_not_its_fault(tmp_path: Path, mistake: str) -> None:
-    found = cells(tmp_path, f"helpers.wrong_trainers:{mistake}", ["accumulation", "padding"])
+def test_a_wrong_subclass_is_found_and_what_trl_violates_is_not_its_fault(mistake: str) -> None:
+    found = cells(f"helpers.wrong_trainers:{mistake}", ["accumulation", "padding"])
     assert "gradient" in violated(found)[MISTAKES[mistake]]
     # TRL averages the entropy over micro-batches, whoever inherits it.
     assert not any("entropy" in what for what in violated(found).values())
