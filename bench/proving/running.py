@@ -73,7 +73,9 @@ def answer_of(
         return answer
 
 
-def lines_of(place: Place, module: str, task: Answer, limit: float, log: str) -> tuple[list[Answer], str]:
+def lines_of(
+    place: Place, module: str, task: Answer, limit: float, log: str, overlays: Iterable[str] = ()
+) -> tuple[list[Answer], str]:
     """Return the answers of ``python -m MODULE OUT TASK.json`` in a place, one a line, and why there are no more.
 
     OUT is a file of its own, so that a process that dies leaves what it has.
@@ -81,9 +83,8 @@ def lines_of(place: Place, module: str, task: Answer, limit: float, log: str) ->
     with tempfile.TemporaryDirectory() as folder:
         out, file = Path(folder, "out"), Path(folder, "task.json")
         file.write_text(json.dumps(task), encoding="utf-8")
-        why = answer_of(
-            [str(place.python), "-m", module, str(out), str(file)], place.environment(), limit, log, lines=5
-        )
+        command = [str(place.python), "-m", module, str(out), str(file)]
+        why = answer_of(command, place.environment(*overlays), limit, log, lines=5)
         lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
     return [json.loads(line) for line in lines], str(why)
 

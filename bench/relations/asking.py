@@ -12,11 +12,13 @@ from typing import Any
 import click
 from rich.console import Console
 
+from trl_hotfix.matching.versions import in_range
 from trl_hotfix.relations import ledger
 from trl_hotfix.relations.cells import ERROR, HOLDS, UNASKED, VIOLATED, Cell
 from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.ledger import Finding
 from trl_hotfix.relations.relations import RELATIONS
+from trl_hotfix.relations.stand_ins import LIGER
 from trl_hotfix.relations.trainers import RECIPES
 
 from bench.options import jobs_option, releases_option, shard_option
@@ -39,12 +41,16 @@ Name = tuple[str, bool, str, str, str]
 
 @dataclass(frozen=True)
 class Work:
-    """One trainer in one place, with the patches or without, and the claims that it is asked."""
+    """One trainer in one place, with the patches or without, and the claims that it is asked.
+
+    ``overlays`` are packages that the claims need. The runs of other claims do not see them.
+    """
 
     place: Place
     trainer: str
     on: bool
     claims: tuple[Named, ...]
+    overlays: tuple[str, ...] = ()
 
     def name(self, claim: Named) -> Name:
         return str(self.place), self.on, self.trainer, claim[0], str(claim[1])
@@ -56,12 +62,31 @@ class Work:
         return keep(self._key(claim), self.place, found, on=self.on)
 
     def _key(self, claim: Named) -> str:
-        return key(RECIPES[self.trainer], *claim, self.place, on=self.on)
+        return key(RECIPES[self.trainer], *claim, self.place, self.overlays, on=self.on)
 
 
 def claims_of(trainer: str, relations: Iterable[str]) -> tuple[Named, ...]:
     """Return all claims about a trainer, also those about an option that some releases lack."""
     return tuple((name, claim) for name in relations for claim in RELATIONS[name].claims(RECIPES[trainer]))
+
+
+def works_of(place: Place, trainer: str, claims: Sequence[Named], *, on: bool) -> Iterator[Work]:
+    """Give the work of a trainer in a place: one for all claims that need the same packages."""
+    by_need: dict[tuple[str, ...], list[Named]] = {}
+    for claim in claims:
+        by_need.setdefault(overlays_of(claim[1], place), []).append(claim)
+    for overlays, needing in by_need.items():
+        yield Work(place, trainer, on, tuple(needing), overlays)
+
+
+def overlays_of(claim: Claim, place: Place) -> tuple[str, ...]:
+    """Return the packages beside a stack that the runs of a claim need."""
+    zero = any(setting.engine.startswith("zero") for setting in claim.settings)
+    # Until 4.47 transformers lets no DeepSpeed from 0.16 on sum up gradients.
+    is_early = in_range(place.version_of("transformers") or "", "<4.48")
+    liger = any(setting.arguments.get(name) for setting in claim.settings for name in LIGER)
+    deepspeed = "deepspeed-0.15.4" if is_early else "deepspeed"
+    return ((deepspeed,) if zero else ()) + (("liger",) if liger else ())
 
 
 def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, Any]]:
@@ -73,7 +98,8 @@ def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, An
         if claims:
             unknown.append(replace(work, claims=claims))
     if unknown:
-        layout.build({work.place for work in unknown}, console.print)
+        beside = {overlay for work in unknown for overlay in work.overlays}
+        layout.build({work.place for work in unknown}, console.print, beside=beside)
     # The longest first, so that none is alone at the end.
     unknown.sort(key=lambda work: -len(work.claims))
     answers |= running.in_parallel("trainers, by release", unknown, _run, jobs, console)
@@ -90,8 +116,8 @@ def _run(work: Work) -> Iterator[tuple[Name, Answer]]:
     by_name = {(relation, str(claim)): (relation, claim) for relation, claim in work.claims}
     task = {"trainer": work.trainer, "on": work.on, "claims": list(by_name)}
     seconds = 60 + SECONDS_A_CLAIM * len(work.claims)
-    log = f"relations-{work.place}-{work.trainer}-{'on' if work.on else 'off'}"
-    answers, why = running.lines_of(work.place, "bench.relations.inside", task, seconds, log)
+    log = "-".join(("relations", str(work.place), work.trainer, "on" if work.on else "off", *work.overlays))
+    answers, why = running.lines_of(work.place, "bench.relations.inside", task, seconds, log, work.overlays)
     for found in answers:
         claim = by_name.pop((found["cell"]["relation"], found["cell"]["setting"]))
         yield work.name(claim), work.keep(claim, found)
@@ -155,12 +181,13 @@ def command(
     """
     ways = [on for on in (False, True) if not (only_off and on) and not (only_on and not on)]
     works = [
-        Work(place, trainer, on, claims_of(trainer, relations))
+        work
         for place in places
         if place.is_main
         for trainer in trainers
         if shard.has(f"{place.release} {trainer}")
         for on in ways
+        for work in works_of(place, trainer, claims_of(trainer, relations), on=on)
     ]
     console = Console()
     answers = ask(works, jobs, console)
@@ -176,10 +203,6 @@ def command(
 
 def _problems(answers: Sequence[dict[str, Any]], findings: Sequence[Finding]) -> Iterator[str]:
     """Give what is to be looked at."""
-    for answer in answers:
-        if answer["cell"]["state"] == ERROR:
-            cell = answer["cell"]
-            yield f"error: {answer['place']} {cell['trainer']} {cell['relation']}: {cell['setting']}: {cell['why']}"
     yield from (f"no cause: {violation}" for violation in without_cause(answers, findings))
     for where, finding in not_seen(answers, findings):
         yield f"not seen: {where}: {finding.relation} of {', '.join(finding.trainers)}, {finding.cause}"

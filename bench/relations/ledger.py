@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trl_hotfix.relations import ledger
-from trl_hotfix.relations.cells import VIOLATED
+from trl_hotfix.relations.cells import ERROR, VIOLATED
 from trl_hotfix.relations.ledger import Finding
 
 from bench.releases.layout import Place
@@ -33,13 +33,18 @@ class Open(NamedTuple):
 
 
 def without_cause(answers: Sequence[Answer], findings: Sequence[Finding]) -> Iterator[Open]:
-    """Give each difference that no finding explains. A finding of a patch explains none where the patches are on."""
+    """Give each difference, and each error, that no finding explains.
+
+    A finding of a patch explains none where the patches are on.
+    """
     for answer in answers:
         cell = answer["cell"]
         here = ledger.here(findings, _place(answer["place"]).version_of, on=answer["on"])
+        where = (answer["place"], answer["on"], cell["trainer"], cell["relation"], cell["setting"])
+        if cell["state"] == ERROR and ledger.cause_of(cell, cell["why"], here) is None:
+            yield Open(*where, cell["why"], None, None)
         for difference in cell["differences"] if cell["state"] == VIOLATED else ():
             if ledger.cause_of(cell, difference["what"], here) is None:
-                where = (answer["place"], answer["on"], cell["trainer"], cell["relation"], cell["setting"])
                 yield Open(*where, *(difference[name] for name in ("what", "left", "right")))
 
 
@@ -49,9 +54,16 @@ def not_seen(answers: Sequence[Answer], findings: Sequence[Finding]) -> Iterator
         cells = [answer["cell"] for answer in answers if (answer["place"], answer["on"]) == (name, on)]
         for finding in ledger.here(findings, _place(name).version_of, on=on):
             asked = {cell["trainer"] for cell in cells if cell["relation"] == finding.relation}
-            seen = any(finding.explains(cell, each["what"]) for cell in cells for each in cell["differences"])
+            seen = any(finding.explains(cell, what) for cell in cells for what in _said(cell))
             if asked >= set(finding.trainers) and not seen:
                 yield f"{name} {'on' if on else 'off'}", finding
+
+
+def _said(cell: Mapping[str, Any]) -> Iterator[str]:
+    """Give what differs in a cell, or why its run has failed."""
+    yield from (each["what"] for each in cell["differences"])
+    if cell["state"] == ERROR:
+        yield cell["why"]
 
 
 def _place(name: str) -> Place:

@@ -26,7 +26,7 @@ def cells(trainer: str, relations: Sequence[str], *, on: bool = True) -> list[di
     layout.build([place])
     task = {"trainer": trainer, "recipe": False, "on": on, "having": "", "relations": list(relations)}
     log = f"relations-{trainer.replace(':', '-')}"
-    found, why = lines_of(place, "trl_hotfix.relations.inside", task, 300, log)
+    found, why = lines_of(place, "trl_hotfix.relations.inside", task, 300, log, ("deepspeed", "liger"))
     assert found, why
     return found
 
@@ -68,8 +68,9 @@ def test_each_relation_can_be_asked(relation: str, found_by: Callable[[str], lis
     found = [cell for cell in found_by(TRAINER_OF[relation]) if cell["relation"] == relation]
     assert found
     unasked = [cell["why"] for cell in found if cell["state"] in ("error", "cannot be asked")]
-    # A recipe has losses and neutral options of other releases too.
-    assert [why for why in unasked if "Unknown loss type" not in why and "Config has no " not in why] == []
+    # A recipe has losses and neutral options of other releases too, and continuous batching needs transformers 5.
+    known = ("Unknown loss type", "Config has no ", "requires transformers>=5.8.0")
+    assert [why for why in unasked if not any(part in why for part in known)] == []
 
 
 TRAINER_CLASS = re.compile(r"^class (\w+)Trainer\(", re.MULTILINE)

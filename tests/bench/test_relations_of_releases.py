@@ -65,8 +65,18 @@ def test_the_claim_the_recipe_and_the_patches_are_in_the_key() -> None:
         (usual[0], "order", *usual[2:]),
         (*usual[:2], Pair(plain, plain.but(width=8)), usual[3]),
     ]
-    found = {known.key(*each, on=on) for each in [usual, *others] for on in (True, False)}
-    assert len(found) == 8
+    found = {known.key(*each, (), on=on) for each in [usual, *others] for on in (True, False)}
+    assert len(found | {known.key(*usual, ["liger"], on=True)}) == 9
+
+
+def test_claims_that_need_other_packages_are_asked_apart() -> None:
+    works = asking.works_of(NEWEST, "GRPO", asking.claims_of("GRPO", ["ranks", "options"]), on=True)
+    by_need = {work.overlays: {str(claim) for _, claim in work.claims} for work in works}
+    assert by_need.keys() == {(), ("deepspeed",), ("liger",)}
+    assert all("engine=zero" in claim for claim in by_need["deepspeed",])
+    assert all("liger" in claim for claim in by_need["liger",])
+    early = asking.works_of(layout.main_place("0.16.1"), "GRPO", asking.claims_of("GRPO", ["ranks"]), on=True)
+    assert {work.overlays for work in early} == {(), ("deepspeed-0.15.4",)}
 
 
 def test_what_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:

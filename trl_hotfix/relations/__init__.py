@@ -2,7 +2,8 @@
 
 A bug that nobody has reported breaks one of them. ``setting`` is how a trainer is made and run: ``trainers`` has the
 recipe of each, ``recipes`` makes it of ``materials``, ``forms`` and ``architectures``, and ``making`` does what a
-setting changes about that. ``run`` trains it and notes what it computes, and ``effects`` what it changes of what it was
+setting changes about that. ``stand_ins`` has what a CPU lacks, such as a vLLM server, and ``engines`` what shards the
+weights over several ranks. ``run`` trains it and notes what it computes, and ``effects`` what it changes of what it was
 given.
 
 ``relations`` has the relations: ``of_steps`` those of one step and the next, ``of_models`` and ``of_forms`` those of

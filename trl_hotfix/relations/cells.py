@@ -10,13 +10,13 @@ from typing import Any
 
 from .claims import Claim
 from .compare import Difference
-from .recipes import CannotBeAskedError, Make
+from .recipes import Make
 from .run import Run, run
-from .setting import Setting
+from .setting import CannotBeAskedError, Setting
 
 HOLDS, VIOLATED, OF_TRL, UNASKED, ERROR = "holds", "violated", "violated by TRL too", "cannot be asked", "error"
 ON_RECORD = "violated, cause on record"
-"""The ledger has a cause for all that a trainer of TRL violates."""
+"""The ledger has a cause for all that a trainer of TRL violates, or for the error of its run."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from pathlib import Path
 from ..patching import engine
 from . import ledger
 from .cells import UNASKED, Cell, Runs, asked
-from .recipes import CannotBeAskedError, Make, Recipe
+from .recipes import Make, Recipe
 from .relations import claims_of
+from .setting import CannotBeAskedError
 from .trainers import RECIPES, of_the_user
 
 
@@ -36,6 +37,7 @@ def trainer_of(name: str, folder: Path, *, is_recipe: bool) -> tuple[Recipe, Mak
 
 def prepare() -> None:
     """Make runs of this process the same on every machine."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 
     # transformers of 2024 saves what torch of 2025 refuses to load: random states that are numpy's.

@@ -17,7 +17,7 @@ from ..catalogue.checks import check_range
 from ..catalogue.parsing import parse_entries
 from ..errors import Mistake, suggestion
 from ..matching.versions import in_range, installed
-from .cells import OF_TRL, ON_RECORD, VIOLATED
+from .cells import ERROR, OF_TRL, ON_RECORD, VIOLATED
 from .relations import RELATIONS
 from .trainers import RECIPES
 
@@ -30,9 +30,10 @@ VersionOf = Callable[[str], str | None]
 class Finding(Struct, frozen=True, forbid_unknown_fields=True):
     """What does not hold, where, and why.
 
-    ``differs`` are beginnings of what two runs disagree about, such as ``gradient`` or ``rewards/``. ``setting`` is a
-    text that the claim has. ``trl`` and ``requires`` are ranges of versions. Exactly one of ``patch``, ``known``,
-    ``meant`` and ``new`` is the cause: an id, or in ``meant`` where TRL says that it is so, as ``file:line``.
+    ``differs`` are beginnings of what two runs disagree about, such as ``gradient`` or ``rewards/``, or of the error of
+    a run that fails, such as ``IndexError``. ``setting`` is a text that the claim has. ``trl`` and ``requires`` are
+    ranges of versions. Exactly one of ``patch``, ``known``, ``meant`` and ``new`` is the cause: an id, or in ``meant``
+    where TRL says that it is so, as ``file:line``.
     """
 
     relation: str
@@ -121,4 +122,8 @@ def with_causes(cell: Mapping[str, Any], trainer: str, *, on: bool) -> dict[str,
         finding = cause_of({**cell, "trainer": trainer}, difference["what"], findings) if is_of_trl else None
         differences.append({**difference, "cause": finding.cause if finding is not None else None})
     has_all = cell["state"] == VIOLATED and all(each["cause"] for each in differences)
+    if cell["state"] == ERROR and is_of_trl:
+        error = cause_of({**cell, "trainer": trainer}, cell["why"], findings)
+        if error is not None:
+            return {**cell, "state": ON_RECORD, "why": f"{cell['why']} ({error.cause})"}
     return {**cell, "state": ON_RECORD if has_all else cell["state"], "differences": differences}

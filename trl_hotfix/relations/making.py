@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import architectures, forms, materials
+from . import architectures, forms, materials, stand_ins
 from .effects import Given
 from .setting import HELD_OUT, Setting
 
@@ -32,7 +32,9 @@ def made(trainer_class: Any, arguments: dict[str, Any], setting: Setting, folder
     if setting.callback:
         arguments["callbacks"] = [*arguments.get("callbacks", ()), _callback(setting)]
     given = Given(arguments)
-    trainer = trainer_class(**{**arguments, **({name: model.name_or_path} if setting.by_path else {})})
+    made_of = {**arguments, **({name: model.name_or_path} if setting.by_path else {})}
+    with stand_ins.server(arguments.get("args"), answers, arguments[_tokenizer_in(arguments)]):
+        trainer = trainer_class(**made_of)
     trainer.given = given
     if setting.by_path and answers is not None:
         trainer.model.generate = answers
@@ -41,7 +43,7 @@ def made(trainer_class: Any, arguments: dict[str, Any], setting: Setting, folder
 
 def _set_text(arguments: dict[str, Any], setting: Setting) -> None:
     """Give the tokenizer its marks, and the rows their form."""
-    name = "processing_class" if "processing_class" in arguments else "tokenizer"
+    name = _tokenizer_in(arguments)
     if setting.marks:
         arguments[name] = forms.with_marks(arguments[name], setting.marks)
     if setting.form.startswith("conversation") and hasattr(arguments["args"], "dataset_text_field"):
@@ -49,6 +51,10 @@ def _set_text(arguments: dict[str, Any], setting: Setting) -> None:
         arguments["args"].dataset_text_field = type(arguments["args"]).dataset_text_field
     if setting.form:
         arguments["train_dataset"] = forms.in_form(arguments["train_dataset"], setting.form, arguments[name])
+
+
+def _tokenizer_in(arguments: Mapping[str, Any]) -> str:
+    return "processing_class" if "processing_class" in arguments else "tokenizer"
 
 
 def _place_in_group(setting: Setting, count: int) -> int:
@@ -93,5 +99,5 @@ def _model(model: Any, setting: Setting, folder: Path) -> Any:
 
 def _moved(model: Any, other: Any) -> Any:
     """Return another model, which answers as this one does."""
-    vars(other).update({name: each for name, each in vars(model).items() if name == "generate"})
+    vars(other).update({name: each for name, each in vars(model).items() if name.startswith("generate")})
     return other

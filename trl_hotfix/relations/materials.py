@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -155,6 +157,8 @@ def saved_model(folder: Path, setting: Setting, *, seed: int, labels: int = 0) -
     path = folder / f"model-{seed}-{labels}-{setting.pad_embedding}"
     if path.is_dir():
         return path
+    # Other ranks may do the same now.
+    own = folder / f"{path.name}-{os.getpid()}"
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         vocab_size=WORDS + 4,
@@ -165,9 +169,12 @@ def saved_model(folder: Path, setting: Setting, *, seed: int, labels: int = 0) -
     model = getattr(transformers, f"LlamaFor{_HEADS[labels]}")(config)
     with torch.no_grad():
         model.get_input_embeddings().weight[0] = setting.pad_embedding
-    model.save_pretrained(path)
+    model.save_pretrained(own)
     # Trainers load that of a reward model or of a teacher themselves.
-    tokenizer(Setting(), "left").save_pretrained(path)
+    tokenizer(Setting(), "left").save_pretrained(own)
+    # The first has it.
+    with contextlib.suppress(OSError):
+        own.rename(path)
     return path
 
 
@@ -217,7 +224,7 @@ class AnswersFromTable:
         # Early releases leave it to the model to answer a prompt several times.
         times = getattr(generation_config, "num_return_sequences", None) or 1
         inputs = inputs.repeat_interleave(times, 0)
-        answers = [self._answer(tuple(token for token in row if token), times) for row in inputs.tolist()]
+        answers = [self.answer((token for token in row if token), times) for row in inputs.tolist()]
         width = max(map(len, answers))
         padded = torch.tensor([[*one, *[0] * (width - len(one))] for one in answers])
         sequences = torch.cat([inputs, padded], dim=1)
@@ -228,7 +235,9 @@ class AnswersFromTable:
         scores = tuple(each / generation_config.temperature for each in logits)
         return SimpleNamespace(sequences=sequences, logits=logits, scores=scores)
 
-    def _answer(self, asked: tuple[int, ...], times: int) -> list[int]:
+    def answer(self, prompt: Iterable[int], times: int) -> list[int]:
+        """Return the next answer to a prompt, with its end. The caller wants ``times`` of them."""
+        asked = tuple(prompt)
         number = (self.first + self.asked[asked]) % max(self.count, times)
         self.asked[asked] += 1
         first = (7 * sum(asked) + 13 * number) % WORDS

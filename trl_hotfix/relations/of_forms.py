@@ -9,6 +9,7 @@ from .claims import TRAINED, Averaged, Claim, OfFormula, Pair, Saved
 from .of_steps import PLAIN
 from .recipes import Recipe
 from .setting import ROWS, Setting
+from .stand_ins import LIGER
 
 MAIN = ("SFT", "DPO", "GRPO")
 
@@ -18,6 +19,9 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
         return
     # Of a prompt apart all tokens count, as they do of a text.
     plain = PLAIN.but(arguments={"completion_only_loss": False}) if recipe.name == "SFT" else PLAIN
+    if recipe.name == "SFT":
+        for one, other in _SAME:
+            yield Pair(PLAIN.but(form=one), PLAIN.but(form=other))
     for form in _FORMS[recipe.name]:
         yield Pair(PLAIN, (plain if "two" in form or "completion" in form else PLAIN).but(form=form))
     ordered = PLAIN.but(arguments={"shuffle_dataset": False}) if recipe.generates else PLAIN.but(in_order=True)
@@ -31,6 +35,13 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
     for form in _FORMS[recipe.name][:2]:
         yield Pair(begun, (begun.but(arguments=plain.arguments) if "completion" in form else begun).but(form=form))
 
+
+_SAME = (
+    ("text of calls in a template", "conversation with calls"),
+    ("conversation and tools as JSON", "conversation and tools"),
+    ("tokens of a template with words behind the end", "conversation with words behind the end"),
+)
+"""Forms of the same rows."""
 
 _FORMS: dict[str, Sequence[str]] = {
     "SFT": ("prompt and completion", "conversation", "tokens", "conversation in two", "extra column"),
@@ -55,8 +66,13 @@ def models(recipe: Recipe) -> Iterator[Claim]:
 def options(recipe: Recipe) -> Iterator[Claim]:
     yield Pair(PLAIN, PLAIN.but(arguments={"dataloader_num_workers": 1}))
     yield Pair(PLAIN, PLAIN.but(arguments={"gradient_checkpointing": True}))
+    # Its losses, since its kernels need a GPU.
+    for name in LIGER if recipe.name in ("DPO", "KTO", "GRPO") else ():
+        for setting in (PLAIN, Setting(batch_size=4, accumulation=2)):
+            yield Pair(setting, setting.but(arguments={name: True}), TRAINED)
     if recipe.name not in MAIN:
         return
+    yield Pair(PLAIN, PLAIN.but(arguments={"torch_compile": True, "torch_compile_backend": "eager"}))
     yield Pair(PLAIN, PLAIN.but(arguments={"padding_free": True, "max_length": None}), TRAINED)
     # Packs of all rows are a batch of all rows. Before there were strategies, a row went on in the next pack.
     whole = Setting(batch_size=ROWS)
@@ -68,6 +84,11 @@ def options(recipe: Recipe) -> Iterator[Claim]:
     if recipe.generates:
         sampled = PLAIN.but(samples=True)
         yield Pair(sampled, sampled.but(arguments={"generation_kwargs": {"use_cache": False}}))
+        for option in ("use_transformers_paged", "use_transformers_continuous_batching"):
+            yield Pair(PLAIN, PLAIN.but(arguments={option: True}))
+        # A server says how probable its answers were, by the weights that it has been sent.
+        for setting in (PLAIN, PLAIN.but(adapter="config"), Setting(batch_size=4, accumulation=2)):
+            yield Pair(setting, setting.but(arguments={"use_vllm": True}), TRAINED)
 
 
 def logging(recipe: Recipe) -> Iterator[Claim]:

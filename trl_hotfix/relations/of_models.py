@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .claims import EFFECTS, SEEDED, TRAINED, Claim, Moves, Pair, Values
+from .claims import ALL, EFFECTS, SEEDED, TRAINED, Claim, Moves, Pair, Values
 from .of_steps import EACH_STEP, PLAIN
 from .recipes import Recipe
 from .setting import Setting
@@ -34,7 +34,7 @@ def adapters(recipe: Recipe) -> Iterator[Claim]:
 
 def limits(recipe: Recipe) -> Iterator[Claim]:
     for name, value in recipe.neutral:
-        yield Pair(PLAIN, PLAIN.but(arguments={name: value}))
+        yield Pair(PLAIN, PLAIN.but(arguments={name: value}), TRAINED if name in _LOG_MORE else ALL)
     equal = Setting(batch_size=8, equal_lengths=True)
     for name, one, other in recipe.agree_on_equal_lengths:
         # The divergence is corrected by a ratio of that level.
@@ -50,6 +50,9 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
         sampled = PLAIN.but(samples=True)
         yield Pair(sampled, sampled.but(arguments={"top_p": 1 - 1e-7}))
 
+
+_LOG_MORE = ("rpo_alpha",)
+"""Options that log a term of their own, whatever its weight."""
 
 _UNSCALED = {"GRPO": {"scale_rewards": False}, "RLOO": {"normalize_advantages": False}}
 

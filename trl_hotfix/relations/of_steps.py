@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 from .claims import EVALUATED, Claim, Pair, Standstill
+from .engines import ENGINES
 from .materials import GROUP
 from .recipes import Recipe
 from .setting import ROWS, Setting
@@ -34,6 +35,10 @@ def ranks(recipe: Recipe) -> Iterator[Claim]:
     yield Pair(plain, plain.but(batch_size=4, ranks=2))
     yield Pair(plain, plain.but(batch_size=2, ranks=4))
     yield Pair(plain, plain.but(batch_size=2, accumulation=2, ranks=2))
+    for engine in ENGINES:
+        # An engine keeps the gradients.
+        sharded = plain.but(batch_size=2, accumulation=2, ranks=2)
+        yield Pair(sharded, sharded.but(engine=engine), frozenset({"weights", "logs"}))
     if not recipe.generates:
         # accelerate fills the last batch with the first rows of the epoch.
         filled = Setting(order=(*range(ROWS), *range(8 - ROWS % 8)), in_order=True)

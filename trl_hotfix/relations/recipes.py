@@ -12,16 +12,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from . import materials
+from . import materials, stand_ins
 from .making import made
-from .setting import HELD_OUT, Setting
+from .setting import HELD_OUT, CannotBeAskedError, Setting
 
 Make = Callable[[Setting, Path], Any]
 """``make(setting, folder)`` returns a trainer. ``folder`` is for its output."""
-
-
-class CannotBeAskedError(Exception):
-    """A trainer cannot be made or run in a setting, and says so itself. ``args`` has its reason."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,7 @@ class Recipe:
             table = materials.AnswersFromTable(policy, self.answers, equal_lengths=setting.equal_lengths)
             for model in (policy, models.get(second)):
                 if model is not None:
-                    model.generate = table
+                    model.generate, model.generate_batch = table, stand_ins.Batches(table)
         return models
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import dis
 import hashlib
 import inspect
-import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import shutil
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from . import engines, stand_ins
 from .by_hand import ByHand
 from .effects import Given
-from .recipes import CannotBeAskedError, Make
-from .setting import Setting
+from .engines import unsharded, whole
+from .recipes import Make
+from .setting import CannotBeAskedError, Setting
 
 CLOCK = ("runtime", "per_second", "step_time", "profiling", "total_flos", "epoch")
 """Parts of the names of what a trainer logs that depends on the clock, or counts what a setting changes."""
@@ -64,6 +67,17 @@ def run(make: Make, setting: Setting, folder: Path) -> Run:
     """Make a trainer and train it. Raises ``CannotBeAskedError`` where TRL says that it cannot be done so."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    variables = dict(os.environ)
+    try:
+        with stand_ins.liger(setting.arguments):
+            return _run(make, setting, folder)
+    finally:
+        # A config leaves there what a compiler or an engine is to do, and the next one reads it.
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+def _run(make: Make, setting: Setting, folder: Path) -> Run:
     if setting.ranks > 1:
         return _on_ranks(make, setting, folder)
     if setting.second:
@@ -161,7 +175,9 @@ def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:
     class Recorder(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             optimizer = kwargs["optimizer"]
-            getattr(optimizer, "optimizer", optimizer).register_step_pre_hook(lambda *_: note())
+            while hasattr(optimizer, "optimizer"):
+                optimizer = optimizer.optimizer
+            optimizer.register_step_pre_hook(lambda *_: note())
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **kwargs: Any) -> None:
             numbers = {name: float(value) for name, value in logs.items() if _is_number(name, value)}
@@ -170,20 +186,19 @@ def _trained(trainer: Any, record: Run, checkpoint: str | None = None) -> Run:
 
     def note() -> None:
         record.gradients.append(
-            {name: weight.grad.clone() for name, weight in _named(trainer) if weight.grad is not None}
+            {name: unsharded(weight.grad).clone() for name, weight in _named(trainer) if weight.grad is not None}
         )
 
     # A recipe of the user does not say what it has given to the trainer.
     given = getattr(trainer, "given", None) or Given({"args": trainer.args, "model": trainer.model})
-    trained = {name: weight for name, weight in _named(trainer) if weight.requires_grad}
-    record.start = {name: weight.detach().clone() for name, weight in trained.items()}
+    record.start = dict(whole((name, weight) for name, weight in _named(trainer) if weight.requires_grad))
     trainer.add_callback(Recorder())
     _train(trainer, checkpoint)
     record.random = _random_states()
     record.effects = given.changes()
     # The last log is of the whole training.
     record.logs = [logs for logs in record.logs if "train_loss" not in logs]
-    record.weights = {name: weight.detach().clone() for name, weight in _named(trainer)}
+    record.weights = dict(whole(_named(trainer)))
     # A resumed run that stops too early differs from the other.
     if not checkpoint and len(record.gradients) < trainer.args.max_steps:
         raise RuntimeError(f"the run had {len(record.gradients)} steps of {trainer.args.max_steps}")
@@ -197,7 +212,9 @@ def _is_number(name: str, value: Any) -> bool:
 
 def _named(trainer: Any) -> list[tuple[str, Any]]:
     """Return the weights of its model, and those that a callback of TRL averages."""
-    weights = list(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
+    named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
+    # A compiled model has another name in front.
+    weights = [(name.removeprefix("_orig_mod."), weight) for name, weight in named]
     averages = (getattr(callback, "running_model", None) for callback in trainer.callback_handler.callbacks)
     for average in averages:
         if average is not None:
@@ -236,6 +253,9 @@ def _on_ranks(make: Make, setting: Setting, folder: Path) -> Run:
         port = str(free.getsockname()[1])
     out = folder / "ranks"
     out.mkdir()
+    # Here, so that what it imports is imported once.
+    arguments = {"ddp_backend": "gloo", **engines.arguments(setting.engine, setting.ranks)}
+    setting = setting.but(arguments=arguments)
     context = multiprocessing.get_context("fork")
     ranks = [
         context.Process(target=_rank, args=(make, setting, folder, out, number, port))
@@ -243,18 +263,18 @@ def _on_ranks(make: Make, setting: Setting, folder: Path) -> Run:
     ]
     for process in ranks:
         process.start()
+    running, end = {process.sentinel for process in ranks}, time.monotonic() + SECONDS
+    # The others wait for one that has failed.
+    while running and time.monotonic() < end and not list(out.glob("failed-*")):
+        running -= set(multiprocessing.connection.wait(list(running), 1))
     for process in ranks:
-        process.join(SECONDS)
-    late = [process for process in ranks if process.is_alive()]
-    for process in late:
         process.kill()
-    answers = [torch.load(file, weights_only=False) for file in sorted(out.glob("rank-*"))]
-    errors = [answer for answer in answers if isinstance(answer, Exception)]
-    if errors:
-        raise errors[0]
-    if late or len(answers) < setting.ranks:
-        raise RuntimeError(f"{setting.ranks - len(answers)} of {setting.ranks} ranks have not ended as they should")
-    main: Run = answers[0]
+    for file in out.glob("failed-*"):
+        raise torch.load(file, weights_only=False)
+    ended = len(list(out.glob("rank-*")))
+    if running or ended < setting.ranks:
+        raise RuntimeError(f"{setting.ranks - ended} of {setting.ranks} ranks have not ended as they should")
+    main: Run = torch.load(out / "rank-0", weights_only=False)
     return main
 
 
@@ -266,14 +286,18 @@ def _rank(make: Make, setting: Setting, folder: Path, out: Path, rank: int, port
         state._reset_state()
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": setting.ranks, "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({name: str(value) for name, value in variables.items()}, MASTER_PORT=port)
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+    # With it, accelerate takes no notice of DeepSpeed.
+    os.environ["ACCELERATE_USE_CPU"] = str(not setting.engine.startswith("zero")).lower()
     answer: Run | Exception
     try:
-        answer = _trained(_trainer(make, setting.but(arguments={"ddp_backend": "gloo"}), folder), Run())
+        trainer = _trainer(make, setting, folder)
+        if setting.engine:
+            engines.prepare(trainer, setting.engine)
+        answer = _trained(trainer, Run())
     # The process that waits raises it again.
     except Exception as error:  # noqa: BLE001
         answer = error if isinstance(error, CannotBeAskedError) else RuntimeError(f"{type(error).__name__}: {error}")
     torch.save(answer, out / f"writing-{rank}")
-    (out / f"writing-{rank}").rename(out / f"rank-{rank}")
+    (out / f"writing-{rank}").rename(out / f"{'failed' if isinstance(answer, Exception) else 'rank'}-{rank}")
     # Without the handlers of the process that was forked.
     os._exit(0)

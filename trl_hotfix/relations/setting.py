@@ -13,6 +13,10 @@ HELD_OUT = tuple(range(9))
 """The rows of an evaluation: their number divides by no batch size but 9, 3 and 1."""
 
 
+class CannotBeAskedError(Exception):
+    """A trainer cannot be made or run in a setting, and says so itself. ``args`` has its reason."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One way to make and run a trainer.
@@ -36,7 +40,8 @@ class Setting:
     or ``"none"``.
 
     Its run: ``resume_at``: the run is saved at this step, and a new trainer goes on. ``ranks`` are processes, each with
-    batches of ``batch_size``. ``callback`` is the name of a callback of TRL. ``drawn`` random numbers are drawn before
+    batches of ``batch_size``, and ``engine`` is what shards the weights over them, a name of ``engines.ENGINES``.
+    ``callback`` is the name of a callback of TRL. ``drawn`` random numbers are drawn before
     the trainer is made. ``saves``: it is saved in the end and loaded. ``by_hand`` is the formula of its loss, by a name
     of ``by_hand.FORMULAS``.
     """
@@ -68,6 +73,7 @@ class Setting:
     by_hand: str = ""
     resume_at: int = 0
     ranks: int = 1
+    engine: str = ""
     callback: str = ""
     drawn: int = 0
 

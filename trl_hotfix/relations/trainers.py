@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .materials import GROUP, LONGEST
-from .recipes import CannotBeAskedError, Make, Recipe
-from .setting import Setting
+from .recipes import Make, Recipe
+from .setting import CannotBeAskedError, Setting
 
 _LENGTHS = {"max_length": 64, "max_seq_length": 64, "max_prompt_length": 32}
 _ONLINE = {

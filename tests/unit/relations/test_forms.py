@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -46,6 +47,26 @@ def test_a_pair_as_a_conversation_has_its_prompt_apart_or_in_front() -> None:
 def test_an_extra_column_leaves_the_others() -> None:
     row, _ = in_form(PAIR, "extra column")
     assert row == {**PAIR, "note": "of w1"}
+
+
+def test_words_behind_the_end_are_in_the_tokens_and_in_the_conversation() -> None:
+    expected, _ = in_form(TEXT, "tokens of a template with words behind the end")
+    turns, words = in_form(TEXT, "conversation with words behind the end")
+    rendered = words.apply_chat_template(turns["messages"], tokenize=False)
+    assert words(rendered)["input_ids"] == expected["input_ids"] == [4, 5, 6, words.eos_token_id, 10]
+
+
+def test_a_call_is_in_the_text_as_it_is_in_the_row() -> None:
+    row, _ = in_form(TEXT, "text of calls in a template")
+    (call,) = in_form(TEXT, "conversation with calls")[0]["messages"][-1]["tool_calls"]
+    assert json.dumps(call) in row["text"]
+
+
+def test_tools_as_json_are_the_tools() -> None:
+    row, _ = in_form(TEXT, "conversation and tools")
+    as_json, _ = in_form(TEXT, "conversation and tools as JSON")
+    assert json.loads(as_json["tools"]) == row["tools"]
+    assert as_json["messages"] == row["messages"]
 
 
 def test_marks_of_a_tokenizer() -> None:

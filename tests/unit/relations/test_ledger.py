@@ -11,7 +11,7 @@ import pytest
 from trl_hotfix.catalogue import loading
 from trl_hotfix.errors import CatalogueError
 from trl_hotfix.relations import ledger
-from trl_hotfix.relations.cells import OF_TRL, ON_RECORD, VIOLATED
+from trl_hotfix.relations.cells import ERROR, OF_TRL, ON_RECORD, VIOLATED
 
 ENTRY = """\
 - relation: accumulation
@@ -112,6 +112,17 @@ CAUSE = "meant trl/trainer/sft_trainer.py:1"
 def test_a_cell_of_trl_names_its_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(monkeypatch) == (ON_RECORD, [CAUSE])
     assert judged(monkeypatch, "SFT", VIOLATED, "entropy of step 1", "loss of step 1") == (VIOLATED, [CAUSE, None])
+
+
+def test_an_error_has_a_cause_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = msgspec.structs.replace(finding(), differs=("IndexError: pop",))
+    monkeypatch.setattr(ledger, "load", lambda: (failed,))
+    monkeypatch.setattr(ledger, "installed", {"trl": "1.16.0", "transformers": "4.57.0"}.get)
+    cell = {**CELL, "state": ERROR, "differences": []}
+    answer = ledger.with_causes({**cell, "why": "IndexError: pop from an empty deque"}, "SFT", on=True)
+    assert (answer["state"], answer["why"]) == (ON_RECORD, f"IndexError: pop from an empty deque ({CAUSE})")
+    other = {**cell, "why": "KeyError: x"}
+    assert ledger.with_causes(other, "SFT", on=True) == other
 
 
 def test_what_the_trainer_of_a_user_violates_is_not_on_record(monkeypatch: pytest.MonkeyPatch) -> None:

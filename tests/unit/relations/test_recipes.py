@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trl_hotfix.relations.materials import LONGEST, AnswersFromTable
-from trl_hotfix.relations.recipes import CannotBeAskedError, parameters
+from trl_hotfix.relations.recipes import parameters
+from trl_hotfix.relations.setting import CannotBeAskedError
 from trl_hotfix.relations.trainers import NO_RECIPE, RECIPES, recipe_of
 
 

@@ -12,10 +12,9 @@ from trl_hotfix.relations import parametrize
 from trl_hotfix.relations.cells import ERROR, HOLDS, OF_TRL, UNASKED, VIOLATED, Runs, asked
 from trl_hotfix.relations.claims import Averaged, OfFormula, Pair, Saved, Standstill
 from trl_hotfix.relations.of_forms import MAIN
-from trl_hotfix.relations.recipes import CannotBeAskedError
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.run import Run
-from trl_hotfix.relations.setting import Setting
+from trl_hotfix.relations.setting import CannotBeAskedError, Setting
 from trl_hotfix.relations.trainers import RECIPES
 
 LEFT, RIGHT = Setting(batch_size=4), Setting(batch_size=2)

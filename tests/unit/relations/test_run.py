@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix.relations.recipes import CannotBeAskedError
 from trl_hotfix.relations.run import _train
+from trl_hotfix.relations.setting import CannotBeAskedError
 
 
 def of_module(name: str, line: str, **known: Any) -> Callable[..., Any]:
