@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trl_hotfix.relations.cells import ON_RECORD, VIOLATED
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.trainers import NO_RECIPE, RECIPES
 
@@ -38,7 +39,7 @@ def violated(found: Sequence[dict[str, Any]]) -> dict[str, set[str]]:
             each["what"].partition(" of step ")[0] for each in cell["differences"]
         }
         for cell in found
-        if cell["state"] == "violated"
+        if cell["state"] in (VIOLATED, ON_RECORD)
     }
 
 
