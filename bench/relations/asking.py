@@ -86,7 +86,8 @@ def overlays_of(claim: Claim, place: Place) -> tuple[str, ...]:
     is_early = in_range(place.version_of("transformers") or "", "<4.48")
     liger = any(setting.arguments.get(name) for setting in claim.settings for name in LIGER)
     deepspeed = "deepspeed-0.15.4" if is_early else "deepspeed"
-    return ((deepspeed,) if zero else ()) + (("liger",) if liger else ())
+    needed = {deepspeed: zero, "liger": liger, "images": any(setting.images for setting in claim.settings)}
+    return tuple(name for name, is_needed in needed.items() if is_needed)
 
 
 def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, Any]]:

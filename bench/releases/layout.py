@@ -261,7 +261,7 @@ def _build(selected: tuple[Place, ...], beside: set[str], report: Callable[[str]
         _build_stack(stack, report)
     overlays = {place.release: (f"trl=={place.release}",) for place in selected}
     special = {settings()["special"].get(place.release, {}).get("overlay") for place in selected}
-    special |= {"coverage", "deepspeed", "liger", "pytest", "scikit-learn", "trackers", "trackio"}
+    special |= {"coverage", "deepspeed", "images", "liger", "pytest", "scikit-learn", "trackers", "trackio"}
     special |= {overlay for place in selected for patch in loading.load() for overlay in place.overlays_of(patch)}
     overlays |= {name: tuple(settings()["overlays"][name]) for name in (special | beside) - {None}}
     beneath = {place.transformers for place in selected if place.transformers}

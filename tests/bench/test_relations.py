@@ -27,7 +27,7 @@ def cells(trainer: str, relations: Sequence[str], *, on: bool = True) -> list[di
     layout.build([place])
     task = {"trainer": trainer, "recipe": False, "on": on, "having": "", "relations": list(relations)}
     log = f"relations-{trainer.replace(':', '-')}"
-    found, why = lines_of(place, "trl_hotfix.relations.inside", task, 300, log, ("deepspeed", "liger"))
+    found, why = lines_of(place, "trl_hotfix.relations.inside", task, 300, log, ("deepspeed", "images", "liger"))
     assert found, why
     return found
 

@@ -69,12 +69,17 @@ def test_the_claim_the_recipe_and_the_patches_are_in_the_key() -> None:
     assert len(found | {known.key(*usual, ["liger"], on=True)}) == 9
 
 
+SEEING = [one for one in asking.claims_of("SFT", ["formats", "models"]) if "images" in str(one[1])]
+
+
 def test_claims_that_need_other_packages_are_asked_apart() -> None:
     works = asking.works_of(NEWEST, "GRPO", asking.claims_of("GRPO", ["ranks", "options"]), on=True)
     by_need = {work.overlays: {str(claim) for _, claim in work.claims} for work in works}
     assert by_need.keys() == {(), ("deepspeed",), ("liger",)}
     assert all("engine=zero" in claim for claim in by_need["deepspeed",])
     assert all("liger" in claim for claim in by_need["liger",])
+    (work,) = asking.works_of(NEWEST, "SFT", [one for one in SEEING if one[0] == "formats"], on=True)
+    assert work.overlays == ("images",)
     early = asking.works_of(layout.main_place("0.16.1"), "GRPO", asking.claims_of("GRPO", ["ranks"]), on=True)
     assert {work.overlays for work in early} == {(), ("deepspeed-0.15.4",)}
 

@@ -70,6 +70,19 @@ class Pair(_OfTwo):
 
 
 @dataclass(frozen=True)
+class Unlike(_OfTwo):
+    """Two settings with other rows, which the model must see: the gradients of the first step differ."""
+
+    def __str__(self) -> str:
+        return f"{self.left} is not {self.right}"
+
+    def violations(self, run_of: RunOf) -> Iterator[Difference]:
+        left, right = (run_of(setting).gradients[0] for setting in self.settings)
+        if not list(tensors("", left, right)):
+            yield Difference("gradient of step 1: the same", 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class Values(_OfOne):
     """A setting in which the first step must log these numbers."""
 

@@ -23,7 +23,9 @@ class Given:
             if name in ("args", "config"):
                 yield from _named("argument", value.to_dict())
             elif name in ("processing_class", "tokenizer"):
-                yield from _named("tokenizer", {each: getattr(value, each) for each in OF_TOKENIZER})
+                # A processor has one.
+                words = getattr(value, "tokenizer", value)
+                yield from _named("tokenizer", {each: getattr(words, each) for each in OF_TOKENIZER})
             elif name in ("model", "policy"):
                 yield from _named("config", value.config.to_dict())
                 yield from _named("generation config", _of(getattr(value, "generation_config", None)))

@@ -22,7 +22,7 @@ def arguments(engine: str, ranks: int) -> dict[str, Any]:
         return {}
     if find_spec("deepspeed") is None:
         raise CannotBeAskedError("DeepSpeed is not installed")
-    # Early releases ask numactl how many there are, unless they are told.
+    # Without LOCAL_SIZE early releases ask numactl for the number of devices.
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(ranks)}
     # It takes minutes to compile.
     import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import architectures, forms, materials, stand_ins
+from . import architectures, forms, images, materials, stand_ins
 from .effects import Given
 from .setting import HELD_OUT, Setting
 
 
 def made(trainer_class: Any, arguments: dict[str, Any], setting: Setting, folder: Path) -> Any:
     """Return a trainer of these arguments, as the setting has them. ``folder`` is for what is saved before."""
+    if setting.images:
+        arguments = images.given(arguments, setting.images, _tokenizer_in(arguments), folder)
     name = "model" if "model" in arguments else "policy"
     model = arguments[name] = _model(arguments[name], setting, folder)
     if setting.reference != "another":

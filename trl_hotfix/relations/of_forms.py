@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .architectures import ARCHITECTURES
-from .claims import TRAINED, Averaged, Claim, OfFormula, Pair, Saved
+from .claims import TRAINED, Averaged, Claim, OfFormula, Pair, Saved, Unlike
 from .of_steps import PLAIN
 from .recipes import Recipe
 from .setting import ROWS, Setting
@@ -22,6 +22,8 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name == "SFT":
         for one, other in _SAME:
             yield Pair(PLAIN.but(form=one), PLAIN.but(form=other))
+    for held in ("path", "bytes"):
+        yield Pair(PLAIN.but(images="picture"), PLAIN.but(images=held))
     for form in _FORMS[recipe.name]:
         yield Pair(PLAIN, (plain if "two" in form or "completion" in form else PLAIN).but(form=form))
     ordered = PLAIN.but(arguments={"shuffle_dataset": False}) if recipe.generates else PLAIN.but(in_order=True)
@@ -58,6 +60,9 @@ def models(recipe: Recipe) -> Iterator[Claim]:
     yield Pair(by_path, by_path.but(arguments={"model_init_kwargs": {"device_map": {"": "cpu"}}}))
     if recipe.second_model == "ref_model":
         yield Pair(PLAIN.but(reference="same"), PLAIN.but(reference="none"))
+    seeing = Setting(images="picture", arguments=_LOSS.get(recipe.name, {}))
+    yield Pair(seeing, seeing.but(batch_size=4, accumulation=2), TRAINED)
+    yield Unlike(seeing, seeing.but(images="another"))
     for architecture in ARCHITECTURES:
         odd = Setting(architecture=architecture, arguments=_LOSS.get(recipe.name, {}))
         yield Pair(odd, odd.but(batch_size=4, accumulation=2, width=16), TRAINED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -90,6 +91,8 @@ def _exists(setting: Setting, recipe: Recipe) -> bool:
     if setting.data == "stream" and not _takes_streams(trainer_class):
         return False
     if setting.form.startswith("conversation") and "chat_template" not in inspect.getsource(trainer_class):
+        return False
+    if setting.images and "images" not in inspect.getsource(sys.modules[trainer_class.__module__]):
         return False
     options = {field.name for field in dataclasses.fields(config_class)}
     if recipe.generates and "steps_per_generation" not in options and setting.batch_size * setting.ranks % GROUP:

@@ -28,7 +28,8 @@ class Setting:
     same. The n-th completion of a prompt is number ``answers_from`` + n; ``samples``: the model generates them itself.
     ``evaluates``: on rows ``"held out"``, on the ``"training"`` rows, or on ``"two sets"`` by name.
 
-    ``form`` is a form of its rows, by a name of ``forms.FORMS``.
+    ``form`` is a form of its rows, by a name of ``forms.FORMS``. ``images`` is how they hold an image, a name of
+    ``images.HELD``.
 
     Its text: ``marks`` are what the tokenizer writes around a text itself, or that it pads with its end. It pads on
     ``padding_side``; empty is the side that the trainer needs. ``width`` is the multiple to which batches are padded.
@@ -53,6 +54,7 @@ class Setting:
     in_order: bool = False
     data: str = "table"
     form: str = ""
+    images: str = ""
     marks: str = ""
     equal_lengths: bool = False
     answers_from: int = 0

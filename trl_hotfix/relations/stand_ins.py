@@ -21,7 +21,7 @@ KERNELS = "liger_kernel.transformers"
 class Server:
     """Stands in place of TRL's client of a vLLM server. It answers from the table.
 
-    The log-probs of its answers are those of its own copy of the model, whose weights TRL must send.
+    It computes the log-probs of its answers with its own copy of the model, to which TRL must send the weights.
     """
 
     def __init__(self, client: Any, answers: AnswersFromTable, tokenizer: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from trl_hotfix.relations import parametrize
 from trl_hotfix.relations.cells import ERROR, HOLDS, OF_TRL, UNASKED, VIOLATED, Runs, asked
-from trl_hotfix.relations.claims import Averaged, OfFormula, Pair, Saved, Standstill
+from trl_hotfix.relations.claims import Averaged, OfFormula, Pair, Saved, Standstill, Unlike
 from trl_hotfix.relations.of_forms import MAIN
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.run import Run
@@ -94,6 +94,15 @@ def test_a_log_of_several_steps_has_the_means_of_their_logs() -> None:
     runs[2].logs[0]["loss"] = 2.0
     (found,) = Averaged(LEFT, RIGHT).violations(lambda setting: runs[setting.batch_size])
     assert (found.what, found.left, found.right) == ("means until the end: loss of step 2", 1.5, 2.0)
+
+
+def test_a_model_that_does_not_see_its_images_has_the_same_gradient_for_others() -> None:
+    torch = pytest.importorskip("torch")
+    runs = {4: Run(gradients=[{"weight": torch.ones(1)}]), 2: Run(gradients=[{"weight": torch.zeros(1)}])}
+    claim = Unlike(LEFT, RIGHT)
+    assert not list(claim.violations(lambda setting: runs[setting.batch_size]))
+    (found,) = claim.violations(lambda setting: runs[4])
+    assert found.what == "gradient of step 1: the same"
 
 
 def test_what_was_trained_is_on_disk() -> None:

@@ -129,6 +129,14 @@ def test_liger_puts_nothing_into_a_model_inside_the_block(monkeypatch: pytest.Mo
     assert stand_ins.KERNELS not in sys.modules
 
 
+def test_images_cannot_be_asked_without_pillow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from trl_hotfix.relations import images
+
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
+    with pytest.raises(CannotBeAskedError, match="Pillow is not installed"):
+        images.given({}, "picture", "tokenizer", tmp_path)
+
+
 def test_deepspeed_cannot_be_asked_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     from trl_hotfix.relations import engines
 
