@@ -70,7 +70,8 @@ def models(recipe: Recipe) -> Iterator[Claim]:
 
 def options(recipe: Recipe) -> Iterator[Claim]:
     yield Pair(PLAIN, PLAIN.but(arguments={"dataloader_num_workers": 1}))
-    yield Pair(PLAIN, PLAIN.but(arguments={"gradient_checkpointing": True}))
+    for setting in (PLAIN, PLAIN.but(adapter="config")):
+        yield Pair(setting, setting.but(arguments={"gradient_checkpointing": True}))
     # Its losses, since its kernels need a GPU.
     for name in LIGER if recipe.name in ("DPO", "KTO", "GRPO") else ():
         for setting in (PLAIN, Setting(batch_size=4, accumulation=2)):

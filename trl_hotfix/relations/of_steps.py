@@ -39,6 +39,9 @@ def ranks(recipe: Recipe) -> Iterator[Claim]:
         # An engine keeps the gradients.
         sharded = plain.but(batch_size=2, accumulation=2, ranks=2)
         yield Pair(sharded, sharded.but(engine=engine), frozenset({"weights", "logs"}))
+    if "precompute_ref_log_probs" in dict(recipe.neutral):
+        precomputed = plain.but(arguments={"precompute_ref_log_probs": True})
+        yield Pair(precomputed, precomputed.but(batch_size=4, ranks=2))
     if not recipe.generates:
         # accelerate fills the last batch with the first rows of the epoch.
         filled = Setting(order=(*range(ROWS), *range(8 - ROWS % 8)), in_order=True)
@@ -105,7 +108,8 @@ def resume(recipe: Recipe) -> Iterator[Claim]:
 
 def evaluation(recipe: Recipe) -> Iterator[Claim]:
     each_step = PLAIN.but(evaluates="held out", arguments=EACH_STEP)
-    yield Pair(PLAIN, each_step)
+    for setting in (PLAIN, *variants(recipe, PLAIN)):
+        yield Pair(setting, setting.but(evaluates="held out", arguments=EACH_STEP))
     for size in (1, 2, 9) if not recipe.generates else (8, 12):
         yield Pair(each_step, each_step.but(eval_batch_size=size), EVALUATED)
     yield Pair(each_step, each_step.but(evaluates="two sets"), EVALUATED, part="first")
