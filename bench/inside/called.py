@@ -217,12 +217,13 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "1.5.1": (
         *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GKD", "GRPO, Liger"),
-        *ON_POLICY,
+        *("proof extract-prompt-negative-index", *ON_POLICY),
     ),
     "1.8.0": (
         *("DPO", "SFT", "KTO", "KTO, precomputed", "ORPO", "CPO", "BCO", "Reward", "GKD", "GKD, dataset"),
         *("GRPO, reusing", "RLOO, reusing", "proof grpo-liger-dapo-normalizer"),
         *("proof apply-chat-template-loses-chosen-tokens", "proof grpo-vllm-sleep-stale-initial-weights"),
+        "proof distillation-normaliser-counts-dataset-labels",
     ),
     "1.13.0": (
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
@@ -236,7 +237,8 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof gkd-onpolicy-normaliser-from-dataset-labels", "proof gold-loss-normaliser-counts-dataset-labels"),
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
-        *("proof sft-silent-truncation-diagnosis", "A2PO"),
+        *("proof sft-silent-truncation-diagnosis", "proof extract-prompt-negative-index", "A2PO"),
+        "proof distillation-normaliser-counts-dataset-labels",
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
