@@ -213,10 +213,9 @@ def trainers() -> list[str]:
 
 
 def train() -> tiny.TrainingResult:
-    from trl import data_utils
-
-    if not hasattr(data_utils, "maybe_unpair_preference_dataset"):
-        return tiny.TrainingResult(absent("this release takes the prompts of messages only"))
+    modules = [sys.modules[tiny.classes(method)[0].__module__] for method in ("ORPO", "CPO")]
+    if not all(hasattr(module, "maybe_extract_prompt") for module in modules):
+        return tiny.TrainingResult(absent("in this release pairs need a column prompt"))
     runs = {method: steps(method, mixed()) for method in trainers()}
     outcomes = [judged_steps(run) for run in runs.values()]
     assert len({outcome.verdict for outcome in outcomes}) == 1, outcomes
@@ -226,7 +225,6 @@ def train() -> tiny.TrainingResult:
             found, expected = (losses(method, dataset(mixed(), method, given)) for given in ("", parts))
             assert found == expected, f"{method}: {found}, and not {expected}"
     # Some trainers have themselves, with their weights, in the fingerprints of what they make of these rows.
-    modules = [sys.modules[tiny.classes(method)[0].__module__] for method in ("ORPO", "CPO")]
     split = [dataset(mixed()).map(module.maybe_extract_prompt) for module in modules]
     tiny.state.fingerprints[:] = [rows._fingerprint for rows in split]
     return several_runs(runs, outcomes[0])
