@@ -119,7 +119,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 def test_the_wheel_is_small(distributions: dict[str, Path]) -> None:
     """A patch takes 4 KB: half of it is its module, and the rest its proof, its entry and its evidence."""
-    assert distributions["wheel"].stat().st_size < 575_000 + 4_300 * len(loading.load())
+    assert distributions["wheel"].stat().st_size < 580_000 + 4_300 * len(loading.load())
 
 
 def test_two_builds_are_the_same_files(build: Build, distributions: dict[str, Path], tmp_path: Path) -> None:
