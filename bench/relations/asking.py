@@ -62,7 +62,7 @@ class Work:
         return keep(self._key(claim), self.place, found, on=self.on)
 
     def _key(self, claim: Named) -> str:
-        return key(RECIPES[self.trainer], *claim, self.place, self.overlays, on=self.on)
+        return key(RECIPES[self.trainer], *claim, self.place, on=self.on, overlays=self.overlays)
 
 
 def claims_of(trainer: str, relations: Iterable[str]) -> tuple[Named, ...]:

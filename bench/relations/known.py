@@ -28,7 +28,7 @@ MACHINE = (("cells", "Runs"), ("cells", "asked"), ("recipes", "Recipe"))
 """What makes and runs, with all that it uses. It has no relation, no recipe and no kind of claim."""
 
 
-def key(recipe: Recipe, relation: str, claim: Claim, place: Place, overlays: Iterable[str], *, on: bool) -> str:
+def key(recipe: Recipe, relation: str, claim: Claim, place: Place, *, on: bool, overlays: Iterable[str] = ()) -> str:
     """Return the key of our part in an answer: without TRL's code and without patches."""
     special = layout.settings()["special"].get(place.release, {})
     ours = [_machine(type(claim).__name__), _data(recipe), relation, str(claim)]

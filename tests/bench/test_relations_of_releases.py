@@ -65,8 +65,8 @@ def test_the_claim_the_recipe_and_the_patches_are_in_the_key() -> None:
         (usual[0], "order", *usual[2:]),
         (*usual[:2], Pair(plain, plain.but(width=8)), usual[3]),
     ]
-    found = {known.key(*each, (), on=on) for each in [usual, *others] for on in (True, False)}
-    assert len(found | {known.key(*usual, ["liger"], on=True)}) == 9
+    found = {known.key(*each, on=on) for each in [usual, *others] for on in (True, False)}
+    assert len(found | {known.key(*usual, on=True, overlays=["liger"])}) == 9
 
 
 SEEING = [one for one in asking.claims_of("SFT", ["formats", "models"]) if "images" in str(one[1])]

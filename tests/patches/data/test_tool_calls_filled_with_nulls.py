@@ -62,7 +62,7 @@ class Tokenizer(CharacterTokenizer):
         encoded["offset_mapping"] = [(place, place + 1) for place in range(len(text))]
         return encoded
 
-    def apply_chat_template(self, conversation: Any, *args: Any, tools: Any = None, **kwargs: Any) -> Any:
+    def apply_chat_template(self, conversation: Any, *args: Any, tools: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
         self.messages.extend(conversation)
         self.tools.append(tools)
         return super().apply_chat_template(conversation, *args, **kwargs)
