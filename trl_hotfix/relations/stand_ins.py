@@ -86,6 +86,8 @@ def server(args: Any, answers: AnswersFromTable, tokenizer: Any) -> Iterator[Non
         raise CannotBeAskedError("this TRL has no client of a vLLM server")
     if hasattr(args, "vllm_mode"):
         args.vllm_mode = "server"
+    import torch
+
     client = clients[0].VLLMClient
     found = {
         "VLLMClient": lambda *_, **__: Server(client, answers, tokenizer),
@@ -96,6 +98,9 @@ def server(args: Any, answers: AnswersFromTable, tokenizer: Any) -> Iterator[Non
             for name in found.keys() & vars(module).keys():
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, found[name])
+        # Up to 0.24 TRL tells the client which GPU it has.
+        stack.callback(setattr, torch.cuda, "current_device", torch.cuda.current_device)
+        torch.cuda.current_device = lambda: 0
         yield
 
 
