@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from trl_hotfix.relations.engines import deepspeed_config
+
 from bench.releases import layout
 from launched import LAUNCHED
 
@@ -39,21 +41,9 @@ def run(
     overlays = [deepspeed] if deepspeed else []
     layout.build([place], beside=overlays)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
-    zero: dict[str, Any] = {"stage": stage}
-    if offloads:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    config = {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        # 0.19.3 clips where it is left out.
-        "gradient_clipping": 0.0,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
     with TemporaryDirectory() as folder:
         file = Path(folder, "deepspeed.json")
-        file.write_text(json.dumps(config))
+        file.write_text(json.dumps(deepspeed_config(stage, offloads=offloads)))
         words = [str(SCRIPT), folder, str(MICRO_BATCHES), *([str(file)] if deepspeed else [])]
         environment = place.environment(*overlays)
         # Two builds of DeepSpeed give an extension the same name.

@@ -26,18 +26,25 @@ def arguments(engine: str, ranks: int) -> dict[str, Any]:
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(ranks)}
     # It takes minutes to compile.
     import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
-    zero: dict[str, Any] = {"stage": int(stage[0])}
-    if "offloaded" in stage:
+    return {"deepspeed": deepspeed_config(int(stage[0]), offloads="offloaded" in stage)}
+
+
+def deepspeed_config(stage: int, *, offloads: bool = False) -> dict[str, Any]:
+    """Return the config of DeepSpeed for a stage of ZeRO with any optimizer, whose gradients nobody clips.
+
+    ``offloads``: the memory of the host keeps the optimizer's state.
+    """
+    zero: dict[str, Any] = {"stage": stage}
+    if offloads:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     return {
-        "deepspeed": {
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": 0.0,
-            "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        }
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        # 0.19.3 clips where it is left out.
+        "gradient_clipping": 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
     }
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import forms
+from . import forms, materials
 from .architectures import SIZES
 from .setting import CannotBeAskedError
 
@@ -34,9 +34,7 @@ def given(arguments: dict[str, Any], held: str, tokenizer: str, folder: Path) ->
     changed = {"train_dataset": _rows(arguments["train_dataset"], held, folder)}
     for seed, name in enumerate(("model", "ref_model")):
         if arguments.get(name) is not None:
-            changed[name] = _seeing(folder, seed=seed)
-            generates = {key: each for key, each in vars(arguments[name]).items() if key.startswith("generate")}
-            vars(changed[name]).update(generates)
+            changed[name] = materials.answering_as(arguments[name], _seeing(folder, seed=seed))
     return {**arguments, **changed, tokenizer: _processor(arguments[tokenizer])}
 
 

@@ -86,9 +86,9 @@ def _model(model: Any, setting: Setting, folder: Path) -> Any:
     import torch
 
     if setting.base is not None:
-        return _moved(model, setting.base)
+        return materials.answering_as(model, setting.base)
     if setting.architecture:
-        model = _moved(model, architectures.model_of(setting.architecture, model, folder))
+        model = materials.answering_as(model, architectures.model_of(setting.architecture, model, folder))
     model = model.to(getattr(torch, setting.dtype))
     if setting.adapter != "path":
         return model
@@ -96,10 +96,4 @@ def _model(model: Any, setting: Setting, folder: Path) -> Any:
 
     get_peft_model(model, materials.lora(model)).save_pretrained(folder / "adapter")
     base = type(model).from_pretrained(model.name_or_path)
-    return _moved(model, PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True))
-
-
-def _moved(model: Any, other: Any) -> Any:
-    """Return another model, which answers as this one does."""
-    vars(other).update({name: each for name, each in vars(model).items() if name.startswith("generate")})
-    return other
+    return materials.answering_as(model, PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True))

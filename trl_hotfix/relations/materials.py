@@ -255,6 +255,12 @@ class AnswersFromTable:
         return tuple(logits[:, -width - 1 : -1].unbind(1))
 
 
+def answering_as(model: Any, other: Any) -> Any:
+    """Return another model, which answers as this one does."""
+    vars(other).update({name: each for name, each in vars(model).items() if name.startswith("generate")})
+    return other
+
+
 def reward(completions: list[Any], **kwargs: Any) -> list[float]:
     """Return a number for each completion that depends on its words alone."""
     texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]

@@ -42,9 +42,9 @@ class Setting:
 
     Its run: ``resume_at``: the run is saved at this step, and a new trainer goes on. ``ranks`` are processes, each with
     batches of ``batch_size``, and ``engine`` is what shards the weights over them, a name of ``engines.ENGINES``.
-    ``callback`` is the name of a callback of TRL. ``drawn`` random numbers are drawn before
-    the trainer is made. ``saves``: it is saved in the end and loaded. ``by_hand`` is the formula of its loss, by a name
-    of ``by_hand.FORMULAS``.
+    ``callback`` is the name of a callback of TRL. ``drawn`` random numbers are drawn before the trainer is made.
+    ``saves``: it is saved in the end and loaded. ``by_hand`` is the formula of its loss, by a name of
+    ``by_hand.FORMULAS``.
     """
 
     batch_size: int = 8
