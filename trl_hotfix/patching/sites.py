@@ -236,18 +236,25 @@ class Sites:
 
     def clear(self) -> None:
         """Take all layers off that can be taken off."""
-        for site in [site for site in self._sites.values() if site.layers]:
-            with suppress(OccupiedError):
-                site.clear()
+        for site in self._all():
+            if site.layers:
+                with suppress(OccupiedError):
+                    site.clear()
 
     def forget(self, site: Site) -> None:
         """Forget a site of a class that a reload has replaced, so that the class can be collected."""
-        self._sites.pop((site.owner, site.name), None)
-        self._forgotten.add(site)
+        with _CHANGING:
+            self._sites.pop((site.owner, site.name), None)
+            self._forgotten.add(site)
 
     def with_layer(self, name: str) -> list[Site]:
         """Return the sites that have the layer of this name, those of classes that a reload has replaced too."""
-        return [site for site in (*self._sites.values(), *self._forgotten) if site.has(name)]
+        return [site for site in self._all() if site.has(name)]
+
+    def _all(self) -> list[Site]:
+        # Another thread may add a site, and a dictionary that grows cannot be iterated over.
+        with _CHANGING:
+            return [*self._sites.values(), *self._forgotten]
 
 
 def describe_owner(owner: Any) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import wrapt
 
-from trl_hotfix.model import Reason
+from trl_hotfix.model import Reason, Target
 from trl_hotfix.patching.sites import MissingTargetError, OccupiedError, Sites
 from trl_hotfix.patching.wrappers import reference_of
 
@@ -537,3 +539,30 @@ def test_a_refused_function_is_not_rebound(utils: ModuleType, monkeypatch: pytes
     with pytest.raises(OccupiedError):
         site.put_on(layer())
     assert user.pad is raw
+
+
+def test_a_thread_may_add_sites_while_another_lists_them() -> None:
+    module = ModuleType("trl.grows")
+    names = [f"function_{number}" for number in range(2_000)]
+    for name in names:
+        setattr(module, name, lambda: None)
+    sites, all_added = Sites(), threading.Event()
+
+    def list_until_all_are_added() -> None:
+        while not all_added.is_set():
+            sites.with_layer("a")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            listing = pool.submit(list_until_all_are_added)
+            try:
+                # A site without layers lives only while somebody holds it.
+                added = [sites.at(module, Target("trl.grows", name, "")) for name in names]
+            finally:
+                all_added.set()
+            listing.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(added) == len(names)
