@@ -256,6 +256,23 @@ def _(size: Size) -> Call:
     return called(wrapper, compute_loss, trainer, size.model, parts[0], False, 2_000)
 
 
+@case("distillation-normaliser-counts-dataset-labels")
+def _(size: Size) -> Call:
+    model = SimpleNamespace(training=True)
+    parts = [{"labels": size.ids} for _ in range(4)]
+    arguments = SimpleNamespace(average_tokens_across_devices=True)
+    accelerator = SimpleNamespace(gather=lambda count: count, num_processes=1)
+    trainer = SimpleNamespace(
+        model=model, use_teacher_server=False, args=arguments, accelerator=accelerator, _buffered_inputs=parts
+    )
+
+    def compute_loss(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> None:
+        pass
+
+    wrapper = size.patch.divide_by_the_tokens_of_the_buffer
+    return called(wrapper, compute_loss, trainer, size.model, parts[0], False, 2_000)
+
+
 @case("sft-label-smoothing-times-gas")
 def _(size: Size) -> Call:
     import torch

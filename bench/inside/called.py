@@ -92,7 +92,13 @@ def tpo(**settings: Any) -> Any:
     )
 
 
-def distillation(**settings: Any) -> Any:
+def iw_opd(**settings: Any) -> Any:
+    from trl.experimental.iw_opd import IWOPDConfig, IWOPDTrainer
+
+    return distillation((IWOPDTrainer, IWOPDConfig), **settings)
+
+
+def distillation(classes: Any = None, **settings: Any) -> Any:
     from datasets import Dataset
 
     from tiny.data import left_padding_tokenizer
@@ -100,11 +106,15 @@ def distillation(**settings: Any) -> Any:
     words = left_padding_tokenizer()
     words.chat_template = tiny.chat_tokenizer().chat_template
     messages = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3 w4"}]
-    trainer_class, config_class = tiny.classes("Distillation")
+    trainer_class, config_class = classes or tiny.classes("Distillation")
+    teacher = tiny.llama("models", seed=1)
+    # Some releases, and IW-OPD, compare the tokenizer with the teacher's.
+    words.save_pretrained("models")
+    teacher.config._name_or_path = "models"
     return tiny.trainer(
         trainer_class,
         model=tiny.llama("models", seed=0),
-        teacher_model=tiny.llama("models", seed=1),
+        teacher_model=teacher,
         args=tiny.config(config_class, **{"max_completion_length": 4, "max_prompt_length": 8, **settings}),
         train_dataset=Dataset.from_list([{"messages": messages, "prompt": messages[:1]}] * 8),
         tokenizer=words,
@@ -182,6 +192,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "RLOO, reusing": functools.partial(reusing, trainers.rloo),
     "GKD, dataset": functools.partial(trainers.gkd, lmbda=0.0),
     "Distillation": distillation,
+    "IWOPD": iw_opd,
     "GOLD": gold,
     "TPO": tpo,
 }
@@ -217,12 +228,13 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "1.5.1": (
         *("DPO", "DPO, precomputed", "DPO, Liger", "SFT", "KTO", "KTO, precomputed", "ORPO", "GKD", "GRPO, Liger"),
-        *ON_POLICY,
+        *("proof extract-prompt-negative-index", *ON_POLICY),
     ),
     "1.8.0": (
         *("DPO", "SFT", "KTO", "KTO, precomputed", "ORPO", "CPO", "BCO", "Reward", "GKD", "GKD, dataset"),
         *("GRPO, reusing", "RLOO, reusing", "proof grpo-liger-dapo-normalizer"),
         *("proof apply-chat-template-loses-chosen-tokens", "proof grpo-vllm-sleep-stale-initial-weights"),
+        "Distillation",
     ),
     "1.13.0": (
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
@@ -236,7 +248,8 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof gkd-onpolicy-normaliser-from-dataset-labels", "proof gold-loss-normaliser-counts-dataset-labels"),
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
-        *("proof sft-silent-truncation-diagnosis", "A2PO"),
+        *("proof sft-silent-truncation-diagnosis", "proof extract-prompt-negative-index", "A2PO"),
+        "IWOPD",
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
@@ -276,6 +289,10 @@ UNREACHED: dict[tuple[str, str], str] = {
         "grpo-prompt-cut-on-the-right",
         "trl.trainer.grpo_trainer:GRPOTrainer._generate_single_turn",
     ): "it is a target in 0.24 and 0.25 only",
+    (
+        "reward-model-left-in-train-mode",
+        "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
+    ): "no case trains SDPO",
     (
         "sft-prompt-length-is-that-of-a-dict",
         "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset",

@@ -1,7 +1,8 @@
 """What the wrappers and self-tests of patches share. It is public: packs may use it too.
 
 ========================  =============================================================================================
-``beginnings``            whether a tokenizer puts a beginning-of-sequence token before a text: ``adds_beginning``
+``beginnings``            whether a tokenizer puts a beginning-of-sequence token before a text (``adds_beginning``), and
+                          a view of one that puts none before a text that has its own (``beginning_once``)
 ``Call``, ``wrapper``     what a wrapper is given, and its mark
 ``calls``                 the model that a call is given, its module, an attribute for one call; the arguments of a call
                           for wrappers with wrapt's four arguments
@@ -25,7 +26,7 @@ because a patch module must load without them.
 from __future__ import annotations
 
 from ..call import Call, Mark, act, act_of_this_call, wrapper
-from .beginnings import adds_beginning
+from .beginnings import adds_beginning, beginning_once
 from .calls import argument, called_with, module_of, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
 from .datasets import masks_prompts_of_messages
@@ -72,6 +73,7 @@ __all__ = [
     "adds_beginning",
     "argument",
     "attention_keeps_apart",
+    "beginning_once",
     "block_diagonal",
     "called_with",
     "copies_of_a_loss_of_all_gpus",

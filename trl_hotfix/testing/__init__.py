@@ -15,12 +15,12 @@ trainers that were never initialised, models of one matrix and tokenizers withou
                 ``scored_completions``), with a ``PromptTokenizer``
 ``references``  the loss of GRPO with a reference or an adapter (``stub_with_reference``), and that of its formula
                 (``token_losses_of_a_group``)
-``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``
+``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``; the prompts of A2PO: ``a2po_stub``, ``a2po_prompts``
 ``sft``         SFT prepares a dataset (``sft_prepared``; ``quick_sft_prepared``, and ``quick_rows`` for self-tests) and
                 differentiates the loss of a mixture of experts (``SftMoeStep``)
 ``gkd``         GKD and GOLD: ``distillation_stub``, the ``divergence`` of its models
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
-``tokenizers``  ``CharacterTokenizer``, ``tiny_tokenizer``
+``tokenizers``  ``CharacterTokenizer``, ``digit_tokenizer``, ``tiny_tokenizer``
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
 ``completions`` the completions of such messages, as SFT prepares them: ``prepared_completions``
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
@@ -58,12 +58,12 @@ from .generation import PromptTokenizer, completions_of, scored_completions, stu
 from .gkd import distillation_stub, divergence
 from .grpo import metrics_by_mode, stub_grpo_trainer
 from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
-from .online import online_dpo_stub
+from .online import a2po_prompts, a2po_stub, online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
 from .references import stub_with_reference, token_losses_of_a_group
 from .sft import SftMoeStep, quick_rows, quick_sft_prepared, sft_prepared
 from .steps import gradient_of_one_of_two
-from .tokenizers import CharacterTokenizer, tiny_tokenizer
+from .tokenizers import CharacterTokenizer, digit_tokenizer, tiny_tokenizer
 from .trainers import (
     ONE_PROCESS,
     StopConstruction,
@@ -88,6 +88,8 @@ __all__ = [
     "PromptTokenizer",
     "SftMoeStep",
     "StopConstruction",
+    "a2po_prompts",
+    "a2po_stub",
     "absent_if_never_flattened",
     "absent_if_reexported",
     "as_tokenizer_of",
@@ -100,6 +102,7 @@ __all__ = [
     "constructed",
     "deepspeed_method",
     "default_arguments",
+    "digit_tokenizer",
     "distillation_stub",
     "divergence",
     "dpo_stub",

@@ -1,12 +1,16 @@
-"""Stand-ins for the trainers that generate a pair of completions and have it judged: OnlineDPO, XPO and NashMD."""
+"""Stand-ins for the trainers that generate and judge: OnlineDPO, XPO, NashMD and A2PO."""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from .generation import stub_that_generates
 from .models import tiny_causal_lm
+from .processes import single_process
 from .trainers import default_arguments, stub_trainer
 
 
@@ -84,3 +88,41 @@ def online_dpo_stub(module: ModuleType, completions: Any = None, completion_mask
     trainer._compute_losses = lambda *args: (2.0 * model.weight.sum() / model.weight.sum(), unit_values, unit_values)
     trainer._log_statistics = lambda *args: None
     return trainer
+
+
+def a2po_stub(module: ModuleType, tokenizer: Any, prompts: Sequence[Any], **settings: Any) -> Any:
+    """Return a stub of A2POTrainer for ``a2po_prompts``, with these prompts as its dataset.
+
+    Each completion is one end of sequence, and its reward 1. What the models are given is appended to
+    ``trainer.given``, a pair of ids and mask a batch. ``settings`` are of the trainer's arguments.
+    """
+    import torch
+
+    given: list[Any] = []
+
+    def generate(input_ids: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        given.append((input_ids, attention_mask))
+        return torch.cat([input_ids, torch.ones_like(input_ids[:, :1])], dim=1)
+
+    model = tiny_causal_lm(vocabulary=100)
+    model.generate = generate
+    attributes: dict[str, Any] = {"processing_class": tokenizer, "ref_model": model, "eos_token_ids": [1]}
+    attributes |= {"train_dataset": [{"prompt": prompt} for prompt in prompts], "eval_dataset": None}
+    attributes |= {"reward_funcs": [lambda prompts, **kwargs: [1.0] * len(prompts)], "reward_weights": torch.ones(1)}
+    attributes |= {"model_kwarg_keys": (), "_metrics": {mode: defaultdict(list) for mode in ("train", "eval")}}
+    attributes |= {"generation_config": None, "value_generation_config": None, "given": given, "_optimal_values": None}
+    few = {"num_value_samples": 1, "filter_all_incorrect": False}
+    args = default_arguments(module.A2POConfig, **{**few, **settings})
+    trainer = stub_that_generates(module.A2POTrainer, args, model, **attributes)
+    # A DataLoader draws a random number.
+    trainer.accelerator.prepare = lambda loader: [loader.dataset]
+    return trainer
+
+
+def a2po_prompts(trainer: Any) -> Any:
+    """Return the ids that the models of an ``a2po_stub`` are given: for the optimal values, and in a step."""
+    trainer.given.clear()
+    with single_process(sys.modules[type(trainer).__mro__[1].__module__]):
+        trainer._estimate_optimal_values()
+        trainer._prepare_inputs(trainer.train_dataset)
+    return [ids for ids, _ in trainer.given]

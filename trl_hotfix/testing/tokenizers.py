@@ -1,4 +1,4 @@
-"""Tokenizers without files: one of characters, and one of transformers' own with a single token."""
+"""Tokenizers without files: one of characters, and two of transformers' own, of digits and with a single token."""
 
 from __future__ import annotations
 
@@ -58,3 +58,13 @@ def tiny_tokenizer() -> Any:
 
     word_level = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
     return PreTrainedTokenizerFast(tokenizer_object=word_level, pad_token="<pad>", eos_token="<pad>")
+
+
+def digit_tokenizer(**settings: Any) -> Any:
+    """Return a tokenizer of transformers' own, whose tokens are digits: 0 is padding and 1 the end of a sequence."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    word_level = Tokenizer(models.WordLevel({str(digit): digit for digit in range(10)}, unk_token="0"))
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=word_level, pad_token="0", eos_token="1", **settings)

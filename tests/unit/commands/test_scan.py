@@ -90,7 +90,7 @@ def test_the_json_has_the_declared_shape(script: Path) -> None:
         (DPO, {"hit": Exit.DEGRADED, "unknown": Exit.DEGRADED, "never": Exit.FINE}),
         (DPO.replace("=True", "=read()"), {"hit": Exit.FINE, "unknown": Exit.DEGRADED, "never": Exit.FINE}),
         (
-            "from trl import RewardTrainer\nRewardTrainer('gpt2').train()\n",
+            "from trl.experimental.prm import PRMTrainer\nPRMTrainer('gpt2').train()\n",
             dict.fromkeys(("hit", "unknown"), Exit.FINE),
         ),
         ("print('nothing')\n", {"hit": Exit.FINE, "unknown": Exit.DEGRADED}),
@@ -99,7 +99,7 @@ def test_the_json_has_the_declared_shape(script: Path) -> None:
 def test_the_exit_code_is_what_fail_on_says(tmp_path: Path, text: str, codes: dict[str, Exit]) -> None:
     file = tmp_path / "x.py"
     file.write_text(text)
-    release = "1.16.0" if "Reward" in text else "0.12.2"
+    release = "1.16.0" if "PRM" in text else "0.12.2"
     assert run(str(file), "--trl", release).return_value is codes["hit"]
     for word, code in codes.items():
         assert run(str(file), "--trl", release, "--fail-on", word).return_value is code
