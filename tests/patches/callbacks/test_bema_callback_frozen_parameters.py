@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,3 +129,12 @@ def test_trl_writes_the_averages_behind_a_frozen_parameter_into_their_neighbours
     assert run.average("after").equal(run.trajectories["after"][0])
     assert len(run.errors) in (0, STEPS)
     assert all("longer" in error for error in run.errors)
+
+
+def test_a_peft_model_has_no_averages_at_all(tmp_path: Path) -> None:
+    """TRL makes a second model from the config, and a PeftModel needs more: ``not_repaired`` says so."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny.llama(str(tmp_path), seed=0), LoraConfig(task_type="CAUSAL_LM", r=1))
+    with pytest.raises(TypeError, match="peft_config"):
+        BEMACallback().on_train_begin(None, None, None, model=model)

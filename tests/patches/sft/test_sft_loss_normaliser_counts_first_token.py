@@ -159,7 +159,9 @@ def of_encoder_and_decoder(trainer: Any, monkeypatch: Any) -> None:
 
 
 def with_virtual_tokens(trainer: Any, monkeypatch: Any) -> None:
-    trainer.model.active_peft_config = SimpleNamespace(is_prompt_learning=True)
+    from peft import PromptTuningConfig
+
+    trainer.model.active_peft_config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
 
 
 def with_its_own_loss(trainer: Any, monkeypatch: Any) -> None:
@@ -204,8 +206,19 @@ def test_the_count_stays_where_it_is_right_or_not_known(
 
 
 def test_an_adapter_without_virtual_tokens_changes_nothing() -> None:
+    from peft import LoraConfig
+
     trainer = trainer_of()
-    trainer.model.active_peft_config = SimpleNamespace(is_prompt_learning=False)
+    trainer.model.active_peft_config = LoraConfig(task_type="CAUSAL_LM")
+    assert count_of(trainer, batches_of(*STEP)) == 7
+
+
+def test_prefix_tuning_predicts_no_first_token() -> None:
+    """Its virtual tokens are keys and values, which have no logits."""
+    from peft import PrefixTuningConfig
+
+    trainer = trainer_of()
+    trainer.model.active_peft_config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     assert count_of(trainer, batches_of(*STEP)) == 7
 
 

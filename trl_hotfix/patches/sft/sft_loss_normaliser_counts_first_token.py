@@ -83,11 +83,17 @@ def _counts_unpredicted_tokens(trainer: Any, name: str) -> bool:
     model, loss_func = trainer.model, getattr(trainer, "compute_loss_func", None)
     return (
         getattr(type(trainer), name) is getattr(Trainer, name)
-        and not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+        and not _virtual_tokens_predict_the_first(model)
         and (loss_func is None or getattr(loss_func, "__module__", "").startswith("trl."))
         and getattr(model, "loss_function", None) is ForCausalLMLoss
         and not model.config.is_encoder_decoder
     )
+
+
+def _virtual_tokens_predict_the_first(model: Any) -> bool:
+    """Return whether PEFT puts embeddings of virtual tokens before the row. Prefix tuning puts them into the cache."""
+    config = getattr(model, "active_peft_config", None)
+    return getattr(config, "is_prompt_learning", False) and config.peft_type != "PREFIX_TUNING"
 
 
 def _without_first_labels(batch: Any) -> Any:
