@@ -249,7 +249,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
         *("proof sft-silent-truncation-diagnosis", "proof extract-prompt-negative-index", "A2PO"),
-        "IWOPD",
+        *("IWOPD", "proof grpo-tool-answers-reordered"),
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
@@ -293,6 +293,10 @@ UNREACHED: dict[tuple[str, str], str] = {
         "reward-model-left-in-train-mode",
         "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
     ): "no case trains SDPO",
+    (
+        "grpo-tool-answers-reordered",
+        "trl.experimental.dppo.dppo_trainer:DPPOTrainer._tool_call_loop",
+    ): "no case trains DPPO",
     (
         "sft-prompt-length-is-that-of-a-dict",
         "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset",

@@ -56,6 +56,10 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("gkd-grad-accum-scaling", "self-test"): {
         "GKDTrainer.generate_on_policy_outputs": "the self-test computes the loss of the dataset"
     },
+    ("grpo-tool-answers-reordered", "self-test"): {
+        f"{method}Trainer._tool_call_loop": ENDS_EARLY for method in ("GRPO", "DPPO")
+    },
+    ("grpo-tool-answers-reordered", "proof"): {"DPPOTrainer._tool_call_loop": NOT_TRAINED},
     ("grpo-continuous-batching-casts-master-weights", "self-test"): dict.fromkeys(
         (
             "GRPOTrainer._generate_and_score_completions",

@@ -30,6 +30,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``vllm``        the class that hands weights over to vLLM, or generates with it (``class_with_vllm``)
 ``adapters``    a model for adapters (``base_for_adapters``); LoRA beneath a checkpoint (``base_and_lora``), and the
                 gradients of its matrices (``lora_gradients``)
+``tools``       tools that a model calls: a ``running_loop`` for asynchronous ones, GRPO's loop of calls up to what it
+                has ``answered`` (``stub_with_tools``; ``has_tools_of_rows``)
 ``processes``   ``single_process`` for modules that ask for the ranks, ``stream`` for datasets without a cache,
                 ``recorded_warnings``
 ==============  =======================================================================================================
@@ -64,6 +66,7 @@ from .references import stub_with_reference, token_losses_of_a_group
 from .sft import SftMoeStep, quick_rows, quick_sft_prepared, sft_prepared
 from .steps import gradient_of_one_of_two
 from .tokenizers import CharacterTokenizer, digit_tokenizer, tiny_tokenizer
+from .tools import answered, has_tools_of_rows, running_loop, stub_with_tools
 from .trainers import (
     ONE_PROCESS,
     StopConstruction,
@@ -92,6 +95,7 @@ __all__ = [
     "a2po_stub",
     "absent_if_never_flattened",
     "absent_if_reexported",
+    "answered",
     "as_tokenizer_of",
     "base_and_lora",
     "base_for_adapters",
@@ -108,6 +112,7 @@ __all__ = [
     "dpo_stub",
     "forwarded",
     "gradient_of_one_of_two",
+    "has_tools_of_rows",
     "lora_gradients",
     "messages",
     "metrics_by_mode",
@@ -123,6 +128,7 @@ __all__ = [
     "quick_rows",
     "quick_sft_prepared",
     "recorded_warnings",
+    "running_loop",
     "scored_completions",
     "sft_prepared",
     "single_process",
@@ -132,6 +138,7 @@ __all__ = [
     "stub_that_scores",
     "stub_trainer",
     "stub_with_reference",
+    "stub_with_tools",
     "tiny_attention_model",
     "tiny_causal_lm",
     "tiny_moe_lm",
