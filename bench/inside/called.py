@@ -249,7 +249,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
         *("proof sft-silent-truncation-diagnosis", "proof extract-prompt-negative-index", "A2PO"),
-        "IWOPD",
+        *("IWOPD", "proof dpo-kto-vlm-tools-dropped"),
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
