@@ -249,7 +249,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
         *("proof sft-silent-truncation-diagnosis", "proof extract-prompt-negative-index", "A2PO"),
-        *("IWOPD", "proof grpo-tool-answers-reordered"),
+        *("IWOPD", "proof grpo-tool-answers-reordered", "proof dpo-kto-vlm-tools-dropped"),
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
@@ -298,6 +298,14 @@ UNREACHED: dict[tuple[str, str], str] = {
         "trl.experimental.dppo.dppo_trainer:DPPOTrainer._tool_call_loop",
     ): "no case trains DPPO",
     (
+        "think-format-reward-after-prefill",
+        "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
+    ): "no case trains SDPO",
+    (
+        "think-format-reward-after-prefill",
+        "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
+    ): "it is a target in 0.18 only",
+    (
         "sft-prompt-length-is-that-of-a-dict",
         "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset",
     ): "it requires transformers 5, and the cases of its releases run on 4",
@@ -320,14 +328,15 @@ ELSEWHERE = {
     ),
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._forward": "1.13.0",
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._generate": "1.13.0",
+    "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._calculate_rewards_from_functions": "1.13.0",
     "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss": "0.19.1",
     "trl.trainer.reward_trainer:maybe_apply_chat_template": "0.22.2",
 }
 """The release in which a target is shown to be what is declared, if it is not the newest one of its range.
 
-Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward and _generate and calls
-neither; 1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which calls no dpo_loss. The reward model is
-trained in 0.22.2.
+Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward, _generate and the
+rewards of functions and calls none of them; 1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which calls
+no dpo_loss. The reward model is trained in 0.22.2.
 """
 
 

@@ -110,6 +110,10 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ),
     ("num-tokens-reset-on-resume", "proof"): {"KTOTrainer.compute_loss": NOT_TRAINED},
     ("reward-model-left-in-train-mode", "proof"): {"SDPOTrainer._calculate_rewards": NOT_TRAINED},
+    ("think-format-reward-after-prefill", "proof"): {
+        "SDPOTrainer._calculate_rewards": NOT_TRAINED,
+        "OnlineDPOTrainer._calculate_rewards_from_functions": NOT_TRAINED,
+    },
     ("tool-calls-filled-with-nulls", "proof"): {"GOLDTrainer._prepare_dataset": NOT_TRAINED},
     ("peft-config-reinitialises-peftmodel", "self-test"): {
         target.attribute: ENDS_EARLY for target in PATCHES["peft-config-reinitialises-peftmodel"].targets
