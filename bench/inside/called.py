@@ -293,6 +293,13 @@ UNREACHED: dict[tuple[str, str], str] = {
         "reward-model-left-in-train-mode",
         "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
     ): "no case trains SDPO",
+    **{
+        (
+            "sdpo-sdft-ranks-draw-the-same-samples",
+            f"trl.experimental.{name.lower()}.{name.lower()}_trainer:{name}Trainer.__init__",
+        ): f"no case trains {name}"
+        for name in ("SDPO", "SDFT")
+    },
     (
         "grpo-tool-answers-reordered",
         "trl.experimental.dppo.dppo_trainer:DPPOTrainer._tool_call_loop",
