@@ -289,6 +289,13 @@ UNREACHED: dict[tuple[str, str], str] = {
         "grpo-prompt-cut-on-the-right",
         "trl.trainer.grpo_trainer:GRPOTrainer._generate_single_turn",
     ): "it is a target in 0.24 and 0.25 only",
+    **{
+        (
+            patch_id,
+            "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
+        ): "no case trains SDPO"
+        for patch_id in ("reward-model-left-in-train-mode", "reward-model-input-without-special-tokens")
+    },
     (
         "reward-model-left-in-train-mode",
         "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
@@ -300,6 +307,9 @@ UNREACHED: dict[tuple[str, str], str] = {
         ): f"no case trains {name}"
         for name in ("SDPO", "SDFT")
     },
+        "reward-model-input-without-special-tokens",
+        "trl.trainer.online_dpo_trainer:OnlineDPOTrainer._calculate_rewards_from_functions",
+    ): "the cases of its releases have a judge",
     (
         "grpo-tool-answers-reordered",
         "trl.experimental.dppo.dppo_trainer:DPPOTrainer._tool_call_loop",
