@@ -294,12 +294,12 @@ UNREACHED: dict[tuple[str, str], str] = {
             patch_id,
             "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
         ): "no case trains SDPO"
-        for patch_id in ("reward-model-left-in-train-mode", "reward-model-input-without-special-tokens")
+        for patch_id in (
+            "reward-model-input-without-special-tokens",
+            "reward-model-left-in-train-mode",
+            "think-format-reward-after-prefill",
+        )
     },
-    (
-        "reward-model-left-in-train-mode",
-        "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
-    ): "no case trains SDPO",
     **{
         (
             "sdpo-sdft-ranks-draw-the-same-samples",
@@ -307,6 +307,7 @@ UNREACHED: dict[tuple[str, str], str] = {
         ): f"no case trains {name}"
         for name in ("SDPO", "SDFT")
     },
+    (
         "reward-model-input-without-special-tokens",
         "trl.trainer.online_dpo_trainer:OnlineDPOTrainer._calculate_rewards_from_functions",
     ): "the cases of its releases have a judge",
@@ -314,10 +315,6 @@ UNREACHED: dict[tuple[str, str], str] = {
         "grpo-tool-answers-reordered",
         "trl.experimental.dppo.dppo_trainer:DPPOTrainer._tool_call_loop",
     ): "no case trains DPPO",
-    (
-        "think-format-reward-after-prefill",
-        "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
-    ): "no case trains SDPO",
     (
         "think-format-reward-after-prefill",
         "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
