@@ -429,6 +429,26 @@ def _(size: Size) -> Call:
     return called(size.patch.keep_the_weights_as_they_are, lambda: size.model.generate_batch(), trainer)
 
 
+@case("frozen-peftmodel-trains-nothing")
+def _(size: Size) -> Call:
+    trainer = SimpleNamespace(model=size.model, accelerator=size.accelerator, is_in_train=True)
+    return called(size.patch.warn_of_a_frozen_model, lambda: None, trainer)
+
+
+@case("dpo-wpo-weights-not-clamped")
+def _(size: Size) -> Call:
+    import torch
+    from trl.trainer import dpo_trainer
+
+    log_weights = torch.zeros(len(size.ids))
+
+    def compute_loss(model: Any, inputs: Any, return_outputs: bool) -> Any:
+        return dpo_trainer.torch.exp(log_weights)
+
+    trainer = SimpleNamespace(use_weighting=True)
+    return called(size.patch.clamp_the_weights, compute_loss, trainer, size.model, {"input_ids": size.ids}, False)
+
+
 @case("grpo-zero-loss-diagnosis")
 def _(size: Size) -> Call:
     class Trainer:
