@@ -11,7 +11,7 @@ from trl_hotfix.catalogue.conditions import Argument, Kind, evaluate
 from trl_hotfix.scanning.bindings import ScriptBindings
 from trl_hotfix.scanning.trainer_calls import trainer_calls
 
-BEMA = "bema-callback-frozen-parameters"
+BEMA = "bema-state-lost-on-resume"
 DTYPE = "ref-model-dtype-mismatch"
 DAPO = "grpo-dapo-normaliser"
 PADDING_FREE = "sft-padding-free-contamination"
@@ -69,10 +69,10 @@ def test_each_trainer_of_a_file_has_its_own_config_and_model(scan: Any) -> None:
 )
 def test_callbacks_are_found_in_the_call_or_added_later(scan: Any, argument: str, statement: str, hit: bool) -> None:
     text = f"""\
-        from peft import LoraConfig
         from trl import BEMACallback, SFTTrainer
-        trainer = SFTTrainer("gpt2", peft_config=LoraConfig(){argument})
+        trainer = SFTTrainer("gpt2"{argument})
         {statement}
+        trainer.train(resume_from_checkpoint="checkpoint-10")
         """
     (trainer,) = scan(text, "1.0.0")
     if hit:

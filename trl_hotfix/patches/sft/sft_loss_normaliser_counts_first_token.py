@@ -93,7 +93,7 @@ def _counts_unpredicted_tokens(trainer: Any, name: str) -> bool:
 def _virtual_tokens_predict_the_first(model: Any) -> bool:
     """Return whether PEFT puts embeddings of virtual tokens before the row. Prefix tuning puts them into the cache."""
     config = getattr(model, "active_peft_config", None)
-    return getattr(config, "is_prompt_learning", False) and config.peft_type != "PREFIX_TUNING"
+    return getattr(config, "is_prompt_learning", False) and config.peft_type != "PREFIX_TUNING"  # type: ignore[union-attr]
 
 
 def _without_first_labels(batch: Any) -> Any:
