@@ -18,7 +18,14 @@ from typing import Any
 
 from ...authoring import Call, absent, judge, shadowed, wrapper
 from ...model import Outcome
-from ...testing import BeginningTokenizer, NotingReward, absent_if_reexported, score_texts, stub_with_rewards
+from ...testing import (
+    BeginningTokenizer,
+    NotingReward,
+    absent_if_reexported,
+    score_texts,
+    stub_with_rewards,
+    trainer_and_config,
+)
 
 
 @wrapper
@@ -77,14 +84,15 @@ def _adding(tokenizer: Any) -> Any:
 
 def a_text_has_its_special_tokens(module: ModuleType) -> Outcome:
     """Count the beginnings of two texts that a reward model is given."""
+    trainer_class, _ = trainer_and_config(module, "GRPO", "RLOO", "SDPO", "OnlineDPO")
+    # SDPO may have its method from a base of its own.
+    of_online = getattr(trainer_class, "_calculate_rewards_from_functions", None)
+    if of_online and (reexported := absent_if_reexported(module, of_online)):
+        return reexported
     reward = NotingReward()
     try:
         trainer = stub_with_rewards(module, [reward], [BeginningTokenizer()])
     except LookupError as error:
         return absent(str(error))
-    trainer_class = type(trainer).__mro__[1]
-    for name in ("_calculate_rewards_from_functions", "_calculate_rewards"):
-        if hasattr(trainer_class, name) and (reexported := absent_if_reexported(module, getattr(trainer_class, name))):
-            return reexported
     score_texts(trainer, ["a", "b"], ["c", "d"])
     return judge(sum(row.count(2) for row in reward.rows), right=2, wrong=0)
