@@ -26,6 +26,8 @@ LENGTH = 4
 
 
 def train() -> tiny.TrainingResult:
+    if tiny.classes("SDPO")[0] is None:
+        return tiny.TrainingResult(absent("this release has no SDPO and no SDFT"))
     runs = {name: on_two_ranks(lambda name=name: _trained(name, GROUP)) for name in TRAINERS}
     outcomes = {name: _judged([rank["completions"] for rank in ranks]) for name, ranks in runs.items()}
     if len({outcome.verdict for outcome in outcomes.values()}) != 1:
@@ -37,6 +39,8 @@ def train() -> tiny.TrainingResult:
 
 def unaffected() -> tiny.TrainingResult:
     """Train in one process."""
+    if tiny.classes("SDPO")[0] is None:
+        return tiny.TrainingResult(absent("this release has no SDPO and no SDFT"))
     runs = {name: _trained(name, GROUP // 2) for name in TRAINERS}
     for name, run in runs.items():
         assert not run["acted"], name

@@ -8,6 +8,7 @@ compared with the formula.
 from __future__ import annotations
 
 import inspect
+import sys
 import tempfile
 from contextlib import suppress
 from typing import Any
@@ -30,8 +31,10 @@ STAGES = {"OnlineDPO": 2, "XPO": 1, "NashMD": 0}
 
 
 def train() -> tiny.TrainingResult:
-    runs = {method: _run(method, ACCUMULATION, stage) for method, stage in STAGES.items() if tiny.classes(method)[0]}
+    runs = {method: _run(method, ACCUMULATION, stage) for method, stage in STAGES.items() if _can_train(method)}
     outcomes = [_judged(step) for run in runs.values() for step in run.steps if len(step.gradients) < ACCUMULATION]
+    if not outcomes:
+        return result_of(runs, absent("DeepSpeed carries the rest of an epoch over, and no step is short"))
     if len({outcome.verdict for outcome in outcomes}) != 1:
         raise AssertionError(f"the steps do not agree: {outcomes}")
     for method, run in runs.items():
@@ -50,6 +53,14 @@ def unaffected() -> tiny.TrainingResult:
         assert not acts(ID, run), name
         assert all(largest_difference(step.moved, _mean(step)) < 1e-6 for step in run.steps), name
     return result_of(runs, absent("no step is short"))
+
+
+def _can_train(method: str) -> bool:
+    """Return whether the release has the trainer. Nash-MD before 0.20 does not generate with recent transformers."""
+    trainer_class, _ = tiny.classes(method)
+    if trainer_class is None or method != "NashMD":
+        return trainer_class is not None
+    return hasattr(sys.modules[trainer_class.__module__].GeometricMixtureWrapper, "_is_stateful")
 
 
 def _mean(step: DeepSpeedStep) -> dict[str, Any]:
