@@ -44,8 +44,8 @@ def add_the_router_loss(call: Call) -> Any:
     aux_loss = getattr(smoothed[0], "aux_loss", None) if smoothed else None
     if aux_loss is None:
         return result
-    # ``Trainer`` divides by the micro-batches where the loss is not divided by the tokens of the step. An evaluation may
-    # have a count, and has one batch.
+    # ``Trainer`` divides by the micro-batches where the loss is not divided by the tokens of the step. An evaluation
+    # may have a count, and has one batch.
     is_summed = call["num_items_in_batch"] is not None and trainer.model_accepts_loss_kwargs and trainer.model.training
     loss, *outputs = result if call["return_outputs"] else (result,)
     loss = loss + coefficient * aux_loss.to(loss.device) / (micro_batches(trainer) if is_summed else 1)
