@@ -109,10 +109,6 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         (f"{method}Trainer.__init__" for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
     ("num-tokens-reset-on-resume", "proof"): {"KTOTrainer.compute_loss": NOT_TRAINED},
-    ("reward-model-input-without-special-tokens", "proof"): {
-        "SDPOTrainer._calculate_rewards": NOT_TRAINED,
-        "OnlineDPOTrainer._calculate_rewards_from_functions": NOT_TRAINED,
-    },
     ("reward-model-left-in-train-mode", "proof"): {"SDPOTrainer._calculate_rewards": NOT_TRAINED},
     ("think-format-reward-after-prefill", "proof"): {
         "SDPOTrainer._calculate_rewards": NOT_TRAINED,
