@@ -95,7 +95,15 @@ def _texts() -> Any:
     )
 
 
+def _has_a_loop_of_its_own() -> bool:
+    """Return whether RLOO of this release does not train as GRPO does: up to 0.21."""
+    _, config_class = tiny.classes("RLOO")
+    return "num_generations" not in config_class.__dataclass_fields__
+
+
 def train() -> tiny.TrainingResult:
+    if _has_a_loop_of_its_own():
+        return tiny.TrainingResult(absent("RLOO of this release has a training loop of its own"))
     patched = trl_hotfix.status()[ID].state.value == "applied"
     said = 0
     for method in methods():
@@ -119,6 +127,8 @@ def train() -> tiny.TrainingResult:
 
 def unaffected() -> tiny.TrainingResult:
     """Train adapters that were loaded to be trained. Nothing is said of them, and nothing is changed."""
+    if _has_a_loop_of_its_own():
+        return tiny.TrainingResult(absent("RLOO of this release has a training loop of its own"))
     losses: list[float] = []
     gradients: dict[str, Any] = {}
     for method in methods():
