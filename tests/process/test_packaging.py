@@ -107,7 +107,7 @@ def code_of(text: str) -> list[Any]:
     """Return the code of a module without docstrings, and the line of each statement."""
     module = ast.parse(text)
     for node in ast.walk(module):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             node.body = [each for each in node.body if not _is_docstring(each)]
     lines = [node.lineno for node in ast.walk(module) if isinstance(node, ast.stmt)]
     return [ast.dump(module), lines]

@@ -64,21 +64,19 @@ def _has_asynchronous_tools() -> bool:
 
 
 async def first() -> str:
-    """Answer with a word.
-
-    Returns:
-        A word.
-    """
     return f"w{ANSWERS['first'] - 3}"
 
 
 def second() -> str:
-    """Answer with another word.
-
-    Returns:
-        A word.
-    """
     return f"w{ANSWERS['second'] - 3}"
+
+
+# transformers describes a tool by its docstring, and the wheel has proofs without docstrings.
+first.__doc__ = second.__doc__ = """Answer with a word.
+
+Returns:
+    A word.
+"""
 
 
 class _Run:
