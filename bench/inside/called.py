@@ -296,13 +296,6 @@ UNREACHED: dict[tuple[str, str], str] = {
         ): "no case trains SDPO"
         for patch_id in ("reward-model-left-in-train-mode", "think-format-reward-after-prefill")
     },
-    **{
-        (
-            "sdpo-sdft-ranks-draw-the-same-samples",
-            f"trl.experimental.{name.lower()}.{name.lower()}_trainer:{name}Trainer.__init__",
-        ): f"no case trains {name}"
-        for name in ("SDPO", "SDFT")
-    },
     (
         "grpo-tool-answers-reordered",
         "trl.experimental.dppo.dppo_trainer:DPPOTrainer._tool_call_loop",

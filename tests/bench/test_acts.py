@@ -127,13 +127,6 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("ref-model-dtype-mismatch", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
-    ("qlora-adapter-frozen-in-bf16", "self-test"): {
-        target.attribute: ENDS_EARLY for target in PATCHES["qlora-adapter-frozen-in-bf16"].targets
-    },
-    ("qlora-adapter-frozen-in-bf16", "proof"): dict.fromkeys(
-        (f"{method}Trainer.__init__" for method in ("GRPO", "Reward", "RLOO", "DPO", "KTO", "Distillation")),
-        NOT_TRAINED,
-    ),
     ("qlora-dora-magnitude-frozen-in-bf16", "self-test"): {
         target.attribute: ENDS_EARLY for target in PATCHES["qlora-dora-magnitude-frozen-in-bf16"].targets
     },
