@@ -10,9 +10,8 @@ import pytest
 import torch
 from transformers.training_args import OptimizerNames
 
-from trl_hotfix.testing import online_dpo_stub
-
 import tiny
+from tiny.online_stub_runs import OnlineStubRun
 
 ID = "online-dpo-last-window-under-deepspeed"
 
@@ -27,45 +26,17 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     pytest.skip(f"this release has no {request.param}")
 
 
-class Run:
-    """A trainer whose losses change from micro-batch to micro-batch, under an engine that divides by ``divisor``."""
+class Run(OnlineStubRun):
+    """A run under an engine that divides by ``divisor``."""
 
     def __init__(self, module: ModuleType, *, divisor: int | None = 4, counts: bool = True) -> None:
-        self.trainer = online_dpo_stub(module, gradient_accumulation_steps=4)
-        self.module, self.counts, self.divisor = module.__name__, counts, divisor
-        self.gradients: list[Any] = []
-        self.logged: list[float] = []
-        self.options: list[dict[str, Any]] = []
-        self.backward_is_trls: list[bool] = []
-        model = self.trainer.model
-        if hasattr(self.trainer, "_compute_losses"):
-            units = torch.ones(1)
-            self.trainer._compute_losses = lambda *args: (model.weight.square().sum(), units, units)
-        accelerator = self.trainer.accelerator
-        if divisor:
-            engine = SimpleNamespace(gradient_accumulation_steps=lambda: divisor)
-            accelerator.deepspeed_engine_wrapped = SimpleNamespace(engine=engine)
-            accelerator.distributed_type = "DEEPSPEED"
-        accelerator.backward = self.backward
-
-    def backward(self, loss: Any, **options: Any) -> None:
-        self.backward_is_trls.append(self.trainer.accelerator.backward == self.backward)
-        self.options.append(options)
-        (gradient,) = torch.autograd.grad(loss / (self.divisor or 1), self.trainer.model.weight)
-        self.gradients.append(gradient)
-
-    def train(self, *counts: int) -> Run:
-        """Compute a micro-batch for each of ``counts``, those of its step. The second is after an evaluation."""
-        for number, count in enumerate(counts):
-            if self.counts:
-                self.trainer.current_gradient_accumulation_steps = count
-            self.trainer.state.global_step = number // 2
-            self.trainer.model.train(number != 1)
-            self.logged.append(float(self.trainer.training_step(self.trainer.model, {"prompt": ["a"]}, None)))
-            with torch.no_grad():
-                # The next loss is another one.
-                self.trainer.model.weight.mul_(1.5)
-        return self
+        engine = SimpleNamespace(gradient_accumulation_steps=lambda: divisor)
+        deepspeed: dict[str, Any] = {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_engine_wrapped": SimpleNamespace(engine=engine),
+        }
+        super().__init__(module, divisor=divisor, counts=counts, **(deepspeed if divisor else {}))
+        self.module = module.__name__
 
     @property
     def acts(self) -> int | None:
