@@ -300,6 +300,17 @@ UNREACHED: dict[tuple[str, str], str] = {
         "grpo-tool-answers-reordered",
         "trl.experimental.dppo.dppo_trainer:DPPOTrainer._tool_call_loop",
     ): "no case trains DPPO",
+    **{
+        (
+            "grpo-double-bos-pretemplated-prompt",
+            f"trl.experimental.{name.lower()}.{name.lower()}_trainer:{name}Trainer.{method}",
+        ): f"no case trains {name}"
+        for name, method in (
+            ("DPPO", "_tokenize_prompts"),
+            ("SDPO", "_tokenize_prompts_untruncated"),
+            ("SDFT", "_tokenize_prompts"),
+        )
+    },
     (
         "think-format-reward-after-prefill",
         "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
