@@ -60,6 +60,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         f"{method}Trainer._tool_call_loop": ENDS_EARLY for method in ("GRPO", "DPPO")
     },
     ("grpo-tool-answers-reordered", "proof"): {"DPPOTrainer._tool_call_loop": NOT_TRAINED},
+    ("grpo-double-bos-pretemplated-prompt", "proof"): {"DPPOTrainer._tokenize_prompts": NOT_TRAINED},
     ("grpo-continuous-batching-casts-master-weights", "self-test"): dict.fromkeys(
         (
             "GRPOTrainer._generate_and_score_completions",

@@ -25,7 +25,7 @@ ADDS, SILENT = "w59 $A", "$A"
 TEXTS = [" ".join(f"w{(5 * row + 3 * place) % 50}" for place in range(1 + row % 4)) for row in range(8)]
 ONCE, TWICE = ([begun + text for text in TEXTS] for begun in ("w59 ", "w59 w59 "))
 METHODS = ("_tokenize_prompts_untruncated", "_tokenize_prompts", "_generate_single_turn")
-NAMES = ("GRPO", "RLOO", "DPPO", "SDPO", "SDFT", "Distillation")
+NAMES = ("GRPO", "RLOO", "SDPO", "SDFT", "Distillation")
 
 
 def train() -> tiny.TrainingResult:
@@ -102,8 +102,6 @@ class _Run:
         settings |= {"max_prompt_length": None}
         rows = [{"prompt": prompt} for prompt in prompts]
         given: dict[str, Any] = {"reward_funcs": _reward}
-        if name == "DPPO":
-            del settings["loss_type"]
         if name in ("SDPO", "SDFT", "Distillation"):
             settings |= {"distillation_mode": "full_logits", "distillation_topk": None, "loss_type": "dapo"}
             settings |= {"num_generations": 4 if name == "SDPO" else 1, "use_successful_as_teacher": True}
