@@ -77,6 +77,8 @@ class Engine:
             model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
         )
 
+    def reset_prefix_cache(self) -> None: ...
+
     def generate(self, prompts: list[Any], *args: Any, **settings: Any) -> None:
         self.given += prompts
         raise StopConstruction
@@ -93,7 +95,7 @@ def stub(name: str, tokenizer: Any = None, *, colocated: bool = False, **attribu
     parameters = inspect.signature(inspect.unwrap(config.__init__)).parameters
     defaults = {key: parameter.default for key, parameter in parameters.items()}
     settings = defaults | _SETTINGS | {"vllm_mode": mode, "mode": mode, "tensor_parallel_size": 1}
-    settings |= {"vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False, "generation_kwargs": None}
+    settings |= {"vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False, "generation_kwargs": {}}
     tokenizer, engine = words() if tokenizer is None else tokenizer, Engine()
     known = {
         "processing_class": tokenizer,
