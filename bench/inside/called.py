@@ -302,6 +302,17 @@ UNREACHED: dict[tuple[str, str], str] = {
     ): "no case trains DPPO",
     **{
         (
+            "grpo-vllm-double-bos",
+            f"{module}:OnlineDPOTrainer._generate_vllm",
+        ): "it is called with vLLM only, for which the proof has a stand-in"
+        for module in ("trl.trainer.online_dpo_trainer", "trl.experimental.online_dpo.online_dpo_trainer")
+    },
+    (
+        "grpo-vllm-double-bos",
+        "trl.generation.vllm_generation:VLLMGeneration.generate",
+    ): "it is called with vLLM only, for which the proof has a stand-in",
+    **{
+        (
             "grpo-double-bos-pretemplated-prompt",
             f"trl.experimental.{name.lower()}.{name.lower()}_trainer:{name}Trainer.{method}",
         ): f"no case trains {name}"

@@ -60,6 +60,9 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         f"{method}Trainer._tool_call_loop": ENDS_EARLY for method in ("GRPO", "DPPO")
     },
     ("grpo-tool-answers-reordered", "proof"): {"DPPOTrainer._tool_call_loop": NOT_TRAINED},
+    ("grpo-vllm-double-bos", "self-test"): {
+        target.attribute: ENDS_EARLY for target in PATCHES["grpo-vllm-double-bos"].targets
+    },
     ("grpo-double-bos-pretemplated-prompt", "proof"): {"DPPOTrainer._tokenize_prompts": NOT_TRAINED},
     ("grpo-continuous-batching-casts-master-weights", "self-test"): dict.fromkeys(
         (

@@ -105,7 +105,7 @@ def prompt_begins_once(module: ModuleType) -> Outcome:
         return absent("the prompts are tokenized without special tokens")
     model, tokenizer = tiny_causal_lm(), _Beginning()
     model.generate = lambda input_ids, **kwargs: torch.cat([input_ids, input_ids], dim=1)
-    known = {"processing_class": tokenizer, "generation_config": None, "generation_kwargs": {}}
+    known: dict[str, Any] = {"processing_class": tokenizer, "generation_config": None, "generation_kwargs": {}}
     trainer = stub_that_generates(trainer_class, default_arguments(config_class), model, **known)
     with single_process(module):
         result = getattr(trainer, name)(["\2a"])
