@@ -104,6 +104,10 @@ class _StandIn:
     def __init__(self, words: Any, copies: int) -> None:
         self.words, self.copies, self.sampled_from = words, copies, []
         self.reset_prefix_cache = lambda: None
+        # 0.14.0 hands weights over by itself.
+        runner = SimpleNamespace(model=SimpleNamespace(load_weights=lambda weights: None))
+        executor = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
+        self.llm_engine = SimpleNamespace(model_executor=executor)
 
     def generate(self, prompts: Sequence[Any], *args: Any, n: int = 0, **settings: Any) -> list[Any]:
         """Complete each text by one to four words and an end. Its copies have other completions."""
