@@ -294,8 +294,23 @@ UNREACHED: dict[tuple[str, str], str] = {
             patch_id,
             "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
         ): "no case trains SDPO"
-        for patch_id in ("reward-model-left-in-train-mode", "think-format-reward-after-prefill")
+        for patch_id in (
+            "reward-model-input-without-special-tokens",
+            "reward-model-left-in-train-mode",
+            "think-format-reward-after-prefill",
+        )
     },
+    **{
+        (
+            "sdpo-sdft-ranks-draw-the-same-samples",
+            f"trl.experimental.{name.lower()}.{name.lower()}_trainer:{name}Trainer.__init__",
+        ): f"no case trains {name}"
+        for name in ("SDPO", "SDFT")
+    },
+    (
+        "reward-model-input-without-special-tokens",
+        "trl.trainer.online_dpo_trainer:OnlineDPOTrainer._calculate_rewards_from_functions",
+    ): "the cases of its releases have a judge",
     (
         "grpo-tool-answers-reordered",
         "trl.experimental.dppo.dppo_trainer:DPPOTrainer._tool_call_loop",

@@ -113,6 +113,10 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         (f"{method}Trainer.__init__" for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
     ("num-tokens-reset-on-resume", "proof"): {"KTOTrainer.compute_loss": NOT_TRAINED},
+    ("reward-model-input-without-special-tokens", "proof"): {
+        "SDPOTrainer._calculate_rewards": NOT_TRAINED,
+        "OnlineDPOTrainer._calculate_rewards_from_functions": NOT_TRAINED,
+    },
     ("reward-model-left-in-train-mode", "proof"): {"SDPOTrainer._calculate_rewards": NOT_TRAINED},
     ("think-format-reward-after-prefill", "proof"): {
         "SDPOTrainer._calculate_rewards": NOT_TRAINED,
@@ -130,6 +134,13 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     ),
     ("ref-model-dtype-mismatch", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
+    ),
+    ("qlora-adapter-frozen-in-bf16", "self-test"): {
+        target.attribute: ENDS_EARLY for target in PATCHES["qlora-adapter-frozen-in-bf16"].targets
+    },
+    ("qlora-adapter-frozen-in-bf16", "proof"): dict.fromkeys(
+        (f"{method}Trainer.__init__" for method in ("GRPO", "Reward", "RLOO", "DPO", "KTO", "Distillation")),
+        NOT_TRAINED,
     ),
     ("qlora-dora-magnitude-frozen-in-bf16", "self-test"): {
         target.attribute: ENDS_EARLY for target in PATCHES["qlora-dora-magnitude-frozen-in-bf16"].targets

@@ -15,6 +15,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
                 ``scored_completions``), with a ``PromptTokenizer``
 ``references``  the loss of GRPO with a reference or an adapter (``stub_with_reference``), and that of its formula
                 (``token_losses_of_a_group``)
+``rewards``     a reward model that notes what it scores (``NotingReward``, with a ``BeginningTokenizer``) in GRPO,
+                RLOO, SDPO and OnlineDPO: ``stub_with_rewards``, ``score_texts`` and the ``method_that_scores``
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``; the prompts of A2PO: ``a2po_stub``, ``a2po_prompts``
 ``sft``         SFT prepares a dataset (``sft_prepared``; ``quick_sft_prepared``, and ``quick_rows`` for self-tests) and
                 differentiates the loss of a mixture of experts (``SftMoeStep``)
@@ -63,6 +65,7 @@ from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_l
 from .online import a2po_prompts, a2po_stub, online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
 from .references import stub_with_reference, token_losses_of_a_group
+from .rewards import BeginningTokenizer, NotingReward, method_that_scores, score_texts, stub_with_rewards
 from .sft import SftMoeStep, quick_rows, quick_sft_prepared, sft_prepared
 from .steps import gradient_of_one_of_two
 from .tokenizers import CharacterTokenizer, digit_tokenizer, tiny_tokenizer
@@ -84,8 +87,10 @@ from .vllm import class_with_vllm
 
 __all__ = [
     "ONE_PROCESS",
+    "BeginningTokenizer",
     "CharacterProcessor",
     "CharacterTokenizer",
+    "NotingReward",
     "Pair",
     "PairMicroBatch",
     "PromptTokenizer",
@@ -115,6 +120,7 @@ __all__ = [
     "has_tools_of_rows",
     "lora_gradients",
     "messages",
+    "method_that_scores",
     "metrics_by_mode",
     "micro_batch_under_deepspeed",
     "online_dpo_stub",
@@ -129,6 +135,7 @@ __all__ = [
     "quick_sft_prepared",
     "recorded_warnings",
     "running_loop",
+    "score_texts",
     "scored_completions",
     "sft_prepared",
     "single_process",
@@ -138,6 +145,7 @@ __all__ = [
     "stub_that_scores",
     "stub_trainer",
     "stub_with_reference",
+    "stub_with_rewards",
     "stub_with_tools",
     "tiny_attention_model",
     "tiny_causal_lm",

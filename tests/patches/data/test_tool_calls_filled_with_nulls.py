@@ -7,16 +7,18 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
+import tokenizers
 from datasets import Dataset, IterableDataset
 from datasets.fingerprint import Hasher
 from trl.trainer import sft_trainer
 
-from trl_hotfix.patches.data.tool_calls_filled_with_nulls import _without_nulls
+from trl_hotfix.call import Call
+from trl_hotfix.patches.data.tool_calls_filled_with_nulls import _without_nulls, drop_what_arrow_adds
 from trl_hotfix.testing import (
     CharacterTokenizer,
     default_arguments,
@@ -48,10 +50,18 @@ COLUMNS = {
 Row = dict[str, Any]
 
 
+def byte_level() -> tokenizers.Tokenizer:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return backend
+
+
 class Tokenizer(CharacterTokenizer):
     """Keeps what its chat template is given."""
 
-    backend_tokenizer: Any = None
+    backend_tokenizer = byte_level()
+    """GOLD asks it for offsets, and takes no other kind."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -99,7 +109,7 @@ def tool(**properties: Any) -> Row:
 
 WITHOUT_CALLS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 CITY, DAY = call(city="P"), call(day="M")
-NESTED = call(places=[{"x": "1"}, {"y": "2"}], area={"z": {"u": "3"}})
+NESTED = call(places=[{"x": "1"}, None, {"y": "2"}], area={"z": {"u": "3"}})
 WITH_NULLS = call(city="P", day=None), call(city=None, day="M")
 
 
@@ -192,6 +202,22 @@ def test_trl_renders_the_nulls(name: str, switch: Any) -> None:
 @each_kind
 def test_nulls_in_structs_and_lists_of_arguments_are_dropped_too(make: Callable[..., Any]) -> None:
     assert Prepared("SFT", make(rows_of("SFT", said(NESTED), said(CITY)))).calls == [NESTED, CITY]
+
+
+@of_sft
+@hit_alone
+@pytest.mark.skipif(not hasattr(datasets, "LargeList"), reason="datasets of this stack has no large lists")
+def test_lists_may_be_large() -> None:
+    arguments = dict.fromkeys(("city", "day"), datasets.Value("string"))
+    calls = [{"type": datasets.Value("string"), "function": {"name": datasets.Value("string"), "arguments": arguments}}]
+    message = {"role": datasets.Value("string"), "content": datasets.Value("string"), "tool_calls": calls}
+    for lists in (
+        {**message, "tool_calls": datasets.LargeList(calls[0])},
+        {**message, "tool_calls": [{**calls[0], "more": datasets.LargeList({"of": datasets.Value("string")})}]},
+    ):
+        rows = rows_of("SFT", said(CITY), said(DAY))
+        prepared = Prepared("SFT", Dataset.from_list(rows, features=datasets.Features({"messages": [lists]})))
+        assert prepared.calls == [CITY, DAY]
 
 
 @of_sft
@@ -306,3 +332,19 @@ def test_the_view_has_a_key_of_its_own_and_can_be_copied() -> None:
     for other in (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)):
         other.apply_chat_template(said({"function": {"arguments": {"city": "P", "day": None}}}))
         assert other.calls == [{"function": {"arguments": {"city": "P"}}}]
+
+
+def test_conversations_of_a_batch_are_rendered_as_they_are() -> None:
+    tokenizer = SimpleNamespace(apply_chat_template=list)
+    batch = [said(*WITH_NULLS), WITHOUT_CALLS]
+    assert _without_nulls(tokenizer, [{"function": {}}], None).apply_chat_template(batch) == batch
+
+
+def test_a_dataset_of_another_kind_is_left_to_trl() -> None:
+    def prepare(dataset: Any, processing_class: Any) -> Any:
+        return dataset, processing_class
+
+    tokenizer, rows = Tokenizer(), [{"text": "a"}]
+    call = Call(prepare, None, (rows, tokenizer))
+    assert drop_what_arrow_adds(call) == (rows, tokenizer)
+    assert not call.acted

@@ -54,10 +54,10 @@ def begin(arguments: Arguments | None) -> None:
 def test_each_trainer_reads_the_loss_type_and_the_log_has_one_line(choice: tuple[str, str], lines: Any) -> None:
     normalisation, wanted = choice
     for number in range(2):
-        arguments = Arguments("neither")
+        arguments = Arguments("dr_grpo")
         begin(arguments)
         assert arguments.loss_type == wanted
-        assert lines()[number:] == [("INFO", f"normalisation={normalisation}: loss_type='neither' -> {wanted!r}")]
+        assert lines()[number:] == [("INFO", f"normalisation={normalisation}: loss_type='dr_grpo' -> {wanted!r}")]
 
 
 def test_arguments_that_have_it_stay_as_they_are_without_a_line(choice: tuple[str, str], lines: Any) -> None:
@@ -65,6 +65,14 @@ def test_arguments_that_have_it_stay_as_they_are_without_a_line(choice: tuple[st
     begin(arguments)
     assert arguments.loss_type == choice[1]
     assert not lines()
+
+
+@pytest.mark.parametrize("loss_type", ["cispo", "sapo"])
+def test_another_algorithm_stays_as_it_is_and_warns(choice: tuple[str, str], lines: Any, loss_type: str) -> None:
+    arguments = Arguments(loss_type)
+    begin(arguments)
+    assert arguments.loss_type == loss_type
+    assert lines() == [("WARNING", f"normalisation={choice[0]} does nothing for loss_type={loss_type!r}")]
 
 
 def test_a_trainer_without_arguments_warns(
@@ -79,7 +87,7 @@ def test_a_trainer_without_arguments_warns(
 
 
 def test_trl_reads_the_loss_type_of_the_user(switch: Any) -> None:
-    arguments = Arguments("neither")
+    arguments = Arguments("dr_grpo")
     with switch.off():
         begin(arguments)
-    assert arguments.loss_type == "neither"
+    assert arguments.loss_type == "dr_grpo"

@@ -138,6 +138,20 @@ def test_a_tokenizer_without_a_side_is_given_to_trl_as_it_is() -> None:
     assert acts(trainer) == [0, 0]
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_trl_has_a_view_while_the_tokenizer_cuts_on_the_right(side: str) -> None:
+    trainer, seen = stub(truncation_side=side), list[Any]()
+    tokenizer = trainer.processing_class
+
+    def reward(prompts: Any, **kwargs: Any) -> list[float]:
+        seen.append(trainer.processing_class is tokenizer)
+        return [1.0] * len(prompts)
+
+    trainer.reward_funcs = [reward]
+    given(trainer)
+    assert seen == [side == "left"] * 2
+
+
 class View(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
     """A view of another patch."""
 

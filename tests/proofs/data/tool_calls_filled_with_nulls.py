@@ -27,6 +27,7 @@ ID = "tool-calls-filled-with-nulls"
 OVERLAYS = ()
 PARITY = False
 DATA = True
+EQUIVALENT = {"applied twice": "the inner view is given no nulls"}
 VARIANTS = "the data are prepared before the model is compiled, and whatever part of it is trained"
 
 EOS, UNKNOWN = 1, 2

@@ -7,17 +7,11 @@ two give, each divided by its own number. This process is rank 0, so that what a
 
 from __future__ import annotations
 
-import datetime
-import gc
 import inspect
-import multiprocessing
-import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Verdict
@@ -25,6 +19,7 @@ from trl_hotfix.model import Verdict
 import tiny
 from tiny import gkd_steps
 from tiny.sft_steps import cross_entropy, labels_in, rows_of
+from tiny.two_ranks import RANKS, on_two_ranks
 
 ID = "sft-tokens-weighted-per-rank"
 TARGET = "trl.trainer.sft_trainer:SFTTrainer.__init__"
@@ -37,74 +32,11 @@ EQUIVALENT = {
 }
 VARIANTS = "a count is changed before the model is called, whatever part of it is compiled or trained"
 
-RANKS, SECONDS = 2, 30
 # The longest rows of all micro-batches are equally long: 0.15.0 gathers its predictions as they are, and fails if not.
 LENGTHS = (2, 14, 13, 14, 3, 14, 12, 14, 14, 9, 14, 4, 14, 12, 14, 2)
 ROWS = [
     {"text": " ".join(f"w{(7 * row + place) % 60}" for place in range(n)) + " <eos>"} for row, n in enumerate(LENGTHS)
 ]
-
-
-@contextmanager
-def rank_of_two(rank: int, folder: str) -> Iterator[None]:
-    """Have this process be one of two inside the block."""
-    import torch
-    from transformers import PreTrainedModel
-
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
-    # The processes meet in a file. accelerate wants an address nevertheless.
-    names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
-    with (
-        mock.patch.dict(os.environ, {name: str(value) for name, value in names.items()}),
-        # Each rank has a folder of its own, and later releases would write its model on one of them only.
-        mock.patch.object(PreTrainedModel, "should_save_on_this_rank", create=True, return_value=True),
-    ):
-        forget_processes()
-        store = torch.distributed.FileStore(str(Path(folder, "store")), RANKS)
-        limit = datetime.timedelta(seconds=SECONDS)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
-        try:
-            yield
-            # Whoever ends first would cut off what the other still reads.
-            store.set(f"{rank} has ended", "")
-            store.wait([f"{1 - rank} has ended"], limit)
-        finally:
-            torch.distributed.destroy_process_group()
-            forget_processes()
-
-
-def forget_processes() -> None:
-    """Have accelerate ask anew how many processes there are."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    PartialState._reset_state()
-    GradientState._reset_state()
-
-
-def on_two_ranks(work: Callable[[], Any]) -> list[Any]:
-    """Return what ``work`` returns in this process, and in another one at the same time."""
-    import torch
-
-    def in_fork() -> None:
-        # The groups of earlier trainers have no threads here, which their end would wait for.
-        gc.freeze()
-        with rank_of_two(1, folder):
-            torch.save(work(), answer)
-
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder, "answer.pt")
-        gc.collect()
-        process = multiprocessing.get_context("fork").Process(target=in_fork)
-        process.start()
-        try:
-            with rank_of_two(0, folder):
-                own = work()
-            process.join(SECONDS)
-            return [own, torch.load(answer, weights_only=False)]
-        finally:
-            process.kill()
-            process.join()
 
 
 def trained(*, counted: bool = True, **settings: Any) -> Any:

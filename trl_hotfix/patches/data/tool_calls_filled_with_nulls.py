@@ -53,12 +53,11 @@ def drop_unless_formatted(call: Call) -> Any:
 @wrapper
 def drop_what_arrow_adds(call: Call) -> Any:
     """Prepare a dataset whose tool calls or tools are structs with nulls by a view of the tokenizer."""
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
 
     dataset = call["dataset"]
-    if not isinstance(dataset, (Dataset, IterableDataset)):
-        return call()
-    features = dataset.features or {}
+    # SFT may be given a ConstantLengthDataset, which has no features. A stream has None if it knows none.
+    features = getattr(dataset, "features", None) or {}
     structs = [name for name in features if _has_structs(name, features[name])]
     if isinstance(dataset, Dataset):
         drops_nulls = hasattr(module_of(call.__wrapped__), "remove_none_values")
@@ -72,7 +71,7 @@ def drop_what_arrow_adds(call: Call) -> Any:
 
 def _item(feature: Any) -> Any:
     """Return the type of the items of a list, or None. ``datasets`` has several types of lists."""
-    return feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    return next(iter(feature)) if isinstance(feature, list) else getattr(feature, "feature", None)
 
 
 def _has_structs(name: str, feature: Any) -> bool:
@@ -104,7 +103,7 @@ def _without_nulls(processing_class: Any, calls: Any, tools: Any, code: str = ""
     import wrapt
 
     def without_nulls(value: Any, feature: Any) -> Any:
-        if isinstance(value, list) and _item(feature) is not None:
+        if isinstance(value, list):
             return [without_nulls(part, _item(feature)) for part in value]
         if isinstance(value, dict) and isinstance(feature, Mapping):
             return {key: without_nulls(part, feature.get(key)) for key, part in value.items() if part is not None}

@@ -14,6 +14,9 @@ from typing import Any
 from ...authoring import Call, absent, shadowed, wrapper
 from ...model import Options, Outcome, Verdict
 
+_NORMALISATIONS = ("grpo", "bnpo", "dr_grpo", "dapo")
+"""Of one loss. Any other loss type is an algorithm of its own, such as CISPO."""
+
 _log = logging.getLogger("trl_hotfix")
 
 
@@ -27,6 +30,8 @@ def choose_the_loss_type(call: Call, options: Options) -> None:
     loss_type = token_level if options["normalisation"] == "global" else "grpo"
     if settings is None:
         _log.warning("normalisation=%s does nothing for a GRPOTrainer without args", options["normalisation"])
+    elif settings.loss_type not in _NORMALISATIONS:
+        _log.warning("normalisation=%s does nothing for loss_type=%r", options["normalisation"], settings.loss_type)
     elif settings.loss_type != loss_type:
         _log.info("normalisation=%s: loss_type=%r -> %r", options["normalisation"], settings.loss_type, loss_type)
         settings.loss_type = loss_type
@@ -45,7 +50,7 @@ def the_arguments_have_the_loss_type(module: ModuleType, options: Options) -> Ou
         return absent("GRPOConfig has no loss_type")
 
     class Arguments:
-        loss_type = "neither"
+        loss_type = "dr_grpo"
 
         def __getattr__(self, name: str) -> Any:
             raise _ReadError(name)
@@ -57,6 +62,6 @@ def the_arguments_have_the_loss_type(module: ModuleType, options: Options) -> Ou
         with shadowed(_log, "info", lambda *args: None):
             trainer_class.__init__(object.__new__(trainer_class), "no model", [], args=arguments)
     except _ReadError:
-        verdicts = {wanted: Verdict.FIXED, "neither": Verdict.REPRODUCED}
+        verdicts = {wanted: Verdict.FIXED, "dr_grpo": Verdict.REPRODUCED}
         return Outcome(verdicts[arguments.loss_type], {"loss_type": arguments.loss_type, "wanted": wanted})
     raise AssertionError("GRPOTrainer.__init__ did not read its arguments")

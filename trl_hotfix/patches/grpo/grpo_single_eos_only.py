@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ...authoring import Call, absent_on, judge, shadowed, wrapper
+from ...authoring.ends import _AnyOf, _with_eos_id
 from ...model import Outcome
 from ...testing import scored_completions, stub_that_scores, tiny_causal_lm
 
@@ -40,46 +41,6 @@ def end_at_every_end(call: Call) -> Any:
         if config is not None and "eos_token_id" not in (getattr(trainer.args, "generation_kwargs", None) or {}):
             stack.enter_context(shadowed(config, "eos_token_id", eos_ids))
         return call()
-
-
-class _AnyOf(int):
-    """An id that equals each of several, in ``id == eos`` and ``tensor == eos``. Otherwise it is the first of them."""
-
-    ids: list[int]
-
-    def __new__(cls, first: int, ids: list[int]) -> _AnyOf:
-        eos = super().__new__(cls, first)
-        eos.ids = ids
-        return eos
-
-    def __eq__(self, other: object) -> bool:
-        return other in self.ids
-
-    def __ne__(self, other: object) -> bool:
-        return other not in self.ids
-
-    __hash__ = int.__hash__
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        import torch
-
-        if function in (torch.Tensor.__eq__, torch.Tensor.eq, torch.eq):
-            (tensor,) = (operand for operand in args if isinstance(operand, torch.Tensor))
-            (eos,) = (operand for operand in args if isinstance(operand, cls))
-            return torch.stack([tensor == one for one in eos.ids]).any(0)
-        return function(*(int(value) if isinstance(value, cls) else value for value in args), **(kwargs or {}))
-
-
-def _with_eos_id(tokenizer: Any, eos: _AnyOf) -> Any:
-    """Return a view of ``tokenizer`` whose ``eos_token_id`` is ``eos``."""
-    import wrapt
-
-    class EosView(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
-        pass
-
-    EosView.eos_token_id = property(lambda self: eos)  # type: ignore[attr-defined]
-    return EosView(tokenizer)
 
 
 @absent_on(NotImplementedError, "in no method", "this release scores its completions in no method of its own")
