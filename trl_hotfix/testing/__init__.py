@@ -15,14 +15,14 @@ trainers that were never initialised, models of one matrix and tokenizers withou
                 ``scored_completions``), with a ``PromptTokenizer``
 ``references``  the loss of GRPO with a reference or an adapter (``stub_with_reference``), and that of its formula
                 (``token_losses_of_a_group``)
-``rewards``     a reward model that notes what it scores (``NotingReward``, with a ``BeginningTokenizer``) in GRPO,
+``rewards``     a reward model that notes what it scores (``NotingReward``) in GRPO,
                 RLOO, SDPO and OnlineDPO: ``stub_with_rewards``, ``score_texts`` and the ``method_that_scores``
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``; the prompts of A2PO: ``a2po_stub``, ``a2po_prompts``
 ``sft``         SFT prepares a dataset (``sft_prepared``; ``quick_sft_prepared``, and ``quick_rows`` for self-tests) and
                 differentiates the loss of a mixture of experts (``SftMoeStep``)
 ``gkd``         GKD and GOLD: ``distillation_stub``, the ``divergence`` of its models
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
-``tokenizers``  ``CharacterTokenizer``, ``digit_tokenizer``, ``tiny_tokenizer``
+``tokenizers``  ``CharacterTokenizer``, ``BeginningTokenizer``, ``digit_tokenizer``, ``tiny_tokenizer``
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
 ``completions`` the completions of such messages, as SFT prepares them: ``prepared_completions``
 ``vision``      ``CharacterProcessor``, for the collator of SFT on images
@@ -65,10 +65,10 @@ from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_l
 from .online import a2po_prompts, a2po_stub, online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
 from .references import stub_with_reference, token_losses_of_a_group
-from .rewards import BeginningTokenizer, NotingReward, method_that_scores, score_texts, stub_with_rewards
+from .rewards import NotingReward, method_that_scores, score_texts, stub_with_rewards
 from .sft import SftMoeStep, quick_rows, quick_sft_prepared, sft_prepared
 from .steps import gradient_of_one_of_two
-from .tokenizers import CharacterTokenizer, digit_tokenizer, tiny_tokenizer
+from .tokenizers import BeginningTokenizer, CharacterTokenizer, digit_tokenizer, tiny_tokenizer
 from .tools import answered, has_tools_of_rows, running_loop, stub_with_tools
 from .trainers import (
     ONE_PROCESS,

@@ -22,24 +22,6 @@ _METHODS = (
 )
 
 
-class BeginningTokenizer:
-    """A tokenizer whose ids are the characters' code points, with the character 2 before a text, and no padding."""
-
-    pad_token, pad_token_id, eos_token, eos_token_id = "\0", 0, "\1", 1
-    bos_token: Any = "\2"
-    bos_token_id: Any = 2
-
-    def __call__(self, text: Any = None, add_special_tokens: bool = True, **kwargs: Any) -> Any:
-        import torch
-
-        beginning = self.bos_token if add_special_tokens and self.bos_token else ""
-        if isinstance(text, str):
-            return {"input_ids": list(map(ord, beginning + text))}
-        rows = [list(map(ord, beginning + each)) for each in text]
-        longest = max(map(len, rows))
-        return {"input_ids": torch.tensor([row + [0] * (longest - len(row)) for row in rows])}
-
-
 class NotingReward:
     """Makes reward models that note the ids of each row that they score, and score 1."""
 

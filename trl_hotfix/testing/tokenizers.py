@@ -51,6 +51,23 @@ class CharacterTokenizer:
         }
 
 
+class BeginningTokenizer(CharacterTokenizer):
+    """Puts the character 2 before a text. Of several texts it returns padded tensors if they are asked for."""
+
+    bos_token: Any = "\2"
+    bos_token_id: Any = 2
+
+    def __call__(self, text: Any, add_special_tokens: bool = True, **settings: Any) -> Any:
+        if isinstance(text, str):
+            return super().__call__((self.bos_token or "") * add_special_tokens + text)
+        rows = [self(each, add_special_tokens) for each in text]
+        return self.pad(rows) if "return_tensors" in settings else {"input_ids": [row["input_ids"] for row in rows]}
+
+    def batch_decode(self, ids: Any, **settings: Any) -> list[str]:
+        """Return the texts of rows of ids."""
+        return list(map(self.decode, ids))
+
+
 def tiny_tokenizer() -> Any:
     """Return a tokenizer of transformers' own, with one token, for constructors that check the class."""
     from tokenizers import Tokenizer, models

@@ -52,8 +52,9 @@ class OnlyEnds(BeginningTokenizer):
     bos_token = bos_token_id = None
 
     def __call__(self, text: Any = None, add_special_tokens: bool = True, **kwargs: Any) -> Any:
-        end = "\3" * add_special_tokens
-        return super().__call__(text + end if isinstance(text, str) else [each + end for each in text])
+        if isinstance(text, str):
+            text += "\3" * add_special_tokens
+        return super().__call__(text, add_special_tokens, **kwargs)
 
 
 @pytest.fixture(params=MODULES)

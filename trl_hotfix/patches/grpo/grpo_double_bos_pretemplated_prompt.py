@@ -19,7 +19,7 @@ from typing import Any
 from ...authoring import Call, absent, adds_beginning, beginning_once, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import (
-    CharacterTokenizer,
+    BeginningTokenizer,
     default_arguments,
     single_process,
     stub_that_generates,
@@ -81,19 +81,6 @@ def _left_padding_view(tokenizer: Any) -> Any:
     return View(tokenizer)
 
 
-class _Beginning(CharacterTokenizer):
-    """A tokenizer that puts the character 2 before a text."""
-
-    bos_token: Any = "\2"
-    bos_token_id: Any = 2
-
-    def __call__(self, text: Any, add_special_tokens: bool = True, **settings: Any) -> Any:
-        if isinstance(text, str):
-            return super().__call__("\2" * add_special_tokens + text)
-        rows = [self(each, add_special_tokens) for each in text]
-        return self.pad(rows) if "return_tensors" in settings else {"input_ids": [row["input_ids"] for row in rows]}
-
-
 def prompt_begins_once(module: ModuleType) -> Outcome:
     """Count the beginnings of a prompt that has its own. The tokenizer puts one before each text."""
     import torch
@@ -103,7 +90,7 @@ def prompt_begins_once(module: ModuleType) -> Outcome:
     name = next((name for name in names if hasattr(trainer_class, name)), "")
     if not name or len(inspect.signature(getattr(trainer_class, name)).parameters) > 2:
         return absent("the prompts are tokenized without special tokens")
-    model, tokenizer = tiny_causal_lm(), _Beginning()
+    model, tokenizer = tiny_causal_lm(), BeginningTokenizer()
     model.generate = lambda input_ids, **kwargs: torch.cat([input_ids, input_ids], dim=1)
     known: dict[str, Any] = {"processing_class": tokenizer, "generation_config": None, "generation_kwargs": {}}
     trainer = stub_that_generates(trainer_class, default_arguments(config_class), model, **known)

@@ -19,7 +19,7 @@ from typing import Any
 from ...authoring import Call, absent, absent_on, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import (
-    CharacterTokenizer,
+    BeginningTokenizer,
     StopConstruction,
     absent_if_reexported,
     single_process,
@@ -69,21 +69,6 @@ def _view(engine: Any, tokenizer: Any, act: Callable[[], None]) -> Any:
     return View(engine)
 
 
-class _Beginning(CharacterTokenizer):
-    """A tokenizer that puts the character 2 before a text."""
-
-    bos_token: Any = "\2"
-    bos_token_id: Any = 2
-
-    def __call__(self, text: Any, add_special_tokens: bool = True, **settings: Any) -> Any:
-        if isinstance(text, str):
-            return super().__call__("\2" * add_special_tokens + text)
-        return self.pad([self(each, add_special_tokens) for each in text])
-
-    def batch_decode(self, ids: Any, **settings: Any) -> list[str]:
-        return list(map(self.decode, ids))
-
-
 _METHODS = {
     "GRPOTrainer": ("_generate_single_turn", "_generate_and_score_completions", "_prepare_inputs", "compute_loss"),
     "RLOOTrainer": ("_generate_single_turn", "_generate_and_score_completions"),
@@ -127,7 +112,7 @@ def vllm_begins_once(module: ModuleType) -> Outcome:
         given.extend(prompts)
         raise StopConstruction
 
-    engine, tokenizer, model = SimpleNamespace(generate=generate), _Beginning(), tiny_causal_lm()
+    engine, tokenizer, model = SimpleNamespace(generate=generate), BeginningTokenizer(), tiny_causal_lm()
     config = getattr(module, name.replace("Trainer", "Config"))
     parameters = inspect.signature(inspect.unwrap(config.__init__)).parameters
     args = SimpleNamespace(**{key: each.default for key, each in parameters.items()} | _SETTINGS)
