@@ -155,6 +155,11 @@ def test_each_text_of_sft_ends_once(column: str) -> None:
     assert acts("SFT", trainer) == 1
 
 
+def test_a_text_beside_a_completion_ends_once() -> None:
+    rows = prepared("SFT", stream([{"text": text, "completion": "x"} for text in GIVEN]))
+    assert sequences("SFT", rows) == [[text] for text in ONCE]
+
+
 def test_each_text_of_a_formatting_function_ends_once() -> None:
     dataset = stream([{"question": text} for text in GIVEN])
     trainer = stub("SFT", Tokenizer())
@@ -199,11 +204,12 @@ def ending_words() -> Any:
 
 
 class Processor:
-    """A processor has no end of its own."""
+    """A processor has no end of its own, and is given nothing but the rows."""
 
     eos_token = "\1"
 
     def __call__(self, text: str, **kwargs: Any) -> Any:
+        assert text != "a"
         return Tokenizer()(text)
 
     def decode(self, ids: list[int]) -> str:

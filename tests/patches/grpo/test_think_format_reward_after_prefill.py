@@ -127,12 +127,17 @@ class Scoring:
             **known,
         )
 
-    def rewards(self, prompts: Sequence[Any], contents: Sequence[str] | None = None) -> list[float]:
-        """Return the sum of the rewards of each completion. Its content is its text, unless ``contents`` says."""
+    def rewards(
+        self, prompts: Sequence[Any], contents: Sequence[str] | None = None, more: Sequence[dict[str, str]] = ()
+    ) -> list[float]:
+        """Return the sum of the rewards of each completion. Its content is its text, unless ``contents`` says.
+
+        ``more`` are later messages of each completion, in releases with tools.
+        """
         texts = self.trainer.processing_class.texts if contents is None else contents
         scored: dict[str, Any] = {
             "prompts": prompts,
-            "completions": [[{"role": "assistant", "content": text}] for text in texts],
+            "completions": [[{"role": "assistant", "content": text}, *more] for text in texts],
             "completion_ids_list": [[FIRST + row, 1] for row in range(self.count)],
         }
         inputs = [{"prompt": prompt} for prompt in prompts]
@@ -219,11 +224,22 @@ def test_a_prompt_that_ends_with_the_assistant_is_left_as_it_is(module: ModuleTy
     assert scoring.acts == 0
 
 
-def test_a_completion_of_several_turns_is_judged_by_its_first(module: ModuleType) -> None:
-    scoring = Scoring(module, ["a</think>b tool: c d"] * 2)
+def test_a_completion_of_several_turns_is_judged_by_its_first(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def recording(completions: Any, **kwargs: Any) -> list[float | None]:
+        given.extend(completions)
+        return think_format_reward(completions, **kwargs)
+
+    monkeypatch.setattr(trl.rewards, "think_format_reward", recording)
+    scoring = Scoring(module, ["a</think>b tool: c d"] * 2, [recording])
     if scoring.method == "_generate_and_score_completions":
         pytest.skip("this release has no tools")
-    assert scoring.rewards([user("<think>")] * 2, ["a</think>b"] * 2) == [1.0, 1.0]
+    later = [{"role": "tool", "content": "c"}, {"role": "assistant", "content": "d"}]
+    assert scoring.rewards([user("<think>")] * 2, ["a</think>b"] * 2, later) == [1.0, 1.0]
+    assert given == [[{"role": "assistant", "content": "<think>a</think>b"}, *later]] * 2
 
 
 def test_each_call_of_each_trainer_is_judged_so(module: ModuleType) -> None:
@@ -259,7 +275,9 @@ def test_runs_without_the_function_are_left_as_they_are(module: ModuleType) -> N
     assert scoring.acts == 0
 
 
-def test_the_function_is_given_all_else_as_it_is(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_function_is_given_all_else_as_it_is(
+    module: ModuleType, switch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[dict[str, Any]] = []
 
     def recording(**kwargs: Any) -> list[float | None]:
@@ -270,14 +288,16 @@ def test_the_function_is_given_all_else_as_it_is(module: ModuleType, monkeypatch
     prompts = [user("<think>"), user("")]
     scoring = Scoring(module, ["a</think>b"] * 2, [recording])
     assert scoring.rewards(prompts) == [0.5, 0.5]
-    (arguments,) = given
+    with switch.off():
+        scoring.rewards(prompts)
+        of_trl = given[-1]
+    arguments = given[0]
+    assert arguments.keys() == of_trl.keys()
     contents = [[message["content"] for message in completion] for completion in arguments["completions"]]
     assert contents == [["<think>a</think>b"], ["a</think>b"]]
     assert all(completion[0]["role"] == "assistant" for completion in arguments["completions"])
     assert arguments["prompts"] == prompts
     assert [list(ids)[:1] for ids in arguments["completion_ids"]] == [[FIRST], [FIRST + 1]]
-    others = {"trainer_state"} if scoring.method != "_generate_and_score_completions" else set()
-    assert others <= set(arguments)
 
 
 def test_the_functions_are_in_place_again_after_an_error(module: ModuleType) -> None:

@@ -33,7 +33,7 @@ def end_pairs_once(call: Call) -> Any:
     """Give TRL a tokenizer that adds no end to prompts and completions."""
     row = _first(call)
     names = [name for name in ("prompt", "completion", "chosen", "rejected") if name in row]
-    return _end_once(call, [row[name] for name in names], prompts=True)
+    return _end_once(call, [row[name] for name in names], True)
 
 
 @wrapper
@@ -42,19 +42,20 @@ def end_texts_once(call: Call) -> Any:
     row, field = _first(call), call["args"].dataset_text_field
     if "input_ids" in row:
         return call()
+    text, prompts = row.get(field), False
     if call["formatting_func"] is not None:
-        return _end_once(call, ["made by the function"], prompts=False)
-    if "prompt" in row and "completion" in row:
+        text = "made by the function"
+    elif "prompt" in row:
         # TRL appends no end to a completion beside a text.
-        return _end_once(call, [row["prompt"]], prompts=not {"text", field} & row.keys())
-    return _end_once(call, [row.get(field)], prompts=False)
+        text, prompts = row["prompt"], not {"text", field} & row.keys()
+    return _end_once(call, [text], prompts)
 
 
 def _first(call: Call) -> Any:
     return next(iter(call["dataset"]), {})
 
 
-def _end_once(call: Call, of_first_row: list[Any], *, prompts: bool) -> Any:
+def _end_once(call: Call, of_first_row: list[Any], prompts: bool) -> Any:
     """Do so if the first row has texts, and the tokenizer adds an end to them."""
     given = call["processing_class"]
     is_text = bool(of_first_row) and all(isinstance(part, str) for part in of_first_row)
