@@ -291,6 +291,13 @@ UNREACHED: dict[tuple[str, str], str] = {
     ): "it is a target in 0.24 and 0.25 only",
     **{
         (
+            "kto-vlm-kl-of-own-completion",
+            f"trl.experimental.kto.kto_trainer:{method}",
+        ): "it is a target in 1.6 and 1.7 only"
+        for method in ("DataCollatorForVisionUnpairedPreference.torch_call", "KTOTrainer.evaluation_loop")
+    },
+    **{
+        (
             patch_id,
             "trl.experimental.sdpo.sdpo_trainer:SDPOTrainer._calculate_rewards",
         ): "no case trains SDPO"
