@@ -67,8 +67,8 @@ def processor(template: str = TEMPLATE, *, token_types: str = "") -> Any:
             if kwargs.get("return_offsets_mapping"):
                 data["text_replacement_offsets"] = [list(_replaced(part)) for part in text]
             if token_types:
-                ids = torch.as_tensor(data["input_ids"])
-                data[token_types] = (ids == self.image_token_id).long()
+                rows = [[int(token == self.image_token_id) for token in row] for row in data["input_ids"]]
+                data[token_types] = torch.tensor(rows) if kwargs.get("return_tensors") else rows
             flat = [image for row in images or () for image in row]
             if flat:
                 data["pixel_values"] = torch.tensor(flat)[:, :, None, None].expand(-1, 3, 4, 4).contiguous()
