@@ -142,8 +142,10 @@ def test_weights_up_to_1_are_trls(switch: Any, pairs: tuple[Any, ...]) -> None:
 
 
 def test_without_weights_the_loss_is_trls(switch: Any) -> None:
-    trainer = trainer_of(use_weighting=False)
+    trainer, seen = trainer_of(use_weighting=False), list[Any]()
+    trainer.model.register_forward_hook(lambda *args: seen.append(dpo_trainer.torch))
     patched = gradient(trainer, LIKELY)
+    assert seen == [torch]
     assert tiny.acts(ID, TARGET, trainer) == 0
     with switch.off():
         assert patched.equal(gradient(trainer_of(use_weighting=False), LIKELY))

@@ -17,6 +17,7 @@ from tiny import dpo_steps
 ID, TARGET = "dpo-wpo-weights-not-clamped", "trl.trainer.dpo_trainer:DPOTrainer._compute_loss"
 OVERLAYS = ()
 PARITY = False
+EQUIVALENT = {"applied twice": "a product that is divided by itself is 1"}
 
 
 def train() -> tiny.TrainingResult:
