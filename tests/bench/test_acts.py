@@ -74,6 +74,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         ),
         ENDS_EARLY,
     ),
+    ("grpo-cispo-epsilon-high-default", "self-test"): {"GRPOTrainer.__init__": ENDS_EARLY},
     ("grpo-loss-type-by-normalisation", "self-test"): {"GRPOTrainer.__init__": ENDS_EARLY},
     ("grpo-model-generation-config-leak", "self-test"): {
         target.attribute: ENDS_EARLY for target in PATCHES["grpo-model-generation-config-leak"].targets
