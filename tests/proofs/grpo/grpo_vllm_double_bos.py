@@ -153,6 +153,7 @@ class _Run:
         settings |= {"max_new_tokens": LONGEST, "max_length": 64, "vllm_importance_sampling_correction": False}
         settings |= {"max_prompt_length": 32, "beta": 0.5 if name == "OnlineDPO" else 0.04}
         settings |= {"loss_type": "sigmoid"} if name == "OnlineDPO" else {}
+        settings["generation_kwargs"] = {}  # 0.19.0 cannot do without.
         rows = [{"prompt": prompt} for prompt in prompts]
         module = _module(name)
         if hasattr(module, "VLLMGeneration"):
