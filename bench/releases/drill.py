@@ -37,7 +37,12 @@ def without_release(text: str, release: str) -> str:
 
 def with_open_ranges(text: str, release: str) -> str:
     """Return ``patches.yaml`` as it was before ``release`` ended ranges."""
-    return "".join(_opened(text.splitlines(keepends=True), release))
+    entries = re.split(r"(?m)^(?=- id: )", text)
+    # For another entry the release may begin another target.
+    ended = f'fixed_in: "{release}"'
+    return "".join(
+        "".join(_opened(entry.splitlines(keepends=True), release)) if ended in entry else entry for entry in entries
+    )
 
 
 def _opened(lines: Iterable[str], release: str) -> Iterator[str]:

@@ -11,6 +11,7 @@
 ``checkpoints``           what a callback keeps beside a checkpoint, and finds again in a resumed run
 ``datasets``              what a dataset has before it is prepared: ``masks_prompts_of_messages``
 ``dropped_rows``          rows that a trainer must not have: ``only_rows``, and whether the collator is the user's
+``ends``                  an end-of-sequence id that equals each of several, where TRL compares tokens with one
 ``views``                 views of tokenizers, which TRL is given: how they are pickled
 ``verdicts``              the answer of a self-test: ``judge``, ``absent``, ``absent_on`` an error
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
