@@ -6,15 +6,18 @@ from trl_hotfix.catalogue import loading
 
 from bench.releases import layout
 
+SURROUNDINGS_OVERLAY = "deepspeed"
+"""One of the surroundings is ZeRO-3."""
 
-def covering(first: layout.Place) -> dict[layout.Place, set[str]]:
+
+def covering(first: layout.Place, *overlays: str) -> dict[layout.Place, set[str]]:
     """Return ``first`` and a few other places, with the ids of the patches of each.
 
-    Patches that need more than a stack has, such as DeepSpeed, are on none.
+    Patches that need more than a stack and these overlays have are on none.
     """
     places = layout.places()
     ids_by_place = {
-        place: {patch.id for patch in loading.load() if place.targets_with_stack_alone(patch)} for place in places
+        place: {patch.id for patch in loading.load() if place.targets_beside(patch, *overlays)} for place in places
     }
     chosen = {first: ids_by_place[first]}
     while missing := set().union(*ids_by_place.values()) - set().union(*chosen.values()):
@@ -25,7 +28,7 @@ def covering(first: layout.Place) -> dict[layout.Place, set[str]]:
 
 def of_surroundings() -> dict[layout.Place, set[str]]:
     """Return the places of ``test_surroundings``: the newest release, and others."""
-    return covering(layout.places()[-1])
+    return covering(layout.places()[-1], SURROUNDINGS_OVERLAY)
 
 
 def of_pickles() -> dict[layout.Place, set[str]]:

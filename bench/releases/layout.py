@@ -73,9 +73,10 @@ class Place:
         """Return the targets of ``patch`` that have the bug in this place."""
         return gates.targets_here(patch, self.versions_for(patch))
 
-    def targets_with_stack_alone(self, patch: Patch) -> tuple[Target, ...]:
-        """Return them for a process without overlays, which the runs of many patches share."""
-        return gates.targets_here(patch, self.version_of)
+    def targets_beside(self, patch: Patch, *overlays: str) -> tuple[Target, ...]:
+        """Return them for a process that has just these overlays, which the runs of many patches share."""
+        first = dict(first_package(overlay) for overlay in overlays)
+        return gates.targets_here(patch, lambda distribution: first.get(distribution) or self.version_of(distribution))
 
     def version_of(self, distribution: str) -> str | None:
         """Return the version that is installed in this place."""
@@ -170,8 +171,14 @@ def versions(stack: str) -> dict[str, str]:
 @functools.cache
 def overlays_with(distribution: str) -> dict[str, str]:
     """Return the overlays whose first package this is, with its version."""
-    first = {overlay: packages[0].partition("==") for overlay, packages in settings()["overlays"].items()}
-    return {overlay: version for overlay, (name, _, version) in first.items() if name == distribution}
+    first = {overlay: first_package(overlay) for overlay in settings()["overlays"]}
+    return {overlay: version for overlay, (name, version) in first.items() if name == distribution}
+
+
+def first_package(overlay: str) -> tuple[str, str]:
+    """Return the name and the version of what this overlay is for."""
+    name, _, version = settings()["overlays"][overlay][0].partition("==")
+    return name, version
 
 
 @functools.cache

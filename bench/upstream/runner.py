@@ -87,7 +87,7 @@ class Compared:
 def expected(release: str) -> list[str]:
     """Return the patches that TRL_HOTFIX=1 has to apply to this release."""
     place = layout.main_place(release)
-    return [patch.id for patch in loading.load() if patch.default and place.targets_with_stack_alone(patch)]
+    return [patch.id for patch in loading.load() if patch.default and place.targets_beside(patch)]
 
 
 def build(releases: Iterable[str], checkout: Path | None = None) -> None:

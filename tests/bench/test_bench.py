@@ -203,7 +203,7 @@ def test_what_a_patch_requires_and_no_stack_has_is_put_beside_it(
     monkeypatch.setattr(cells, "process", lambda place, arguments, limit, *folders: seen.append(folders) or answer)
     cells.run([Case(patch, PLACE)], 1, QUIET)
     assert (seen, bool(PLACE.targets_of(patch))) == ([overlays], bool(PLACE.targets_of(PATCH)))
-    assert bool(PLACE.targets_with_stack_alone(patch)) == (not overlays and bool(PLACE.targets_of(PATCH)))
+    assert bool(PLACE.targets_beside(patch)) == (not overlays and bool(PLACE.targets_of(PATCH)))
     assert proofs.overlays_of(patch, PLACE)[: len(overlays)] == overlays
     other = replace(patch, requires={name: f"{specifiers},<99" for name, specifiers in requires.items()})
     assert keys.cell_key(patch, PLACE) != keys.cell_key(other, PLACE)

@@ -55,7 +55,7 @@ every_place = pytest.mark.parametrize("place", sharing.heavy(PLACES), ids=str)
 @every_place
 def test_copies_pickles_and_workers_keep_the_patches(pickled: Any, place: layout.Place) -> None:
     written, _ = pickled[place]
-    patches = {patch.id for patch in loading.load() if place.targets_with_stack_alone(patch)}
+    patches = {patch.id for patch in loading.load() if place.targets_beside(patch)}
     assert patches <= {expected[0] for answer in written.values() for expected in answer["expected"]}
     for target, answer in written.items():
         assert len(answer["came out"]) >= 24, target

@@ -27,7 +27,7 @@ def answers(request: pytest.FixtureRequest) -> Mapping[layout.Place, Any]:
 
     def run(place: layout.Place) -> Any:
         command = ["-m", "bench.inside.surroundings", "{out}", str(SECONDS_A_SURROUNDING), *names[place]]
-        return process(place, command, 360 + SECONDS_A_SURROUNDING * len(names[place]), "deepspeed")
+        return process(place, command, 360 + SECONDS_A_SURROUNDING * len(names[place]), covering.SURROUNDINGS_OVERLAY)
 
     return sharing.side_by_side(run, names)
 

@@ -28,7 +28,7 @@ def on_one_method() -> list[tuple[layout.Place, str]]:
     for place in layout.places():
         ids: dict[str, set[str]] = {}
         for patch in PATCHES:
-            for target in place.targets_with_stack_alone(patch):
+            for target in place.targets_beside(patch):
                 ids.setdefault(target.name, set()).add(patch.id)
         for method, ids_of_method in ids.items():
             by_method.setdefault(method, {}).setdefault(frozenset(ids_of_method), place)
@@ -42,7 +42,7 @@ def on_one_method() -> list[tuple[layout.Place, str]]:
 
 
 def number_of_patches(place: layout.Place) -> int:
-    return sum(bool(place.targets_with_stack_alone(patch)) for patch in PATCHES)
+    return sum(bool(place.targets_beside(patch)) for patch in PATCHES)
 
 
 SETS = on_one_method()
@@ -108,7 +108,7 @@ def test_every_trainer_trains_with_all_patches(
 ) -> None:
     answer = answer_to(answers, place, task)
     for patch in PATCHES:
-        applies = place.targets_with_stack_alone(patch)
+        applies = place.targets_beside(patch)
         not_applied = {
             "skipped (requirement)",
             "skipped (trl-version)",
