@@ -23,6 +23,7 @@ from trl_hotfix.relations.trainers import RECIPES
 
 from bench.options import jobs_option, releases_option, shard_option
 from bench.proving import running
+from bench.relations import record
 from bench.relations.inside import ABSENT
 from bench.relations.known import Answer, find, keep, key
 from bench.relations.ledger import not_seen, without_cause
@@ -166,6 +167,7 @@ def _names(table: Iterable[str]) -> Any:
 @shard_option
 @jobs_option
 @click.option("--into", type=click.Path(dir_okay=False, path_type=Path), default=BENCH.parent / "build/relations.json")
+@click.option("--write", "writes", is_flag=True, help="Write the answers into evidence/relations, too.")
 def command(
     places: tuple[Place, ...],
     trainers: tuple[str, ...],
@@ -175,6 +177,7 @@ def command(
     shard: Shard,
     jobs: int,
     into: Path,
+    writes: bool,
 ) -> None:
     """Ask TRL's trainers of these releases, each on its main stack.
 
@@ -194,12 +197,22 @@ def command(
     answers = ask(works, jobs, console)
     into.parent.mkdir(parents=True, exist_ok=True)
     into.write_text(json.dumps(answers, indent=1), encoding="utf-8")
-    for line in counted(answers):
+    for line in [*counted(answers), *_recorded(answers, writes=writes)]:
         click.echo(line)
     problems = list(_problems(answers, ledger.load()))
     click.echo("\n".join(problems))
     if problems:
         raise SystemExit(1)
+
+
+def _recorded(answers: Sequence[dict[str, Any]], *, writes: bool) -> Iterator[str]:
+    """Write the answers down, or say which record has others."""
+    for path, text in record.texts(answers, record.FOLDER).items():
+        if writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif path.is_file() and path.read_text(encoding="utf-8") != text:
+            yield f"{path} has other answers: --write replaces them"
 
 
 def _problems(answers: Sequence[dict[str, Any]], findings: Sequence[Finding]) -> Iterator[str]:

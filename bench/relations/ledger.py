@@ -33,19 +33,27 @@ class Open(NamedTuple):
 
 
 def without_cause(answers: Sequence[Answer], findings: Sequence[Finding]) -> Iterator[Open]:
-    """Give each difference, and each error, that no finding explains.
+    """Give each difference, and each error, that no finding explains."""
+    for answer in answers:
+        cell = answer["cell"]
+        where = (answer["place"], answer["on"], cell["trainer"], cell["relation"], cell["setting"])
+        for difference, finding in explained(answer, findings):
+            if finding is None:
+                yield Open(*where, *(difference[name] for name in ("what", "left", "right")))
+
+
+def explained(answer: Answer, findings: Sequence[Finding]) -> Iterator[tuple[Mapping[str, Any], Finding | None]]:
+    """Give each difference of an answer with the finding that explains it, or None. An error is one without numbers.
 
     A finding of a patch explains none where the patches are on.
     """
-    for answer in answers:
-        cell = answer["cell"]
-        here = ledger.here(findings, _place(answer["place"]).version_of, on=answer["on"])
-        where = (answer["place"], answer["on"], cell["trainer"], cell["relation"], cell["setting"])
-        if cell["state"] == ERROR and ledger.cause_of(cell, cell["why"], here) is None:
-            yield Open(*where, cell["why"], None, None)
-        for difference in cell["differences"] if cell["state"] == VIOLATED else ():
-            if ledger.cause_of(cell, difference["what"], here) is None:
-                yield Open(*where, *(difference[name] for name in ("what", "left", "right")))
+    cell = answer["cell"]
+    found = [*cell["differences"]] if cell["state"] == VIOLATED else []
+    if cell["state"] == ERROR:
+        found.append({"what": cell["why"], "left": None, "right": None})
+    here = ledger.here(findings, _place(answer["place"]).version_of, on=answer["on"]) if found else []
+    for difference in found:
+        yield difference, ledger.cause_of(cell, difference["what"], here)
 
 
 def not_seen(answers: Sequence[Answer], findings: Sequence[Finding]) -> Iterator[tuple[str, Finding]]:

@@ -1,8 +1,8 @@
 """Make the generated part of the site.
 
-These are a page for each bug, the README as the first page, the other pages at the top of the checkout, the tables of
-the schemas, the evidence, and the order of the pages. MkDocs calls it (``hooks`` in mkdocs.yml). It writes nothing
-into ``docs/``.
+These are a page for each bug, what the relations found, the README as the first page, the other pages at the top of
+the checkout, the tables of the schemas, the evidence, and the order of the pages. MkDocs calls it (``hooks`` in
+mkdocs.yml). It writes nothing into ``docs/``.
 
 ``python -m tools.pages.generate`` writes ``docs/schemas/``, which is committed.
 """
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trl_hotfix.commands.main import NAMES
+from trl_hotfix.relations import ledger
 
 from bench.pages import picture
+from bench.relations import record
 from bench.results.matrix import matrix, rows
-from tools.pages import bug_pages, chooser
+from tools.pages import bug_pages, chooser, relation_pages
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -33,7 +35,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 CHECKOUT = DOCS.parent
 SCHEMAS = DOCS / "schemas"
 SECTIONS = {
-    "Find out": ("five-questions.md", "scan.md", "audit.md", "upgrade.md", "relations.md", "faq.md"),
+    "Find out": (
+        "five-questions.md",
+        "scan.md",
+        "audit.md",
+        "upgrade.md",
+        "relations.md",
+        relation_pages.PATH,
+        "faq.md",
+    ),
     "Run it": ("platform.md", "security.md", "security-policy.md", "promises.md", "packs.md", "ranks-and-gpu.md"),
     "Reference": ("reference.md", "log.md", "json.md", "glossary.md", "changelog.md"),
     "Contribute": ("contributing.md", "code-of-conduct.md", "add-a-patch.md", "new-release.md", "architecture.md"),
@@ -59,7 +69,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    pages = bug_pages.pages() | {"index.md": index(readme, config.use_directory_urls)}
+    pages = bug_pages.pages() | {relation_pages.PATH: relation_pages.page(record.read_all(), ledger.load())}
+    pages["index.md"] = index(readme, config.use_directory_urls)
     for name, path in FROM_THE_TOP.items():
         pages[path] = within_the_site((CHECKOUT / name).read_text(encoding="utf-8"))
     for path, text in pages.items():

@@ -146,7 +146,7 @@ def text(record: Mapping[str, Any]) -> str:
     document["parity"] = [
         {name: comparison[name] for name in PARITY} for comparison in sorted(record["parity"], key=_place)
     ]
-    return _laid_out({**document, "curve": record["curve"], "mutants": record["mutants"]}) + "\n"
+    return laid_out({**document, "curve": record["curve"], "mutants": record["mutants"]}) + "\n"
 
 
 def _table(answers: Iterable[Mapping[str, Any]], empty: Mapping[str, Any]) -> Table:
@@ -286,7 +286,7 @@ def _lasting(first: Mapping[str, Value], releases: Iterable[str]) -> Iterator[tu
         yield release, last
 
 
-def _laid_out(value: Any, indent: int = 0) -> str:
+def laid_out(value: Any, indent: int = 0) -> str:
     """Return JSON with one entry a line. A list of numbers, and what is short and flat, is one line."""
     line = json.dumps(value)
     entries = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -294,7 +294,7 @@ def _laid_out(value: Any, indent: int = 0) -> str:
     numbers = isinstance(value, list) and all(isinstance(entry, (int, float)) for entry in entries)
     if not entries or (flat and (numbers or len(line) <= WIDTH)):
         return line
-    parts = [_laid_out(entry, indent + 1) for entry in entries]
+    parts = [laid_out(entry, indent + 1) for entry in entries]
     if isinstance(value, dict):
         parts = [f"{json.dumps(name)}: {part}" for name, part in zip(value, parts, strict=True)]
     margin = "\n" + " " * indent
