@@ -49,7 +49,7 @@ def test_the_wheel_has_the_modules_and_data_of_the_package_and_nothing_else(
 ) -> None:
     files = {path.relative_to(checkout).as_posix(): path.read_bytes() for path in checkout.glob("trl_hotfix/**/*.py")}
     del files["trl_hotfix/data/build_hook.py"]
-    others = ("py.typed", "data/defaults.json", "data/transformers.json")
+    others = ("py.typed", "data/defaults.json", "data/transformers.json", "relations.yaml")
     files |= {name: (checkout / name).read_bytes() for name in (f"trl_hotfix/{other}" for other in others)}
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         packed = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("trl_hotfix/")}
