@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -25,6 +26,19 @@ def _shard(context: Any, option: Any, value: str | None) -> Shard:
         return Shard.parse(value or "1/1")
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def names_of(table: Iterable[str]) -> Any:
+    """Return the callback of an option that takes names of a table with commas between them, or all."""
+
+    def chosen(context: Any, option: Any, value: str | None) -> tuple[str, ...]:
+        names = tuple(value.split(",")) if value else tuple(table)
+        unknown = sorted(set(names) - set(table))
+        if unknown:
+            raise click.BadParameter(f"unknown {', '.join(unknown)}; there are {', '.join(table)}")
+        return names
+
+    return chosen
 
 
 releases_option = click.option(

@@ -15,9 +15,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from trl_hotfix import witness
 from trl_hotfix.catalogue import loading, modules
 from trl_hotfix.matching import gates
 from trl_hotfix.model import Patch, Target
@@ -25,20 +24,11 @@ from trl_hotfix.patching import engine
 from trl_hotfix.patching.isolation import undisturbed
 
 import tiny  # noqa: F401  imported before the forks
+from bench.inside.counting import keep_ledgers, total
 from bench.proving import prove, release
 
 Seen = dict[str, list[int]]
 """The number of calls of each target, and in how many of them the wrapper acted."""
-
-
-class Kept(witness.Ledger):
-    """A ledger that is kept when its trainer is gone."""
-
-    kept: ClassVar[list[witness.Ledger]] = [witness.PROCESS]
-
-    def __init__(self, key: int = 0) -> None:
-        super().__init__(key)
-        self.kept.append(self)
 
 
 def seen(patch: Patch) -> dict[str, Seen | None]:
@@ -78,11 +68,6 @@ def counted(patch: Patch, targets: tuple[Target, ...], counts: Seen) -> Iterator
         counts[target.name] = [old + after - before_block for old, before_block, after in calls]
 
 
-def total(patch: Patch, target: Target) -> tuple[int, int]:
-    counts = [ledger.total(patch.id, target.name) for ledger in Kept.kept]
-    return sum(count.called for count in counts), sum(count.acted for count in counts)
-
-
 def run(patch: Patch) -> Any:
     try:
         return seen(patch)
@@ -92,7 +77,7 @@ def run(patch: Patch) -> Any:
 
 
 def main(out: str, seconds: str, *ids: str) -> None:
-    witness.Ledger = Kept  # type: ignore[misc]
+    keep_ledgers()
     patches = [patch for patch in loading.load() if patch.id in ids]
     release.warm(patches)
     answers = {patch.id: release.in_a_fork(run, patch, float(seconds)) for patch in patches}

@@ -21,7 +21,7 @@ from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.stand_ins import LIGER
 from trl_hotfix.relations.trainers import RECIPES
 
-from bench.options import jobs_option, releases_option, shard_option
+from bench.options import jobs_option, names_of, releases_option, shard_option
 from bench.proving import running
 from bench.relations import record
 from bench.relations.inside import ABSENT
@@ -147,21 +147,10 @@ def _line(name: str, answers: Sequence[dict[str, Any]]) -> str:
     return f"{name:34s}{len(answers):6d} claims{counts}{seconds:8.0f} s, {len(answers) - len(own)} by other places"
 
 
-def _names(table: Iterable[str]) -> Any:
-    def chosen(context: Any, option: Any, value: str | None) -> tuple[str, ...]:
-        names = tuple(value.split(",")) if value else tuple(table)
-        unknown = sorted(set(names) - set(table))
-        if unknown:
-            raise click.BadParameter(f"unknown {', '.join(unknown)}; there are {', '.join(table)}")
-        return names
-
-    return chosen
-
-
 @click.command()
 @releases_option
-@click.option("--trainers", callback=_names(RECIPES), help="Separated by commas; default: all.")
-@click.option("--relations", callback=_names(RELATIONS), help="Separated by commas; default: all.")
+@click.option("--trainers", callback=names_of(RECIPES), help="Separated by commas; default: all.")
+@click.option("--relations", callback=names_of(RELATIONS), help="Separated by commas; default: all.")
 @click.option("--off", "only_off", is_flag=True, help="Only without the patches.")
 @click.option("--on", "only_on", is_flag=True, help="Only with the patches.")
 @shard_option

@@ -1,0 +1,123 @@
+"""Run inside one release: which patch, alone, repairs what a claim violates.
+
+    python -m bench.relations.repairing_inside OUT TASK.json
+
+A task has ``trainer`` and ``claims``, pairs of a relation and a claim as it is printed. OUT gets a line of JSON for
+each: what differs without patches, and for each patch that acts in its runs what no longer differs when it alone is on.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from trl_hotfix.catalogue import loading
+from trl_hotfix.matching import gates
+from trl_hotfix.model import Patch
+from trl_hotfix.patching import engine
+from trl_hotfix.relations import cells, inside
+from trl_hotfix.relations.cells import ERROR, VIOLATED, Cell
+from trl_hotfix.relations.claims import Claim
+from trl_hotfix.relations.recipes import Make, Recipe
+from trl_hotfix.relations.relations import RELATIONS
+from trl_hotfix.relations.setting import Setting
+from trl_hotfix.relations.trainers import RECIPES
+
+from bench.inside.counting import keep_ledgers, total
+
+
+class CountingRuns(cells.Runs):
+    """Runs that note which patches act in them. Those of several ranks are other processes, and note none."""
+
+    def __init__(self, make: Make, folder: Path, patches: Sequence[Patch]) -> None:
+        super().__init__(make, folder)
+        self._patches = patches
+        self._acted: dict[str, set[str]] = {}
+        self.asked: set[str] = set()
+
+    def of(self, setting: Setting) -> Any:
+        self.asked.add(repr(setting))
+        return super().of(setting)
+
+    def _run(self, setting: Setting) -> Any:
+        before = self._counts()
+        answer = super()._run(setting)
+        after = self._counts()
+        self._acted[repr(setting)] = {patch for patch in after if after[patch] > before[patch]}
+        return answer
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            patch.id: sum(total(patch, target)[1] for target in gates.targets_here(patch)) for patch in self._patches
+        }
+
+    def acted(self) -> list[str]:
+        """Return the ids of the patches that acted in the runs that were asked for since the last call."""
+        ids = set().union(*(self._acted[setting] for setting in self.asked))
+        self.asked.clear()
+        return sorted(ids)
+
+
+class Repairing:
+    """Asks one trainer a claim with some patches on. A run of a setting with the same patches is not run again."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        patches = [patch for patch in loading.load() if patch.default and gates.targets_here(patch)]
+        self._recipe, self._everything = recipe, tuple(patch.id for patch in patches)
+        self._runs = functools.cache(
+            lambda ids: CountingRuns(recipe.make, folder / str(len(ids)) / "".join(ids[:1]), patches)
+        )
+
+    def answer(self, relation: str, claim: Claim) -> dict[str, Any]:
+        """Return what differs without patches, with all, and what each that acts repairs alone."""
+        off, on = self._asked(relation, claim, ()), self._asked(relation, claim, self._everything)
+        acted = self._runs(self._everything).acted()
+        repairs = {patch: _gone(off, self._asked(relation, claim, (patch,))) for patch in acted}
+        return {
+            "relation": relation,
+            "setting": str(claim),
+            "off": _said(off),
+            "on": _said(on),
+            "acted": acted,
+            "repairs": {patch: gone for patch, gone in repairs.items() if gone},
+        }
+
+    def _asked(self, relation: str, claim: Claim, ids: tuple[str, ...]) -> Cell:
+        with engine.ENGINE.patched(ids, False, {}, unknown_body="try") if ids else nullcontext():
+            return cells.asked(self._recipe.name, relation, claim, self._runs(ids))
+
+
+def _said(cell: Cell) -> list[str]:
+    """Return what differs in a cell, or why its run has failed."""
+    return [cell.why] if cell.state == ERROR else [each.what for each in cell.differences]
+
+
+def _gone(off: Cell, on: Cell) -> list[str]:
+    """Return what differs no longer. A run that now fails, or that its trainer refuses, repairs nothing."""
+    return [what for what in _said(off) if what not in _said(on)] if on.state in (cells.HOLDS, VIOLATED) else []
+
+
+def main(out: str, task: str) -> None:
+    inside.prepare()
+    keep_ledgers()
+    chosen = json.loads(Path(task).read_text(encoding="utf-8"))
+    recipe = RECIPES[chosen["trainer"]]
+    recipe.classes()
+    wanted = {tuple(pair) for pair in chosen["claims"]}
+    claims = [(name, claim) for name, each in RELATIONS.items() for claim in each.claims(recipe)]
+    with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as lines:
+        repairing = Repairing(recipe, Path(folder))
+        for name, claim in claims:
+            if (name, str(claim)) in wanted:
+                lines.write(json.dumps(repairing.answer(name, claim)) + "\n")
+                lines.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
