@@ -105,7 +105,7 @@ def _verify_module(patch: Patch, name: str, *, inside: bool, cell: Cell) -> tupl
     try:
         module = imported(name)
     except ImportError as error:
-        if inside:
+        if inside and not _is_of_a_library(error):
             raise
         # Beside a library that is too old for it, or too new, nobody can run the code of this module.
         return CellVerdict.ABSENT, f"{name} cannot be imported here: {error}"
@@ -176,6 +176,12 @@ def imported(name: str) -> ModuleType | None:
         if find_spec(".".join(steps[:depth])) is None:
             return None
     return import_module(name)
+
+
+def _is_of_a_library(error: ImportError) -> bool:
+    """Return whether a library that is installed, other than TRL, lacks a name that is imported from it."""
+    package = (error.name or "").partition(".")[0]
+    return not isinstance(error, ModuleNotFoundError) and package not in ("", "trl", "trl_hotfix")
 
 
 def _attribute_of(module: ModuleType, path: str) -> Any:
