@@ -178,6 +178,19 @@ def imported(name: str) -> ModuleType | None:
     return import_module(name)
 
 
+def is_runnable(patch: Patch) -> bool:
+    """Return whether any module of the targets in range can be imported beside the libraries that are installed."""
+    for name in dict.fromkeys(target.module for target in gates.targets_here(patch)):
+        try:
+            imported(name)
+        except ImportError as error:
+            if not _is_of_a_library(error):
+                raise
+        else:
+            return True
+    return False
+
+
 def _is_of_a_library(error: ImportError) -> bool:
     """Return whether a library that is installed, other than TRL, lacks a name that is imported from it."""
     package = (error.name or "").partition(".")[0]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.verification import cells
@@ -39,11 +40,15 @@ def test_a_self_test_that_ends_the_process_is_named(package: Path) -> None:
 MODULE = "module_of_a_target"
 
 
+def write_module(name: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
 def verdict_where(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, inside: bool) -> tuple[str, str]:
     """Return the verdict on a module with this text, and the reason."""
-    (folder / f"{MODULE}.py").write_text(text)
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    write_module(MODULE, text, folder, monkeypatch)
     (patch,) = (patch for patch in loading.load() if patch.id == ID)
     cell = cells.Cell(ID, 1, "1.16.0", cells.CellVerdict.ABSENT)
     verdict, why = cells._verify_module(patch, MODULE, inside=inside, cell=cell)
@@ -80,3 +85,25 @@ def test_a_module_that_lacks_another_module_is_absent_outside_of_the_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert verdict_where("import no_such_module", tmp_path, monkeypatch, inside=False)[0] == "absent"
+
+
+@pytest.mark.parametrize(("second", "runnable"), [("from json import no_such_name", False), ("", True)])
+def test_a_patch_is_runnable_if_one_of_its_modules_can_be_imported(
+    second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runnable: bool
+) -> None:
+    write_module("first_module", "from json import no_such_name", tmp_path, monkeypatch)
+    write_module("second_module", second, tmp_path, monkeypatch)
+    (patch,) = (patch for patch in loading.load() if patch.id == ID)
+    targets = [replace(patch.targets[0], module=f"{name}_module") for name in ("first", "second")]
+    monkeypatch.setattr(cells.gates, "targets_here", lambda _: targets)
+    assert cells.is_runnable(patch) is runnable
+
+
+def test_a_patch_whose_module_fails_otherwise_is_not_just_not_runnable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module(MODULE, "import no_such_module", tmp_path, monkeypatch)
+    (patch,) = (patch for patch in loading.load() if patch.id == ID)
+    monkeypatch.setattr(cells.gates, "targets_here", lambda _: [replace(patch.targets[0], module=MODULE)])
+    with pytest.raises(ModuleNotFoundError):
+        cells.is_runnable(patch)
