@@ -53,7 +53,7 @@ def red_green_red(patch: Patch, train: Callable[[], Any], *, data: bool = False)
         return Verdict(runs[name].outcome.verdict)
 
     red = run("red")
-    if gates.applicability(patch).state is not State.PENDING or not cells.is_runnable(patch):
+    if gates.applicability(patch).state is not State.PENDING or not cells.runnable(gates.targets_here(patch)):
         return (CellVerdict.UNCOVERED if red is Verdict.REPRODUCED else CellVerdict.ABSENT), runs
     if red is not Verdict.REPRODUCED:
         return CellVerdict.NOT_REPRODUCED, runs

@@ -10,9 +10,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 from ..catalogue import loading, packs
 from ..matching import digests, fingerprints, gates
 from ..matching.versions import installed
-from ..model import Decision, Options, Outcome, Patch, State, Verdict
+from ..model import Decision, Options, Outcome, Patch, State, Target, Verdict
 from ..patching import engine
 from ..patching.self_test import self_test
 
@@ -178,17 +179,21 @@ def imported(name: str) -> ModuleType | None:
     return import_module(name)
 
 
-def is_runnable(patch: Patch) -> bool:
-    """Return whether any module of the targets in range can be imported beside the libraries that are installed."""
-    for name in dict.fromkeys(target.module for target in gates.targets_here(patch)):
-        try:
-            imported(name)
-        except ImportError as error:
-            if not _is_of_a_library(error):
-                raise
-        else:
-            return True
-    return False
+def runnable(targets: Iterable[Target]) -> tuple[Target, ...]:
+    """Return the targets whose modules can be imported beside the libraries that are installed."""
+    return tuple(target for target in targets if _is_importable(target.module))
+
+
+# A second attempt would import again what the first one has imported before it failed.
+@cache
+def _is_importable(name: str) -> bool:
+    try:
+        imported(name)
+    except ImportError as error:
+        if _is_of_a_library(error):
+            return False
+        raise
+    return True
 
 
 def _is_of_a_library(error: ImportError) -> bool:

@@ -87,23 +87,17 @@ def test_a_module_that_lacks_another_module_is_absent_outside_of_the_range(
     assert verdict_where("import no_such_module", tmp_path, monkeypatch, inside=False)[0] == "absent"
 
 
-@pytest.mark.parametrize(("second", "runnable"), [("from json import no_such_name", False), ("", True)])
-def test_a_patch_is_runnable_if_one_of_its_modules_can_be_imported(
-    second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runnable: bool
-) -> None:
-    write_module("first_module", "from json import no_such_name", tmp_path, monkeypatch)
-    write_module("second_module", second, tmp_path, monkeypatch)
+def test_targets_are_runnable_whose_modules_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"of_an_old_library": "from json import no_such_name", "of_this_library": ""}
+    for name, text in texts.items():
+        write_module(name, text, tmp_path, monkeypatch)
     (patch,) = (patch for patch in loading.load() if patch.id == ID)
-    targets = [replace(patch.targets[0], module=f"{name}_module") for name in ("first", "second")]
-    monkeypatch.setattr(cells.gates, "targets_here", lambda _: targets)
-    assert cells.is_runnable(patch) is runnable
+    old, this = (replace(patch.targets[0], module=name) for name in texts)
+    assert cells.runnable([old, this]) == (this,)
 
 
-def test_a_patch_whose_module_fails_otherwise_is_not_just_not_runnable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_module(MODULE, "import no_such_module", tmp_path, monkeypatch)
+def test_a_module_that_fails_otherwise_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_module("without_a_module", "import no_such_module", tmp_path, monkeypatch)
     (patch,) = (patch for patch in loading.load() if patch.id == ID)
-    monkeypatch.setattr(cells.gates, "targets_here", lambda _: [replace(patch.targets[0], module=MODULE)])
     with pytest.raises(ModuleNotFoundError):
-        cells.is_runnable(patch)
+        cells.runnable([replace(patch.targets[0], module="without_a_module")])
