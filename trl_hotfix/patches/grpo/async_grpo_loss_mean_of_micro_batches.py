@@ -25,11 +25,12 @@ _COUNT = "global_n_tokens"
 def count_the_tokens_of_the_step(call: Call) -> Any:
     """Give each micro-batch the mean count of the step: times the micro-batches, it is the tokens of the step."""
     batches, count = call()
-    counts = [batch[_COUNT] for batch in batches if _COUNT in batch]
+    # One number, repeated for each row: the last micro-batch of a queue that ends (before 1.6) has fewer rows.
+    counts = [batch[_COUNT][0] for batch in batches if _COUNT in batch]
     if len(counts) == len(batches) > 1:
         call.act()
         for batch in batches:
-            batch[_COUNT] = sum(counts) / len(counts)
+            batch[_COUNT] = (sum(counts) / len(counts)).expand_as(batch[_COUNT])
     return batches, count
 
 
