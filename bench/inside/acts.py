@@ -22,6 +22,7 @@ from trl_hotfix.matching import gates
 from trl_hotfix.model import Patch, Target
 from trl_hotfix.patching import engine
 from trl_hotfix.patching.isolation import undisturbed
+from trl_hotfix.verification import cells
 
 import tiny  # noqa: F401  imported before the forks
 from bench.inside.counting import keep_ledgers, total
@@ -33,7 +34,7 @@ Seen = dict[str, list[int]]
 
 def seen(patch: Patch) -> dict[str, Seen | None]:
     """Return what the wrappers of ``patch`` did in each of the three. None: the proof has no ``unaffected()``."""
-    proof, targets = prove.proof_of(patch.id), gates.targets_here(patch)
+    proof, targets = prove.proof_of(patch.id), cells.runnable(gates.targets_here(patch))
     of_self_test = {target.name: [0, 0] for target in targets}
     answer: dict[str, Seen | None] = {"self-test": of_self_test, "unaffected": None}
     for options in patch.every_choice():

@@ -22,6 +22,7 @@ from typing import Any
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
 from trl_hotfix.matching.versions import installed
+from trl_hotfix.verification import cells
 
 import tiny
 from bench.inside import moments, trainers
@@ -239,6 +240,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "1.13.0": (
         *("DPO", "SFT", "KTO", "BCO", "GKD", "Reward", "Distillation", *ON_POLICY),
         *("proof left-padded-logprobs-absolute-positions", "proof sft-wrapped-packing-duplicates"),
+        "proof async-grpo-loss-mean-of-micro-batches",
     ),
     "1.14.2": ("DPO", "SFT", "KTO", "Reward", "GRPO", "GRPO, Liger", "RLOO", "CPO", "ORPO"),
     "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),
@@ -250,6 +252,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
         *("proof sft-silent-truncation-diagnosis", "proof extract-prompt-negative-index", "A2PO"),
         *("IWOPD", "proof grpo-tool-answers-reordered", "proof dpo-kto-vlm-tools-dropped"),
+        "proof async-grpo-loss-mean-of-micro-batches",
     ),
 }
 """The cases of each release. Every target of the catalogue is called in one of the releases of its range."""
@@ -366,6 +369,8 @@ ELSEWHERE = {
         ),
         "1.5.1",
     ),
+    # With the main stack of 1.16.0 the module cannot be imported.
+    "trl.experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer.get_batch_samples": "1.13.0",
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._forward": "1.13.0",
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._generate": "1.13.0",
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._calculate_rewards_from_functions": "1.13.0",
@@ -410,7 +415,7 @@ def answer(case: str, imported: set[str]) -> Any:
     torch.set_num_threads(1)
     # What a patch requires besides decides whether the bug is here, and not when its targets are called.
     targets = [target for patch in loading.load() for target in gates.targets_for(patch, installed("trl") or "")]
-    observed = moments.observe(targets, imported)
+    observed = moments.observe(cells.runnable(targets), imported)
     kind, _, patch_id = case.partition(" ")
     try:
         proof(patch_id) if kind == "proof" else train(case)

@@ -22,6 +22,7 @@ from trl_hotfix.verification import cells
 MOMENTS = {
     "__init__": "construction",
     **dict.fromkeys(("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader"), "dataloader"),
+    "get_batch_samples": "data",
     "training_step": "step",
     **dict.fromkeys(("evaluation_loop", "prediction_loop"), "evaluation"),
     # Before its loop evaluate() prepares a dataset that it is given.

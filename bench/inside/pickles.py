@@ -130,7 +130,7 @@ def write(folder: Path) -> dict[str, Any]:
     from datasets.fingerprint import Hasher
 
     patches_here = [patch for patch in loading.load() if gates.targets_here(patch)]
-    targets = {target.name: target for patch in patches_here for target in gates.targets_here(patch)}
+    targets = {target.name: target for patch in patches_here for target in cells.runnable(gates.targets_here(patch))}
     impossible_cases = unpicklable(targets.values())
     options = {patch.id: patch.every_choice()[-1] for patch in patches_here if patch.options}
     report = trl_hotfix.apply(
@@ -138,7 +138,7 @@ def write(folder: Path) -> dict[str, Any]:
     )
     by_target: dict[str, tuple[Target, list[Patch]]] = {}
     for patch in patches_here:
-        for target in gates.targets_here(patch):
+        for target in cells.runnable(gates.targets_here(patch)):
             by_target.setdefault(target.name, (target, []))[1].append(patch)
             cells.imported(target.module)
     report = trl_hotfix.status()

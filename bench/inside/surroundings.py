@@ -31,6 +31,7 @@ from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
 from trl_hotfix.model import Outcome, Patch, State
 from trl_hotfix.patching import self_test
+from trl_hotfix.verification import cells
 
 from bench.proving import release
 
@@ -213,7 +214,8 @@ def run_in(surrounding: str, patches: Sequence[Patch]) -> dict[str, list[str]]:
 
 
 def red_green_red(patch: Patch) -> list[str]:
-    modules = [sys.modules[module] for module in dict.fromkeys(target.module for target in gates.targets_here(patch))]
+    targets = cells.runnable(gates.targets_here(patch))
+    modules = [sys.modules[module] for module in dict.fromkeys(target.module for target in targets)]
     messages = []
 
     def expect(verdict: str) -> None:

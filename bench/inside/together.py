@@ -117,7 +117,7 @@ def under_every_trainer(patches: Sequence[Patch]) -> dict[str, Any]:
 
 def import_targets(patches: Sequence[Patch]) -> None:
     for patch in patches:
-        for target in gates.targets_here(patch):
+        for target in cells.runnable(gates.targets_here(patch)):
             assert cells.imported(target.module) is not None, target.name
 
 
@@ -151,7 +151,7 @@ def assert_stacked(patches: Sequence[Patch]) -> None:
     """Check that each target has the wrappers of ``patches`` in the order of ids around TRL's own function."""
     on: dict[str, tuple[Target, list[Any]]] = {}
     for patch in sorted(patches, key=lambda each: each.id):
-        for target in gates.targets_here(patch):
+        for target in cells.runnable(gates.targets_here(patch)):
             wrappers = on.setdefault(target.name, (target, []))[1]
             wrappers.append(unwrapped(modules.function_of(patch, target.wrapper, {})))
     for target, wrappers in on.values():
@@ -189,7 +189,7 @@ def wrapper_of(function: Any) -> Any:
 
 def assert_verdicts(patches: Sequence[Patch], verdict: str) -> None:
     for patch in patches:
-        for module_name in dict.fromkeys(target.module for target in gates.targets_here(patch)):
+        for module_name in dict.fromkeys(target.module for target in cells.runnable(gates.targets_here(patch))):
             outcome = self_test.self_test(patch, sys.modules[module_name], {})
             assert isinstance(outcome, Outcome), (patch.id, module_name, outcome)
             assert outcome.verdict.value == verdict, (patch.id, module_name, outcome)

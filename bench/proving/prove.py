@@ -3,8 +3,8 @@
     python -m bench.proving.prove OUT.json GRADIENTS ID
 
 ``tests/proofs/<family>/<id with underscores>.py`` has ``train() -> TrainingResult``. In range it is run red, green and
-red again; out of range once, unpatched. The gradients of each run are saved in GRADIENTS, for parity with another
-release.
+red again; out of range, and where no module in range can be imported, once, unpatched. The gradients of each run are
+saved in GRADIENTS, for parity with another release.
 
 It can also have ``unaffected() -> TrainingResult``, a run that the bug does not hit. In range it is run without the
 patch and with it, and loss and gradients must be equal, bit by bit. With ``DATA = True`` the patch must change the
@@ -31,6 +31,7 @@ from trl_hotfix.matching import gates
 from trl_hotfix.model import Patch, State, Verdict
 from trl_hotfix.patching import engine
 from trl_hotfix.reporting.report import Report
+from trl_hotfix.verification import cells
 from trl_hotfix.verification.cells import CellVerdict
 
 
@@ -52,7 +53,7 @@ def red_green_red(patch: Patch, train: Callable[[], Any], *, data: bool = False)
         return Verdict(runs[name].outcome.verdict)
 
     red = run("red")
-    if gates.applicability(patch).state is not State.PENDING:
+    if gates.applicability(patch).state is not State.PENDING or not cells.runnable(gates.targets_here(patch)):
         return (CellVerdict.UNCOVERED if red is Verdict.REPRODUCED else CellVerdict.ABSENT), runs
     if red is not Verdict.REPRODUCED:
         return CellVerdict.NOT_REPRODUCED, runs

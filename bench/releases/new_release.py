@@ -117,19 +117,29 @@ def places_of(release: str, before: str) -> list[Place]:
     return [replace(place, release=release) for place in layout.places([listed])]
 
 
-def check_imports(places: Sequence[Place], patches: Sequence[Patch], jobs: int) -> None:
+def check_imports(places: Sequence[Place], before: str, patches: Sequence[Patch], jobs: int) -> None:
     """Raise ``ClickException`` where a module with open bugs cannot be imported, with the requirements that are unmet.
 
-    Such a module was imported on this stack in the release before, or its self-tests would not be on record.
+    A module that could not be imported on this stack in the release ``before`` either is no reason.
     """
     targets = [target for patch in patches for target in gates.targets_for(patch, places[0].release)]
     modules = list(dict.fromkeys(target.module for target in targets))
-    arguments = ["-m", "bench.releases.import_modules", "{out}", *modules]
+
+    def errors_in(place: Place) -> dict[str, str] | str:
+        errors = _import_errors(place, modules)
+        known = _import_errors(replace(place, release=before), list(errors)) if isinstance(errors, dict) else {}
+        return {name: errors[name] for name in errors if name not in known} if isinstance(errors, dict) else errors
+
     with ThreadPoolExecutor(jobs) as pool:
-        for place, errors in zip(places, pool.map(lambda place: process(place, arguments, 600), places), strict=True):
+        for place, errors in zip(places, pool.map(errors_in, places), strict=True):
             if errors:
                 name, error = ("trl", errors) if isinstance(errors, str) else next(iter(errors.items()))
                 raise click.ClickException(_import_error(place, name, error))
+
+
+def _import_errors(place: Place, modules: Sequence[str]) -> dict[str, str] | str:
+    """Return the error of each module that cannot be imported in a place, or why there is no answer."""
+    return process(place, ["-m", "bench.releases.import_modules", "{out}", *modules], 600) if modules else {}
 
 
 def _import_error(place: Place, module: str, error: str) -> str:
@@ -268,7 +278,7 @@ def prepare(release: str, before: str, patches: Sequence[Patch], jobs: int, step
                 f"on {missing[0].place}; run `make evidence` first"
             )
     with steps.step("imports") as result:
-        check_imports(places, patches, jobs)
+        check_imports(places, before, patches, jobs)
         add_to_releases(release, before)
         result(f"TRL {release} imports on {', '.join(place.stack for place in places)}")
     return places

@@ -35,8 +35,6 @@ _OTHERS = (
     "trl.trainer.ppo_trainer",
     "trl.trainer.ppov2_trainer",
     "trl.experimental.a2po.a2po_trainer",
-    "trl.experimental.async_distillation.async_distillation_trainer",
-    "trl.experimental.async_grpo.async_grpo_trainer",
     "trl.experimental.bema_for_ref_model.dpo_trainer",
     "trl.experimental.gfpo.gfpo_trainer",
     "trl.experimental.gmpo.gmpo_trainer",

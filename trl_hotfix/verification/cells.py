@@ -10,9 +10,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 from ..catalogue import loading, packs
 from ..matching import digests, fingerprints, gates
 from ..matching.versions import installed
-from ..model import Decision, Options, Outcome, Patch, State, Verdict
+from ..model import Decision, Options, Outcome, Patch, State, Target, Verdict
 from ..patching import engine
 from ..patching.self_test import self_test
 
@@ -105,7 +106,7 @@ def _verify_module(patch: Patch, name: str, *, inside: bool, cell: Cell) -> tupl
     try:
         module = imported(name)
     except ImportError as error:
-        if inside:
+        if inside and not _is_of_a_library(error):
             raise
         # Beside a library that is too old for it, or too new, nobody can run the code of this module.
         return CellVerdict.ABSENT, f"{name} cannot be imported here: {error}"
@@ -176,6 +177,29 @@ def imported(name: str) -> ModuleType | None:
         if find_spec(".".join(steps[:depth])) is None:
             return None
     return import_module(name)
+
+
+def runnable(targets: Iterable[Target]) -> tuple[Target, ...]:
+    """Return the targets whose modules can be imported beside the libraries that are installed."""
+    return tuple(target for target in targets if _is_importable(target.module))
+
+
+# A second attempt would import again what the first one has imported before it failed.
+@cache
+def _is_importable(name: str) -> bool:
+    try:
+        imported(name)
+    except ImportError as error:
+        if _is_of_a_library(error):
+            return False
+        raise
+    return True
+
+
+def _is_of_a_library(error: ImportError) -> bool:
+    """Return whether a library that is installed, other than TRL, lacks a name that is imported from it."""
+    package = (error.name or "").partition(".")[0]
+    return not isinstance(error, ModuleNotFoundError) and package not in ("", "trl", "trl_hotfix")
 
 
 def _attribute_of(module: ModuleType, path: str) -> Any:
