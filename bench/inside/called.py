@@ -63,6 +63,22 @@ def reusing(make: Callable[..., Any], **settings: Any) -> Any:
     return make(num_iterations=iterations, beta=0.1, **settings)
 
 
+def online_with_vllm(**settings: Any) -> Any:
+    """Return a trainer of OnlineDPO in which a stand-in takes the place of vLLM."""
+    import torch
+
+    trainer = online("OnlineDPO", **settings)
+    trainer.args.use_vllm = True
+
+    def generate(prompts: Any, images: Any) -> Any:
+        completions = tiny.online_completions(2 * len(prompts))
+        ids = torch.tensor([[3, 4, 5]] * len(completions))
+        return ids, torch.ones_like(ids), completions, (completions != 0).long()
+
+    trainer._generate_vllm = generate
+    return trainer
+
+
 def grpo_of_one_length(**settings: Any) -> Any:
     trainer_class, _ = tiny.classes("GRPO")
     return tiny.grpo_of_one_length(trainer_class, tiny.llama("models", seed=0), **settings)
@@ -182,6 +198,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "BCO": bco,
     "PRM": prm,
     "OnlineDPO": functools.partial(online, "OnlineDPO"),
+    "OnlineDPO, vLLM": online_with_vllm,
     "XPO": functools.partial(online, "XPO"),
     "NashMD": functools.partial(online, "NashMD"),
     "A2PO": a2po,
@@ -198,7 +215,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "TPO": tpo,
 }
 
-WITHOUT_EVALUATION = {"OnlineDPO", "XPO", "NashMD", "DPO, Liger", "GRPO, Liger", "GRPO, one length"}
+WITHOUT_EVALUATION = {"OnlineDPO", "OnlineDPO, vLLM", "XPO", "NashMD", "DPO, Liger", "GRPO, Liger", "GRPO, one length"}
 """The data of online trainers and of GRPO in 0.14 are no inputs of a model; the stand-in of Liger has no outputs."""
 
 ON_POLICY = "RLOO, reusing", "GRPO, reusing", "OnlineDPO", "XPO", "NashMD"
@@ -246,7 +263,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "1.15.0": ("DPO", "SFT", "KTO", "Reward", "GRPO", "RLOO"),
     "1.16.0": (
         *("DPO", "DPO, precomputed", "DPO, synchronized", "SFT", "KTO", "ORPO", "CPO", "GKD", "GOLD", "Reward", "TPO"),
-        *("Distillation", "GRPO, reusing", "RLOO, reusing", "OnlineDPO", "proof bema-callback-frozen-parameters"),
+        *("Distillation", "GRPO, reusing", "RLOO, reusing", "OnlineDPO", "OnlineDPO, vLLM"),
+        "proof bema-callback-frozen-parameters",
         *("proof gkd-onpolicy-normaliser-from-dataset-labels", "proof gold-loss-normaliser-counts-dataset-labels"),
         *("proof kto-paired-data-in-blocks", "proof vllm-sync-drifts-bf16-base"),
         *("proof sft-vlm-standard-format-no-eos", "proof sft-vlm-tools-dropped"),
@@ -292,6 +310,13 @@ UNREACHED: dict[tuple[str, str], str] = {
         "grpo-prompt-cut-on-the-right",
         "trl.trainer.grpo_trainer:GRPOTrainer._generate_single_turn",
     ): "it is a target in 0.24 and 0.25 only",
+    **{
+        (
+            "kto-vlm-kl-of-own-completion",
+            f"trl.experimental.kto.kto_trainer:{method}",
+        ): "it is a target in 1.6 and 1.7 only"
+        for method in ("DataCollatorForVisionUnpairedPreference.torch_call", "KTOTrainer.evaluation_loop")
+    },
     **{
         (
             patch_id,

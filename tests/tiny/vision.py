@@ -37,8 +37,11 @@ Only the words of the assistant and their end are marked as generated.
 """
 
 
-def processor(template: str = TEMPLATE) -> Any:
-    """Return a processor of texts and images with a tokenizer of 60 words and a token for images, the last one."""
+def processor(template: str = TEMPLATE, *, token_types: str = "") -> Any:
+    """Return a processor of texts and images with a tokenizer of 60 words and a token for images, the last one.
+
+    ``token_types`` is the name under which it returns 1 for the tokens of images, as that of Gemma 3 does.
+    """
     import torch
     from transformers import BatchFeature, ProcessorMixin
 
@@ -46,6 +49,8 @@ def processor(template: str = TEMPLATE) -> Any:
         attributes = ("tokenizer",)
         optional_attributes = ()
         image_token = "<image>"
+        if token_types:
+            model_input_names = ("input_ids", "attention_mask", "pixel_values", token_types)
 
         def __init__(self) -> None:
             self.tokenizer = tokenizer()
@@ -61,6 +66,9 @@ def processor(template: str = TEMPLATE) -> Any:
             data = dict(self.tokenizer(expanded, **{name: kwargs[name] for name in known if name in kwargs}))
             if kwargs.get("return_offsets_mapping"):
                 data["text_replacement_offsets"] = [list(_replaced(part)) for part in text]
+            if token_types:
+                rows = [[int(token == self.image_token_id) for token in row] for row in data["input_ids"]]
+                data[token_types] = torch.tensor(rows) if kwargs.get("return_tensors") else rows
             flat = [image for row in images or () for image in row]
             if flat:
                 data["pixel_values"] = torch.tensor(flat)[:, :, None, None].expand(-1, 3, 4, 4).contiguous()
@@ -100,6 +108,34 @@ def llava(*, seed: int) -> Any:
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=63, image_token_index=63)
     config.pad_token_id, config.eos_token_id = 0, 1
     return LlavaForConditionalGeneration(config)
+
+
+def gemma3(*, seed: int) -> Any:
+    """Return a Gemma 3 of two layers, whose image token is that of ``processor(token_types="token_type_ids")``."""
+    import torch
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    torch.manual_seed(seed)
+    layers: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    layers |= {"num_attention_heads": 2}
+    text = {**layers, "vocab_size": 64, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+    text |= {"initializer_range": 0.5, "sliding_window": 32, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    vision = {**layers, "image_size": 4, "patch_size": 2}
+    tokens = {
+        "mm_tokens_per_image": IMAGE_TOKENS,
+        "image_token_index": 63,
+        "boi_token_index": 62,
+        "eoi_token_index": 61,
+    }
+    config = Gemma3Config(text_config=text, vision_config=vision, **tokens)
+    config.pad_token_id, config.eos_token_id = 0, 1
+    model = Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "projector" in name or "vision" in name:
+                # The projection of images is made of zeros.
+                torch.nn.init.normal_(weight, std=0.3)
+    return model
 
 
 def vision_sft(rows: list[dict[str, Any]], *, words: Any = None, trainer_arguments: Any = None, **settings: Any) -> Any:
