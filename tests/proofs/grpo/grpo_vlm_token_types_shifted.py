@@ -7,6 +7,7 @@ one token late.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from trl_hotfix.authoring import absent, judge
@@ -24,6 +25,10 @@ QUESTIONS = [f"w{index}" + " w9" * (index % 3) for index in range(8)]
 
 
 def train() -> tiny.TrainingResult:
+    from trl.trainer import grpo_trainer
+
+    if "token_type_ids" not in inspect.getsource(grpo_trainer):
+        return tiny.TrainingResult(absent("this release passes no types on"))
     runs = {name: _Run(name) for name in ("GRPO", "RLOO")}
     outcomes = [run.judged() for run in runs.values()]
     if {outcome.verdict for outcome in outcomes} != {outcomes[0].verdict}:
