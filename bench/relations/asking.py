@@ -157,9 +157,12 @@ def _names(table: Iterable[str]) -> Any:
     return chosen
 
 
+trainers_option = click.option("--trainers", callback=_names(RECIPES), help="Separated by commas; default: all.")
+
+
 @click.command()
 @releases_option
-@click.option("--trainers", callback=_names(RECIPES), help="Separated by commas; default: all.")
+@trainers_option
 @click.option("--relations", callback=_names(RELATIONS), help="Separated by commas; default: all.")
 @click.option("--off", "only_off", is_flag=True, help="Only without the patches.")
 @click.option("--on", "only_on", is_flag=True, help="Only with the patches.")
