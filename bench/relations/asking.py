@@ -117,19 +117,24 @@ def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, An
     ]
 
 
-def _run(work: Work) -> Iterator[tuple[Name, Answer]]:
-    """Run what is asked, and keep the answers. A claim without one, since the process failed, has an error."""
+def _run(work: Work) -> list[tuple[Name, Answer]]:
+    """Run what is asked, and keep the answers, of an interrupted run too.
+
+    A claim without one, since the process failed, has an error.
+    """
     by_name = {(relation, str(claim)): (relation, claim) for relation, claim in work.claims}
     task = {"trainer": work.trainer, "on": work.on, "claims": list(by_name)}
     seconds = 60 + SECONDS_A_CLAIM * len(work.claims)
     log = "-".join(("relations", str(work.place), work.trainer, "on" if work.on else "off", *work.overlays))
-    answers, why = running.lines_of(work.place, "bench.relations.inside", task, seconds, log, work.overlays)
-    for found in answers:
-        claim = by_name.pop((found["cell"]["relation"], found["cell"]["setting"]))
-        yield work.name(claim), work.keep(claim, found)
+    found, why = running.lines_of(work.place, "bench.relations.inside", task, seconds, log, work.overlays)
+    answers = []
+    for answer in found:
+        claim = by_name.pop((answer["cell"]["relation"], answer["cell"]["setting"]))
+        answers.append((work.name(claim), work.keep(claim, answer)))
     for (relation, setting), claim in by_name.items():
         cell = Cell(work.trainer, relation, setting, ERROR, why).as_data()
-        yield work.name(claim), {"cell": cell, "seconds": 0.0, "ran": str(work.place)}
+        answers.append((work.name(claim), {"cell": cell, "seconds": 0.0, "ran": str(work.place)}))
+    return answers
 
 
 def counted(answers: Sequence[dict[str, Any]]) -> list[str]:

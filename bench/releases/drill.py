@@ -137,9 +137,11 @@ def rehearse(release: str, trainers: Sequence[str]) -> Iterator[str]:
 @click.command()
 @click.argument("release", metavar="VERSION")
 @trainers_option
-def main(release: str, trainers: tuple[str, ...]) -> None:
+@click.option("--go-on", is_flag=True, help="In the clone, as an interrupted drill has left it.")
+def main(release: str, trainers: tuple[str, ...], go_on: bool) -> None:
     """Rehearse a release that is known, as if it had come out today. All trainers together take hours."""
-    prepare(release)
+    if not go_on:
+        prepare(release)
     lines = [line for line in rehearse(release, trainers) if not BAR.match(line)]
     marked.write(PAGE, "drill", "".join(["```text\n", *lines, "```\n"]))
 

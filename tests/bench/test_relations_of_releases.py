@@ -103,6 +103,16 @@ def test_what_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert asking.ask([work], 1, Console(quiet=True)) == first
 
 
+def test_what_a_killed_process_has_answered_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = asking.Work(NEWEST, "SFT", True, asking.claims_of("SFT", ["padding"])[:2])
+    relation, claim = work.claims[0]
+    cell = {"trainer": "SFT", "relation": relation, "setting": str(claim), "state": "holds"}
+    answered = [{"cell": cell, "calls": [], "seconds": 1.0}]
+    monkeypatch.setattr(running, "lines_of", lambda *args: (answered, "the process ended with exit code -2"))
+    asking._run(work)
+    assert [work.known(each) is not None for each in work.claims] == [True, False]
+
+
 def test_a_claim_without_an_answer_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "answer_of", lambda *args, **kwargs: "no answer within 1 s")
     work = asking.Work(NEWEST, "SFT", True, asking.claims_of("SFT", ["effects"])[:1])
