@@ -29,7 +29,7 @@ from bench.relations.known import Answer, find, keep, key
 from bench.relations.ledger import not_seen, without_cause
 from bench.releases import layout
 from bench.releases.layout import BENCH, Place
-from bench.shards import Shard
+from bench.shards import Shard, number_of_commit
 
 SECONDS_A_CLAIM = 60
 Named = tuple[str, Claim]
@@ -69,6 +69,11 @@ class Work:
 def claims_of(trainer: str, relations: Iterable[str]) -> tuple[Named, ...]:
     """Return all claims about a trainer, also those about an option that some releases lack."""
     return tuple((name, claim) for name in relations for claim in RELATIONS[name].claims(RECIPES[trainer]))
+
+
+def chosen(part: Shard, place: Place, trainer: str, relations: Iterable[str]) -> list[str]:
+    """Return the relations of a trainer in a place that are in a part. All claims of a relation are in the same one."""
+    return [relation for relation in relations if part.has(f"{place.release} {trainer} {relation}")]
 
 
 def works_of(place: Place, trainer: str, claims: Sequence[Named], *, on: bool) -> Iterator[Work]:
@@ -113,19 +118,24 @@ def ask(works: Sequence[Work], jobs: int, console: Console) -> list[dict[str, An
     ]
 
 
-def _run(work: Work) -> Iterator[tuple[Name, Answer]]:
-    """Run what is asked, and keep the answers. A claim without one, since the process failed, has an error."""
+def _run(work: Work) -> list[tuple[Name, Answer]]:
+    """Run what is asked, and keep the answers, of an interrupted run too.
+
+    A claim without one, since the process failed, has an error.
+    """
     by_name = {(relation, str(claim)): (relation, claim) for relation, claim in work.claims}
     task = {"trainer": work.trainer, "on": work.on, "claims": list(by_name)}
     seconds = 60 + SECONDS_A_CLAIM * len(work.claims)
     log = "-".join(("relations", str(work.place), work.trainer, "on" if work.on else "off", *work.overlays))
-    answers, why = running.lines_of(work.place, "bench.relations.inside", task, seconds, log, work.overlays)
-    for found in answers:
-        claim = by_name.pop((found["cell"]["relation"], found["cell"]["setting"]))
-        yield work.name(claim), work.keep(claim, found)
+    found, why = running.lines_of(work.place, "bench.relations.inside", task, seconds, log, work.overlays)
+    answers = []
+    for answer in found:
+        claim = by_name.pop((answer["cell"]["relation"], answer["cell"]["setting"]))
+        answers.append((work.name(claim), work.keep(claim, answer)))
     for (relation, setting), claim in by_name.items():
         cell = Cell(work.trainer, relation, setting, ERROR, why).as_data()
-        yield work.name(claim), {"cell": cell, "seconds": 0.0, "ran": str(work.place)}
+        answers.append((work.name(claim), {"cell": cell, "seconds": 0.0, "ran": str(work.place)}))
+    return answers
 
 
 def counted(answers: Sequence[dict[str, Any]]) -> list[str]:
@@ -147,13 +157,17 @@ def _line(name: str, answers: Sequence[dict[str, Any]]) -> str:
     return f"{name:34s}{len(answers):6d} claims{counts}{seconds:8.0f} s, {len(answers) - len(own)} by other places"
 
 
+trainers_option = click.option("--trainers", callback=names_of(RECIPES), help="Separated by commas; default: all.")
+
+
 @click.command()
 @releases_option
-@click.option("--trainers", callback=names_of(RECIPES), help="Separated by commas; default: all.")
+@trainers_option
 @click.option("--relations", callback=names_of(RELATIONS), help="Separated by commas; default: all.")
 @click.option("--off", "only_off", is_flag=True, help="Only without the patches.")
 @click.option("--on", "only_on", is_flag=True, help="Only with the patches.")
 @shard_option
+@click.option("--turns", type=click.IntRange(1), default=1, help="Of the shard only one of N parts, by the commit.")
 @jobs_option
 @click.option("--into", type=click.Path(dir_okay=False, path_type=Path), default=BENCH.parent / "build/relations.json")
 @click.option("--write", "writes", is_flag=True, help="Write the answers into evidence/relations, too.")
@@ -164,6 +178,7 @@ def command(
     only_off: bool,
     only_on: bool,
     shard: Shard,
+    turns: int,
     jobs: int,
     into: Path,
     writes: bool,
@@ -173,14 +188,14 @@ def command(
     Exit code 1 if a run failed, a violation has no cause in the ledger, or a finding of the ledger is not seen.
     """
     ways = [on for on in (False, True) if not (only_off and on) and not (only_on and not on)]
+    part = shard.turn(turns, number_of_commit())
     works = [
         work
         for place in places
         if place.is_main
         for trainer in trainers
-        if shard.has(f"{place.release} {trainer}")
         for on in ways
-        for work in works_of(place, trainer, claims_of(trainer, relations), on=on)
+        for work in works_of(place, trainer, claims_of(trainer, chosen(part, place, trainer, relations)), on=on)
     ]
     console = Console()
     answers = ask(works, jobs, console)

@@ -17,11 +17,10 @@ from rich.console import Console
 
 from trl_hotfix.relations.cells import VIOLATED
 from trl_hotfix.relations.relations import RELATIONS
-from trl_hotfix.relations.trainers import RECIPES
 
 from bench.options import jobs_option, names_of, releases_option
 from bench.proving import running
-from bench.relations.asking import SECONDS_A_CLAIM, Work, ask, claims_of, works_of
+from bench.relations.asking import SECONDS_A_CLAIM, Work, ask, claims_of, trainers_option, works_of
 from bench.releases.layout import BENCH, Place
 
 
@@ -66,7 +65,7 @@ def violated(
 
 @click.command()
 @releases_option
-@click.option("--trainers", callback=names_of(RECIPES), help="Separated by commas; default: all.")
+@trainers_option
 @click.option("--relations", callback=names_of(RELATIONS), help="Separated by commas; default: all.")
 @jobs_option
 @click.option("--into", type=click.Path(dir_okay=False, path_type=Path), default=BENCH.parent / "build/repairing.json")

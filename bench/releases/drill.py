@@ -1,31 +1,35 @@
 """Rehearse a new release: take one that is known out of a clone, and run ``make release`` there.
 
-    python -m bench.releases.drill 1.16.0
+    python -m bench.releases.drill 1.16.0 [--trainers SFT,DPO]
 
-The clone is ``build/drill``, of what is committed. Its bench shares the stacks and the other releases, and has no
-results. The output goes into docs/new-release.md.
+The clone is ``build/drill``, of what is committed. Its bench shares the stacks, the other releases and what these have
+answered to the relations, and has no other results. The output goes into docs/new-release.md.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from trl_hotfix.catalogue import evidence_file
 
+from bench.relations.asking import trainers_option
 from bench.releases.layout import BENCH, CHECKOUT
 from tools import marked
 
 CLONE = CHECKOUT / "build" / "drill"
 PAGE = CHECKOUT / "docs" / "new-release.md"
+BAR = re.compile(r"(no )?(self-tests|proofs|trainers), by")
+"""A line of progress."""
 REVIEW_BY = "2099-01-01"
 """For ranges that are open again. The end of the range takes it away."""
 
@@ -56,6 +60,24 @@ def _opened(lines: Iterable[str], release: str) -> Iterator[str]:
             yield line
 
 
+def without_findings(text: str, release: str) -> str:
+    """Return ``relations.yaml`` without the findings that begin with a release. Those that it ended have no end."""
+    parts = re.split(r"(?m)^(?=- relation: |# )", text)
+    begins = re.compile(rf'(?m)^  trl: ">={re.escape(release)}\b')
+    kept = "".join(part.replace(f",<{release}", "") for part in parts if not begins.search(part))
+    return kept if "- relation: " in kept else "[]\n"
+
+
+def share_answers(release: str, answers: Path, folder: Path) -> None:
+    """Copy the answers of the relations, without those that the release has given itself."""
+    folder.mkdir()
+    for file in answers.glob("*.jsonl"):
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        of_others = [line for line in lines if json.loads(line)["ran"].partition("@")[0] != release]
+        if of_others:
+            (folder / file.name).write_text("".join(of_others), encoding="utf-8")
+
+
 def forget(release: str, folder: Path) -> None:
     """Take a release out of the evidence. A run that it shared with older releases becomes one of theirs."""
     for path in evidence_file.paths(folder):
@@ -74,13 +96,19 @@ def prepare(release: str) -> None:
     """Make the clone in which the release is not known."""
     shutil.rmtree(CLONE, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(CLONE)], check=True)
-    for name, edit in (("bench/releases/releases.yaml", without_release), ("patches.yaml", with_open_ranges)):
+    edits = {
+        "bench/releases/releases.yaml": without_release,
+        "patches.yaml": with_open_ranges,
+        "trl_hotfix/relations.yaml": without_findings,
+    }
+    for name, edit in edits.items():
         file = CLONE / name
         file.write_text(edit(file.read_text(encoding="utf-8"), release), encoding="utf-8")
     forget(release, CLONE / "evidence")
     (CLONE / ".bench").mkdir()
     for name in ("stacks", "bodies", "gradients"):
         (CLONE / ".bench" / name).symlink_to(BENCH / name)
+    share_answers(release, BENCH / "relations", CLONE / ".bench" / "relations")
     overlays = CLONE / ".bench" / "overlay"
     overlays.mkdir()
     for overlay in (BENCH / "overlay").iterdir():
@@ -88,13 +116,13 @@ def prepare(release: str) -> None:
             (overlays / overlay.name).symlink_to(overlay)
 
 
-def rehearse(release: str) -> Iterator[str]:
+def rehearse(release: str, trainers: Sequence[str]) -> Iterator[str]:
     """Give the lines that ``make release`` prints in the clone, and then what came of it."""
     committed = subprocess.run(
         ["git", "show", "HEAD:patches.yaml"], cwd=CLONE, capture_output=True, text=True, check=True
     ).stdout
     began = time.monotonic()
-    command = [sys.executable, "-m", "bench.releases.new_release", release]
+    command = [sys.executable, "-m", "bench.releases.new_release", release, "--trainers", ",".join(trainers)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(CLONE), str(CLONE / "tests")])}
     with subprocess.Popen(command, cwd=CLONE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -108,10 +136,13 @@ def rehearse(release: str) -> Iterator[str]:
 
 @click.command()
 @click.argument("release", metavar="VERSION")
-def main(release: str) -> None:
-    """Rehearse a release that is known, as if it had come out today."""
-    prepare(release)
-    lines = [line for line in rehearse(release) if not line.startswith(("self-tests, by", "proofs, by"))]
+@trainers_option
+@click.option("--go-on", is_flag=True, help="In the clone, as an interrupted drill has left it.")
+def main(release: str, trainers: tuple[str, ...], go_on: bool) -> None:
+    """Rehearse a release that is known, as if it had come out today. All trainers together take hours."""
+    if not go_on:
+        prepare(release)
+    lines = [line for line in rehearse(release, trainers) if not BAR.match(line)]
     marked.write(PAGE, "drill", "".join(["```text\n", *lines, "```\n"]))
 
 

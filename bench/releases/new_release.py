@@ -8,7 +8,6 @@ Ranges and ``fixed_in`` are edited where the bench is certain. Exit code 1: a pe
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -32,8 +31,11 @@ from trl_hotfix.matching.sources import Release
 from trl_hotfix.model import Patch
 
 from bench.commands import counted
+from bench.options import jobs_option
 from bench.proving import cells, proofs
 from bench.proving.running import GOOD, Answer, Case, process
+from bench.relations import release as relations_of_release
+from bench.relations.asking import trainers_option
 from bench.releases import judgement, layout, release_report, yaml_edits
 from bench.releases.judgement import EDITED, BodyChange, Judgement, State
 from bench.releases.layout import BENCH, CHECKOUT, HERE, Place
@@ -215,7 +217,8 @@ def edit_ranges(judgements: Sequence[Judgement], release: str) -> tuple[Patch, .
     file.write_text(text, encoding="utf-8")
     forget(loading)
     edited = {judged.patch.id for judged in judgements if judged.state in EDITED}
-    return tuple(patch for patch in loading.load() if patch.id in edited)
+    # A run that was interrupted has ended some already.
+    return tuple(patch for patch in loading.load() if patch.id in edited or patch.upstream.fixed_in == release)
 
 
 def proofs_again(patches: Sequence[Patch]) -> list[Case]:
@@ -302,8 +305,11 @@ def judgements_on(
     return judged
 
 
-def new_release(release: str, jobs: int) -> Findings:
-    """Run every patch on a new release, edit what is certain and write the evidence. Raises ``ClickException``."""
+def new_release(release: str, trainers: Sequence[str], jobs: int) -> Findings:
+    """Run every patch and the relations on a new release, edit what is certain and write the evidence.
+
+    Raises ``ClickException``.
+    """
     console, steps = Console(), Steps()
     before, patches = checked(release), loading.load()
     places = prepare(release, before, patches, jobs, steps)
@@ -331,6 +337,11 @@ def new_release(release: str, jobs: int) -> Findings:
                 findings.to_do.append(f"no parity: {error}")
         answers |= answers_by_patch(edited, cell_answers, proof_answers, compared)
         result(f"{counted(cell_answers)}; proofs: {counted(proof_answers)}; {len(compared)} comparisons")
+    # With the ranges as they are now, or the answers would not be known afterwards; before the evidence is on record,
+    # which ends this command: it may be interrupted here, and goes on.
+    with steps.step("relations") as result:
+        findings.relations = relations_of_release.asked(release, before, trainers, jobs, console)
+        result(str(findings.relations))
     with steps.step("evidence"):
         for patch in loading.load():
             contradiction = record(patch, answers[patch.id])
@@ -351,11 +362,12 @@ def edits(texts: Mapping[Path, str]) -> str:
 
 @click.command()
 @click.argument("release", metavar="VERSION")
-@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True)
-def main(release: str, jobs: int) -> None:
-    """Run every patch on a new release, and edit what is certain. Exit code 1: a person has to look."""
+@trainers_option
+@jobs_option
+def main(release: str, trainers: tuple[str, ...], jobs: int) -> None:
+    """Run every patch on a new release and ask TRAINERS the relations. Exit code 1: a person has to look."""
     texts = {file: file.read_text(encoding="utf-8") for file in (RELEASES, manifest())}
-    findings = new_release(release, jobs)
+    findings = new_release(release, trainers, jobs)
     defaults = data_file("defaults.json")
     defaults.write_text(
         config_defaults_record.with_release(defaults.read_text(encoding="utf-8"), release), encoding="utf-8"

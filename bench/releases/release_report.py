@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from trl_hotfix.matching.sources import Release
 
+from bench.relations import compared_report
+from bench.relations.compared import Comparison
 from bench.releases.judgement import FOR_A_PERSON, BodyChange, Judgement, State
 
 LINES = 60
@@ -35,6 +37,7 @@ class Findings:
     judgements: Sequence[Judgement]
     verdicts: Mapping[str, str]
     edits: str = ""
+    relations: Comparison | None = None
     to_do: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
@@ -45,6 +48,7 @@ class Findings:
         return [
             *(f"`{judgement.patch.id}`: {judgement.state.value}: {judgement.why}" for judgement in unclear),
             *self.to_do,
+            *(self.relations.for_a_person if self.relations is not None else ()),
         ]
 
 
@@ -60,6 +64,7 @@ def markdown(findings: Findings, old: Release, new: Release) -> str:
         ("For a person", [f"- {line}" for line in findings.for_a_person] or ["Nothing."]),
         ("Bugs", list(_table(findings))),
         ("Edits", ["```diff", findings.edits.rstrip(), "```"] if findings.edits else ["None."]),
+        ("Relations", list(compared_report.markdown(findings.relations)) if findings.relations else ["Not asked."]),
         ("Changed bodies of open and fixed bugs", list(_diffs(findings.judgements, old, new)) or ["None."]),
         ("Time", list(_times(findings.steps))),
     ]
