@@ -29,7 +29,7 @@ from bench.relations.known import Answer, find, keep, key
 from bench.relations.ledger import not_seen, without_cause
 from bench.releases import layout
 from bench.releases.layout import BENCH, Place
-from bench.shards import Shard
+from bench.shards import Shard, number_of_commit
 
 SECONDS_A_CLAIM = 60
 Named = tuple[str, Claim]
@@ -69,6 +69,11 @@ class Work:
 def claims_of(trainer: str, relations: Iterable[str]) -> tuple[Named, ...]:
     """Return all claims about a trainer, also those about an option that some releases lack."""
     return tuple((name, claim) for name in relations for claim in RELATIONS[name].claims(RECIPES[trainer]))
+
+
+def chosen(part: Shard, place: Place, trainer: str, relations: Iterable[str]) -> list[str]:
+    """Return the relations of a trainer in a place that are in a part. All claims of a relation are in the same one."""
+    return [relation for relation in relations if part.has(f"{place.release} {trainer} {relation}")]
 
 
 def works_of(place: Place, trainer: str, claims: Sequence[Named], *, on: bool) -> Iterator[Work]:
@@ -162,6 +167,7 @@ trainers_option = click.option("--trainers", callback=names_of(RECIPES), help="S
 @click.option("--off", "only_off", is_flag=True, help="Only without the patches.")
 @click.option("--on", "only_on", is_flag=True, help="Only with the patches.")
 @shard_option
+@click.option("--turns", type=click.IntRange(1), default=1, help="Of the shard only one of N parts, by the commit.")
 @jobs_option
 @click.option("--into", type=click.Path(dir_okay=False, path_type=Path), default=BENCH.parent / "build/relations.json")
 @click.option("--write", "writes", is_flag=True, help="Write the answers into evidence/relations, too.")
@@ -172,6 +178,7 @@ def command(
     only_off: bool,
     only_on: bool,
     shard: Shard,
+    turns: int,
     jobs: int,
     into: Path,
     writes: bool,
@@ -181,14 +188,14 @@ def command(
     Exit code 1 if a run failed, a violation has no cause in the ledger, or a finding of the ledger is not seen.
     """
     ways = [on for on in (False, True) if not (only_off and on) and not (only_on and not on)]
+    part = shard.turn(turns, number_of_commit())
     works = [
         work
         for place in places
         if place.is_main
         for trainer in trainers
-        if shard.has(f"{place.release} {trainer}")
         for on in ways
-        for work in works_of(place, trainer, claims_of(trainer, relations), on=on)
+        for work in works_of(place, trainer, claims_of(trainer, chosen(part, place, trainer, relations)), on=on)
     ]
     console = Console()
     answers = ask(works, jobs, console)

@@ -57,3 +57,35 @@ def test_a_forgotten_release_is_nowhere_in_the_evidence(tmp_path: Path) -> None:
     assert [(cell["release"], cell["stack"], cell["verdict"], cell["key"]) for cell in record["cells"]] == [
         (cell["release"], cell["stack"], cell["verdict"], cell["key"]) for cell in older
     ]
+
+
+LEDGER = """\
+# The ledger.
+
+# Steps.
+
+- relation: padding
+  trl: ">=1.16.0"
+  new: begins
+
+# Forms.
+
+- relation: formats
+  trl: ">=1.3.0,<1.16.0"
+  new: ended
+"""
+
+
+def test_the_ledger_has_no_finding_that_begins_with_the_release_and_none_that_it_ended() -> None:
+    left = drill.without_findings(LEDGER, "1.16.0")
+    assert yaml.safe_load(left) == [{"relation": "formats", "trl": ">=1.3.0", "new": "ended"}]
+    assert "# Steps.\n\n# Forms.\n" in left
+    assert yaml.safe_load(drill.without_findings(LEDGER.partition("# Forms.")[0], "1.16.0")) == []
+
+
+def test_what_a_release_has_answered_itself_is_not_shared(tmp_path: Path) -> None:
+    older, newest = '{"ran": "1.15.0@tf4.57"}\n', '{"ran": "1.16.0@tf4.57"}\n'
+    for name, lines in (("both", older + newest), ("newest", newest)):
+        Path(tmp_path, f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    drill.share_answers("1.16.0", tmp_path, tmp_path / "shared")
+    assert {file.name: file.read_text() for file in (tmp_path / "shared").iterdir()} == {"both.jsonl": older}

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from trl_hotfix.catalogue.data_files import manifest
 from trl_hotfix.model import Patch, Severity, Target, Upstream
 
+from bench.relations.compared import compared
 from bench.releases import layout, new_release, release_report, yaml_edits
 from bench.releases.judgement import BodyChange, Judgement, State, body_change, judge
 from bench.releases.release_report import Findings, Step
@@ -285,6 +286,24 @@ def test_the_report_has_states_diffs_edits_times_and_what_a_person_has_to_do() -
     assert "-old = 1\n+new = 1\n" in text
     assert "```diff\n+new\n```" in text
     assert "| all | | 5 |" in text
+
+
+def test_a_violation_without_a_cause_is_in_the_report_and_for_a_person() -> None:
+    difference = {"what": "loss of step 1", "left": 1.0, "right": 2.0, "apart": 0.5}
+    cell = {
+        "trainer": "SFT",
+        "relation": "padding",
+        "setting": "a = b",
+        "state": "violated",
+        "differences": [difference],
+    }
+    before, place = (layout.main_place(version) for version in ("1.15.0", "1.16.0"))
+    answer = {"place": str(place), "on": True, "cell": cell, "seconds": 1.0, "ran": str(place)}
+    findings = Findings("1.16.0", "1.15.0", ["tf4"], [], {}, relations=compared([answer], before, place, []))
+    assert findings.for_a_person == ["relations: padding of SFT is violated, without a cause in the ledger: 1 claim"]
+    text = release_report.markdown(findings, Sources("1.15.0", ""), Sources("1.16.0", ""))  # type: ignore[arg-type]
+    assert f"- {findings.for_a_person[0]}\n" in text
+    assert "| SFT | padding | `a = b` | not there | loss of step 1: 1 and 2 | no cause |\n" in text
 
 
 def test_a_long_diff_is_cut_and_says_so(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from trl_hotfix.relations.claims import Pair
 from trl_hotfix.relations.ledger import Finding
+from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.setting import Setting
 from trl_hotfix.relations.trainers import RECIPES
 
@@ -19,6 +20,7 @@ from bench.relations import asking, known
 from bench.relations.ledger import not_seen, without_cause
 from bench.releases import layout, trl_code
 from bench.results import keys
+from bench.shards import Shard
 
 OLDER, NEWEST = (layout.main_place(release) for release in ("1.15.0", layout.releases()[-1]))
 ANSWER = {"cell": {"state": "holds"}, "seconds": 1.0}
@@ -82,6 +84,15 @@ def test_claims_that_need_other_packages_are_asked_apart() -> None:
     assert work.overlays == ("images",)
     early = asking.works_of(layout.main_place("0.16.1"), "GRPO", asking.claims_of("GRPO", ["ranks"]), on=True)
     assert {work.overlays for work in early} == {(), ("deepspeed-0.15.4",)}
+
+
+def test_each_relation_of_a_trainer_is_asked_in_one_turn_of_one_shard() -> None:
+    parts = [Shard(number, 4).turn(3, commit) for number in range(1, 5) for commit in range(3)]
+    asked = [relation for part in parts for relation in asking.chosen(part, NEWEST, "SFT", RELATIONS)]
+    assert sorted(asked) == sorted(RELATIONS)
+    shard = asking.chosen(Shard(2, 4), NEWEST, "SFT", RELATIONS)
+    of_its_turns = [asking.chosen(Shard(2, 4).turn(3, commit), NEWEST, "SFT", RELATIONS) for commit in range(3)]
+    assert sorted(relation for turn in of_its_turns for relation in turn) == sorted(shard)
 
 
 def test_what_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
