@@ -83,11 +83,9 @@ release: $(VENV)/ready
 
 # Everything again: every patch on every release and stack, proofs, variants, orders, pickles, TRL's own tests. `make matrix`,
 # or a part of it, `make matrix SHARD=3/20`. A part leaves its evidence in build/evidence-3-20, which `python -m bench merge` records.
-# Of the relations, which take days in all releases, it asks a sixteenth that the commit chooses: `make relations` asks all.
 matrix: $(VENV)/ready
 	$(BIN)/python -m bench run --again $(if $(SHARD),--shard $(SHARD) --into build/evidence-$(subst /,-,$(SHARD)))
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m matrix --shard $(or $(SHARD),1/1)
-	$(BIN)/python -m bench.relations --on --shard $(or $(SHARD),1/1) --turns 16
 
 # Two runs that must agree, on TRL's trainers of each release, without the patches and with them; what is known is not run again:
 # `make relations RELEASES=1.16.0`, or a part, `make relations SHARD=3/20`. The answers are in build/relations.json.

@@ -6,6 +6,7 @@ The second step has a batch of one row. Losses and gradients are compared with e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ LABELS = [True, False, True, True, False]
 
 
 def train() -> tiny.TrainingResult:
+    if not hasattr(sys.modules[_classes()[0].__module__], "DataCollatorForVisionUnpairedPreference"):
+        return tiny.TrainingResult(absent("KTO of this release takes no images"))
     runs = {
         f"{kind}, {when}": _Run(kind=kind, first=when)
         for kind in ("messages", "texts")
@@ -131,7 +134,8 @@ class _Run:
         for number, (step, indices) in enumerate(zip(self.steps, of_training, strict=True)):
             differences = [
                 step.difference(tiny.expected_gradients(self.policy, step.weights, self._of_step(indices, own, factor)))
-                for factor in (0.5, 1.0)
+                # The mean, the sum, and the mean that transformers 5.2 divides by the micro-batches again.
+                for factor in (0.5, 1.0, 0.25)
             ]
             largest = max(float(value.abs().max()) for value in step.gradients.values())
             assert min(differences) < 1e-5 * max(1.0, largest), (number, differences, largest)
