@@ -134,12 +134,12 @@ def _of_generation(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(answered, answered.but(arguments={option: True}))
     # A server says how probable its answers were, by the weights that it has been sent.
     for setting in (answered, answered.but(adapter="config"), answered.but(accumulation=2)):
-        if recipe.name not in _ASK_THE_GPU:
+        if recipe.name not in _NO_SERVER:
             yield Pair(setting, setting.but(arguments={"use_vllm": True}), TRAINED)
 
 
-_ASK_THE_GPU = ("OnlineDPO", "XPO", "NashMD")
-"""Trainers that need a GPU to tell a server which one they have."""
+_NO_SERVER = ("OnlineDPO", "XPO", "NashMD")
+"""Trainers that ask torch which GPU they have."""
 
 _ON_POLICY = {"GKD": {"lmbda": 1.0}, "GOLD": {"lmbda": 1.0}}
 """Options with which a trainer asks its model for answers, where its recipe does not say so."""
