@@ -128,7 +128,7 @@ def test_a_wrong_subclass_is_found_and_what_trl_violates_is_not_its_fault(mistak
 
 WITH_FORMULA = (
     *("SFT", "DPO", "GRPO", "KTO", "Reward", "RLOO", "GMPO", "A2PO", "CPO", "ORPO", "TPO"),
-    *("GKD", "GOLD", "Distillation"),
+    *("GKD", "GOLD", "Distillation", "IWOPD"),
 )
 """The trainers of the newest release that have a formula."""
 

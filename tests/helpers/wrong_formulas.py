@@ -34,6 +34,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "GKD": {"beta": 0.6},
     "GOLD": {"temperature": 1.0},
     "Distillation": {"temperature": 1.1},
+    "IWOPD": {"beta": 0.5},
 }
 """A weight of the formula that is not the trainer's, by trainer."""
 

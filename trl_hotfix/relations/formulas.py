@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from . import materials
-from .by_hand import Batch, _log_probs, _pairs, is_formula
+from .by_hand import FORMULAS, Batch, _log_probs, _pairs, is_formula
 from .setting import Setting
 
 
@@ -133,6 +133,12 @@ def _rloo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
     return -((log_probs - log_probs.detach()).exp() * batch["advantages"]).mean()
 
 
+@is_formula("GFPO")
+def _gfpo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """GFPO (Shrivastava et al. 2025, equation 3): GRPO with the answers that are kept."""
+    return FORMULAS["GRPO"](model, reference, batch, args)
+
+
 @is_formula("GMPO")
 def _gmpo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
     """GMPO (Zhao et al. 2025, equation 4): the geometric mean of the ratios of an answer's tokens."""
@@ -167,6 +173,12 @@ def _gold(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
     """Where the teacher has the same words, GOLD (Patiño et al. 2025) is GKD with a temperature."""
     answers = batch["labels"] != -100
     return _divergence(model, batch["input_ids"], batch["attention_mask"], answers, args, args.temperature)
+
+
+@is_formula("IWOPD")
+def _iw_opd(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """With the divergence for its objective, and all words, IW-OPD is GKD with a temperature too."""
+    return _gold(model, reference, batch, args)
 
 
 @is_formula("Distillation")

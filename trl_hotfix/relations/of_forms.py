@@ -98,8 +98,8 @@ _ROW_BY_ROW: dict[str, dict[str, object]] = {
 _BY_BATCH = ("BCO", "ORPO")
 """Trainers all of whose losses are statistics of the batch."""
 
-_NOT_BY_PATH = ("PPO", "PRM")
-"""Trainers that take a model and no path."""
+_NOT_BY_PATH = ("PPO", "PRM", "A2PO")
+"""Trainers that take a model and no path, or a copy of whose model answers from the table too."""
 
 _ASK_THE_REFERENCE = ("XPO", "NashMD", "PPO")
 """Trainers whose reference answers too, or is no argument of this name."""
@@ -114,16 +114,21 @@ def options(recipe: Recipe) -> Iterator[Claim]:
         for setting in (PLAIN, Setting(batch_size=4, accumulation=2)):
             yield Pair(setting, setting.but(arguments={name: True}), TRAINED)
     yield Pair(PLAIN, PLAIN.but(arguments={"torch_compile": True, "torch_compile_backend": "eager"}))
-    yield Pair(PLAIN, PLAIN.but(arguments={"padding_free": True, "max_length": None}), TRAINED)
-    # Packs of all rows are a batch of all rows. Before there were strategies, a row went on in the next pack.
-    whole = Setting(batch_size=ROWS)
-    yield Pair(whole, whole.but(arguments={"packing": True, "packing_strategy": "bfd"}), TRAINED)
+    if recipe.name not in _NOT_FLAT:
+        yield Pair(PLAIN, PLAIN.but(arguments={"padding_free": True, "max_length": None}), TRAINED)
+        # Packs of all rows are a batch of all rows. Before there were strategies, a row went on in the next pack.
+        whole = Setting(batch_size=ROWS)
+        yield Pair(whole, whole.but(arguments={"packing": True, "packing_strategy": "bfd"}), TRAINED)
     if recipe.name == "SFT":
         for architecture in ("", *ARCHITECTURES):
             odd = PLAIN.but(architecture=architecture)
             yield Pair(odd, odd.but(arguments={"loss_type": "chunked_nll"}))
     if recipe.answers:
         yield from _of_generation(recipe)
+
+
+_NOT_FLAT = ("GKD", "GOLD")
+"""Trainers that inherit the options of SFT, and refuse to flatten batches."""
 
 
 def _of_generation(recipe: Recipe) -> Iterator[Claim]:
@@ -174,7 +179,12 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
         yield OfFormula(plain.but(architecture=architecture))
 
 
-_LOSS = {"GRPO": {"loss_type": "grpo"}}
+_LOSS: dict[str, dict[str, object]] = {
+    "GRPO": {"loss_type": "grpo"},
+    "GFPO": {"loss_type": "grpo"},
+    "IWOPD": {"distillation_objective": "jsd", "loss_top_k": 0},
+}
+"""A loss that has a formula, where the default of a release has none."""
 
 _OTHER_LOSSES: dict[str, Sequence[dict[str, object]]] = {
     "DPO": ({"loss_type": "hinge"}, {"loss_type": "ipo"}),
@@ -186,4 +196,5 @@ _OTHER_LOSSES: dict[str, Sequence[dict[str, object]]] = {
     "GKD": ({"beta": 0.0}, {"beta": 1.0}, {"beta": 0.2}, {"lmbda": 1.0}),
     "GOLD": ({"beta": 0.0}, {"beta": 1.0}, {"lmbda": 1.0}),
     "Distillation": ({"beta": 0.0}, {"beta": 0.5}, {"lmbda": 0.0}),
+    "IWOPD": ({"beta": 0.0}, {"beta": 0.5}, {"lmbda": 0.0}),
 }

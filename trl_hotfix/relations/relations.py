@@ -14,7 +14,7 @@ from typing import Any
 from . import of_forms, of_models, of_steps
 from .claims import Claim
 from .materials import GROUP
-from .recipes import Recipe
+from .recipes import Recipe, parameters
 from .setting import Setting
 
 
@@ -94,6 +94,8 @@ def _exists(setting: Setting, recipe: Recipe) -> bool:
     if setting.form.startswith("conversation") and "chat_template" not in inspect.getsource(trainer_class):
         return False
     if setting.images and "images" not in inspect.getsource(sys.modules[trainer_class.__module__]):
+        return False
+    if setting.adapter == "config" and "peft_config" not in parameters(trainer_class):
         return False
     if setting.arguments.get("use_vllm") and not _has_client():
         return False
