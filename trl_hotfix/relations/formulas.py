@@ -70,7 +70,7 @@ def _prm(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
 
 @is_formula("CPO")
 def _cpo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
-    """Equation 4 of CPO (Xu et al. 2024), and with its preference term that of SimPO (Meng et al. 2024, equation 6)."""
+    """Equation 4 of CPO (Xu et al. 2024), or with SimPO's term for the preference (Meng et al. 2024, equation 6)."""
     from torch.nn.functional import logsigmoid
 
     ids, mask, answers = _pairs(batch)

@@ -34,7 +34,7 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
     # The table of answers knows padding by its number, in a batch of several prompts.
     if recipe.generates or not recipe.answers or recipe.options.get("lmbda") == 0.0:
         yield Pair(PLAIN, PLAIN.but(marks="pad is end"))
-    # A tokenizer that writes the end itself writes what TRL would. Behind a prompt alone there is none.
+    # A tokenizer that writes the end itself writes what TRL would. A prompt alone has no end.
     if recipe.rows in ("text", "pairs", "triples", "labelled"):
         yield Pair(PLAIN, PLAIN.but(marks="end"))
     begun = PLAIN.but(marks="begin")
@@ -184,7 +184,7 @@ _LOSS: dict[str, dict[str, object]] = {
     "GFPO": {"loss_type": "grpo"},
     "IWOPD": {"distillation_objective": "jsd", "loss_top_k": 0},
 }
-"""A loss that has a formula, where the default of a release has none."""
+"""A loss with a formula, where a release has another default."""
 
 _OTHER_LOSSES: dict[str, Sequence[dict[str, object]]] = {
     "DPO": ({"loss_type": "hinge"}, {"loss_type": "ipo"}),
