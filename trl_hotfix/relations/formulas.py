@@ -92,7 +92,7 @@ def _cpo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
 
 @is_formula("ORPO")
 def _orpo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
-    """Equations 4 to 7 of ORPO (Hong et al. 2024). The likelihood is that of a whole chosen text, as in its code."""
+    """Equations 4 to 7 of ORPO (Hong et al. 2024). All tokens of a chosen text count, as in its code."""
     from torch.nn.functional import logsigmoid
 
     ids, mask, answers = _pairs(batch)
