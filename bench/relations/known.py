@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_hotfix.catalogue import loading
+from trl_hotfix.relations import by_hand, forms
 from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.recipes import Recipe
 
@@ -31,9 +32,24 @@ MACHINE = (("cells", "Runs"), ("cells", "asked"), ("recipes", "Recipe"))
 def key(recipe: Recipe, relation: str, claim: Claim, place: Place, *, on: bool, overlays: Iterable[str] = ()) -> str:
     """Return the key of our part in an answer: without TRL's code and without patches."""
     special = layout.settings()["special"].get(place.release, {})
-    ours = [_machine(type(claim).__name__), _data(recipe), relation, str(claim)]
+    ours = [_machine(type(claim).__name__), _data(recipe), relation, str(claim), *_of_claim(claim)]
     beside = [layout.settings()["overlays"][name] for name in overlays]
     return keys.digest_of([*ours, layout.stack_key(place.stack), beside, special, on])
+
+
+def _of_claim(claim: Claim) -> list[Any]:
+    """Return the code of the forms and of the formula of a claim that are in a module of their own.
+
+    What ``forms`` and ``by_hand`` have themselves belongs to the machine.
+    """
+    tables = (forms.FORMS, "form"), (by_hand.FORMULAS, "by_hand")
+    named = [(table, getattr(setting, field)) for setting in claim.settings for table, field in tables]
+    functions = [table[name] for table, name in named if name]
+    own = [(each.__module__, each.__name__) for each in functions if each.__module__ not in _IN_THE_MACHINE]
+    return [keys.SOURCES.code(own)] if own else []
+
+
+_IN_THE_MACHINE = (forms.__name__, by_hand.__name__)
 
 
 def _data(recipe: Recipe) -> dict[str, str]:

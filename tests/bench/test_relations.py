@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix.relations.cells import ON_RECORD, VIOLATED
+from trl_hotfix.relations.cells import HOLDS, ON_RECORD, VIOLATED
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.trainers import NO_RECIPE, RECIPES
 
@@ -124,3 +124,21 @@ def test_a_wrong_subclass_is_found_and_what_trl_violates_is_not_its_fault(mistak
     assert "gradient" in violated(found)[MISTAKES[mistake]]
     # TRL averages the entropy over micro-batches, whoever inherits it.
     assert not any("entropy" in what for what in violated(found).values())
+
+
+WITH_FORMULA = (
+    *("SFT", "DPO", "GRPO", "KTO", "Reward", "RLOO", "GMPO", "A2PO", "CPO", "ORPO", "TPO"),
+    *("GKD", "GOLD", "Distillation", "IWOPD"),
+)
+"""The trainers of the newest release that have a formula."""
+
+
+def test_a_formula_that_is_wrong_is_found() -> None:
+    place = layout.main_place(NEWEST)
+    layout.build([place])
+    log = "relations-wrong-formulas"
+    found, why = lines_of(place, "helpers.wrong_formulas", {"trainers": WITH_FORMULA}, 600, log)
+    assert {cell["trainer"] for cell in found} == set(WITH_FORMULA), why
+    for cell in found:
+        expected = VIOLATED if cell["wrong"] else HOLDS
+        assert cell["state"] == expected, f"{cell['trainer']}, formula {cell['wrong']}: {cell['why']}"

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from trl_hotfix.relations.claims import Pair
+from trl_hotfix.relations import by_hand, forms
+from trl_hotfix.relations.claims import OfFormula, Pair
 from trl_hotfix.relations.ledger import Finding
 from trl_hotfix.relations.relations import RELATIONS
 from trl_hotfix.relations.setting import Setting
@@ -69,6 +70,24 @@ def test_the_claim_the_recipe_and_the_patches_are_in_the_key() -> None:
     ]
     found = {known.key(*each, on=on) for each in [usual, *others] for on in (True, False)}
     assert len(found | {known.key(*usual, on=True, overlays=["liger"])}) == 9
+
+
+def test_a_formula_and_a_form_are_in_the_key_of_their_claims_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Setting()
+    claims = (
+        OfFormula(plain.but(by_hand="KTO")),
+        Pair(plain, plain.but(form="conversation with label")),
+        Pair(plain, plain.but(form="extra column")),
+    )
+
+    def all_keys() -> list[str]:
+        return [known.key(RECIPES["KTO"], "formats", claim, NEWEST, on=True) for claim in claims]
+
+    before = all_keys()
+    monkeypatch.setitem(by_hand.FORMULAS, "KTO", by_hand.FORMULAS["ORPO"])
+    assert [one == other for one, other in zip(before, all_keys(), strict=True)] == [False, True, True]
+    monkeypatch.setitem(forms.FORMS, "conversation with label", forms.FORMS["conversation of three"])
+    assert [one == other for one, other in zip(before, all_keys(), strict=True)] == [False, False, True]
 
 
 SEEING = [one for one in asking.claims_of("SFT", ["formats", "models"]) if "images" in str(one[1])]

@@ -133,3 +133,15 @@ def _grpo(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
 
 
 FORMULAS: dict[str, Callable[[Any, Any, Batch, Any], Any]] = {"SFT": _sft, "DPO": _dpo, "GRPO": _grpo}
+
+Formula = Callable[[Any, Any, Batch, Any], Any]
+
+
+def is_formula(name: str) -> Callable[[Formula], Formula]:
+    """Return a decorator that makes a function the formula of this name. The key of an answer has only its own."""
+
+    def known(function: Formula) -> Formula:
+        FORMULAS[name] = function
+        return function
+
+    return known

@@ -135,3 +135,15 @@ FORMS: dict[str, Callable[[dict[str, Any], Any], dict[str, Any]]] = {
     },
     "extra column": lambda row, tokenizer: {**row, "note": f"of {row.get('prompt', 'no prompt')}"},
 }
+
+Form = Callable[[dict[str, Any], Any], dict[str, Any]]
+
+
+def is_form(name: str) -> Callable[[Form], Form]:
+    """Return a decorator that makes a function the form of this name. The key of an answer has only its own form."""
+
+    def known(function: Form) -> Form:
+        FORMS[name] = function
+        return function
+
+    return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 from . import of_forms, of_models, of_steps
 from .claims import Claim
 from .materials import GROUP
-from .recipes import Recipe
+from .recipes import Recipe, parameters
 from .setting import Setting
 
 
@@ -94,11 +95,24 @@ def _exists(setting: Setting, recipe: Recipe) -> bool:
         return False
     if setting.images and "images" not in inspect.getsource(sys.modules[trainer_class.__module__]):
         return False
+    if setting.adapter == "config" and "peft_config" not in parameters(trainer_class):
+        return False
+    if setting.arguments.get("use_vllm") and not _has_client():
+        return False
     options = {field.name for field in dataclasses.fields(config_class)}
     if recipe.generates and "steps_per_generation" not in options and setting.batch_size * setting.ranks % GROUP:
         # Each batch of early releases has whole groups.
         return False
     return setting.arguments.keys() <= options
+
+
+def _has_client() -> bool:
+    """Return whether TRL has a client of a vLLM server, which some trainers import only when they are made."""
+    for name in ("trl.generation.vllm_generation", "trl.extras.vllm_client"):
+        with contextlib.suppress(ImportError):
+            import_module(name)
+            return True
+    return False
 
 
 def _takes_streams(trainer_class: type) -> bool:

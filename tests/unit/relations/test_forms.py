@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -15,7 +16,7 @@ TEXT = {"text": "w1 w2 w3"}
 PAIR = {"prompt": "w1", "chosen": " w2 w3", "rejected": " w4"}
 
 
-def in_form(row: dict[str, str], form: str, marks: str = "") -> tuple[dict[str, Any], Any]:
+def in_form(row: dict[str, Any], form: str, marks: str = "") -> tuple[dict[str, Any], Any]:
     from trl_hotfix.relations import forms
 
     words = tokenizer(Setting(), "left")
@@ -42,6 +43,28 @@ def test_a_pair_as_a_conversation_has_its_prompt_apart_or_in_front() -> None:
     for side in ("chosen", "rejected"):
         assert in_front[side] == apart["prompt"] + apart[side]
         assert apart[side][0]["content"] == PAIR[side].strip()
+
+
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        ({"prompt": "w1", "completion": " w2", "label": True}, "conversation with label"),
+        ({**PAIR, "reference": " w5"}, "conversation of three"),
+        ({"prompt": "w1", "privileged_context": "w6"}, "conversation with context"),
+    ],
+)
+def test_a_conversation_has_all_that_its_row_has(row: dict[str, Any], form: str) -> None:
+    importlib.import_module("trl_hotfix.relations.conversations")
+    turns, words = in_form(row, form)
+    assert turns.keys() == row.keys()
+    for name, value in row.items():
+        if isinstance(turns[name], list):
+            (turn,) = turns[name]
+            assert turn == {"role": "user" if name == "prompt" else "assistant", "content": value.strip()}
+        else:
+            assert turns[name] == value
+    assert isinstance(turns["prompt"], list)
+    assert "assistant" in words.chat_template
 
 
 def test_an_extra_column_leaves_the_others() -> None:
