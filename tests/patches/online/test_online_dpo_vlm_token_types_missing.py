@@ -53,15 +53,35 @@ class Adapted(torch.nn.Module):
         return self.base(*args, **kwargs)
 
 
+def as_it_is(model: Any) -> Any:
+    return model
+
+
+class Compiled(torch.nn.Module):
+    """What ``torch_compile`` puts around a model, and accelerate keeps: its forward takes any keywords."""
+
+    is_gradient_checkpointing = False
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._orig_mod = model
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod.generate(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
+
+
 class Run:
     """A trainer, and what its models are given: ``sampled`` and ``scored``, dicts of types."""
 
-    def __init__(self, *types: str, named: Any = None, known: Any = None, adapted: bool = False) -> None:
+    def __init__(self, *types: str, named: Any = None, known: Any = None, wrapped: Any = as_it_is) -> None:
         self.sampled: list[Any] = []
         self.scored: list[Any] = []
         self.processor = Processor(types, types if named is None else named)
         model, reference = (self.model(types if known is None else known) for _ in range(2))
-        model = Adapted(model) if adapted else model
+        model = wrapped(model)
         attributes = {"processing_class": self.processor, "_tokenizer": self.processor, "ref_model": reference}
         attributes |= {"image_token": None, "is_vision_model": True, "use_transformers_paged": False}
         attributes |= {"generation_config": None, "generation_kwargs": {}, "eos_token_ids": [1], "max_length": 64}
@@ -112,9 +132,9 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("names", [("token_type_ids",), ("mm_token_type_ids",), tuple(TYPES)], ids=str)
-@pytest.mark.parametrize("adapted", [False, True])
-def test_the_types_reach_both_models_in_each_step(names: tuple[str, ...], adapted: bool) -> None:
-    run = Run(*names, adapted=adapted)
+@pytest.mark.parametrize("wrapped", [as_it_is, Adapted, Compiled])
+def test_the_types_reach_both_models_in_each_step(names: tuple[str, ...], wrapped: Any) -> None:
+    run = Run(*names, wrapped=wrapped)
     of_prompts = {name: torch.cat([TYPES[name]] * 2) for name in names}
     of_all = {name: torch.cat([value, torch.zeros(4, 3)], dim=1) for name, value in of_prompts.items()}
     for number in (1, 2):

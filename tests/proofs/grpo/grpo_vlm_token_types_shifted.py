@@ -18,6 +18,7 @@ from tiny import vision
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"lora": "the proof makes the model of images without an adapter, and the types are made before the model"}
 
 ID = "grpo-vlm-token-types-shifted"
 STEPS, MICRO_BATCHES, IMAGE_ID = 2, 2, 63

@@ -17,6 +17,7 @@ from tiny import vision
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"lora": "the proof makes the model of images without an adapter; a test of the patch has one"}
 
 ID = "online-dpo-vlm-token-types-missing"
 BETA, MICRO_BATCHES, STEPS, IMAGE_ID = 0.5, 2, 2, 63

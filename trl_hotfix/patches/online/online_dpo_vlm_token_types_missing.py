@@ -34,6 +34,8 @@ def carry_the_types(call: Call) -> Any:
     import torch
 
     trainer, model, types = call.trainer, plain_model(call.trainer, call["model"]), {}
+    # accelerate may keep torch.compile around it, and that takes any argument.
+    model = getattr(model, "_orig_mod", model)
     processor = trainer.processing_class
     base = getattr(model, "get_base_model", lambda: model)()
     known = inspect.signature(base.forward).parameters.keys() & set(getattr(processor, "model_input_names", ()))
