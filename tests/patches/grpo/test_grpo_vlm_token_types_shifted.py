@@ -170,6 +170,31 @@ def test_a_tokenizer_may_have_no_beginning(module: ModuleType) -> None:
     assert (True, {"padding_side": "left"}) in processor.given
 
 
+def test_the_first_text_says_whether_the_template_writes_the_beginning(module: ModuleType) -> None:
+    class First(Processor):
+        def apply_chat_template(self, conversation: Any, tokenize: bool = False, **kwargs: Any) -> Any:
+            text = super().apply_chat_template(conversation, tokenize, **kwargs)
+            return text if tokenize or text == "\0020" else text.removeprefix("\2")
+
+    processor = First()
+    output_of(made(module, processor), module)
+    assert processor.given[-1] == (True, {"padding_side": "left", "add_special_tokens": False})
+
+
+def test_texts_without_images_are_tokenized_as_by_trl(module: ModuleType) -> None:
+    processor = Processor()
+    trainer = made(module, processor)
+    generate = trainer._generate
+
+    def generate_and_tokenize(*args: Any, **kwargs: Any) -> Any:
+        trainer.processing_class(text=["\0020"])
+        return generate(*args, **kwargs)
+
+    trainer._generate = generate_and_tokenize
+    output_of(trainer, module)
+    assert (False, {}) in processor.given
+
+
 @pytest.mark.parametrize("named", [(), ("pixel_values",)], ids=str)
 def test_a_processor_without_types_is_called_as_by_trl(module: ModuleType, named: tuple[str, ...]) -> None:
     processor = Processor(named)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ...authoring import Call, absent, judge, pickled_as_made, shadowed, wrapper
+from ...authoring import Call, absent, judge, shadowed, wrapper
 from ...model import Outcome
 from ...testing import (
     PromptTokenizer,
@@ -42,9 +42,6 @@ def _as_generated(processor: Any) -> Any:
     import wrapt
 
     class View(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            return pickled_as_made(_as_generated, self.__wrapped__)
-
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("images") is not None:
                 beginning = getattr(processor, "tokenizer", processor).bos_token
