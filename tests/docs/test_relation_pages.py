@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from trl_hotfix.catalogue import loading
+from trl_hotfix.model import Severity
 from trl_hotfix.relations import ledger
 from trl_hotfix.relations.ledger import Finding
 
@@ -90,3 +92,13 @@ def test_each_violation_on_record_has_a_cause_or_is_listed_without_one() -> None
     rows = re.findall(r"^\| (\w+) of (\S+)<br>`(.*?)` \|.*\*\*no cause yet\*\*", found, re.MULTILINE)
     without = {(one.relation, one.trainer, one.setting) for one in without_cause(answers, ledger.load())}
     assert set(rows) == without
+
+
+def test_the_page_counts_the_bugs_that_the_relations_find() -> None:
+    first, second, *_ = (patch for patch in loading.load() if patch.severity is Severity.WRONG_GRADIENT)
+    finding = Finding("padding", ("SFT",), ("loss",), "It is so.", patch=second.id)
+    found = relation_pages.page([VIOLATED], [finding], [first, second])
+    assert "has 2 bugs of gradients" in found
+    assert "and find 1 in the releases" in found
+    assert f"| [`{second.id}`](bugs/{second.id}.md) | padding of SFT |" in found
+    assert f"[`{first.id}`]" not in found

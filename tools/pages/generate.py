@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trl_hotfix.catalogue import loading
 from trl_hotfix.commands.main import NAMES
 from trl_hotfix.relations import ledger
 
@@ -69,7 +70,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    pages = bug_pages.pages() | {relation_pages.PATH: relation_pages.page(record.read_all(), ledger.load())}
+    pages = bug_pages.pages() | {
+        relation_pages.PATH: relation_pages.page(record.read_all(), ledger.load(), loading.load())
+    }
     pages["index.md"] = index(readme, config.use_directory_urls)
     for name, path in FROM_THE_TOP.items():
         pages[path] = within_the_site((CHECKOUT / name).read_text(encoding="utf-8"))

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
+from trl_hotfix.model import Patch
 from trl_hotfix.relations.cells import ERROR, HOLDS, UNASKED, VIOLATED
 from trl_hotfix.relations.ledger import Finding
 from trl_hotfix.relations.relations import RELATIONS
 
+from bench.relations import control
 from bench.relations.ledger import explained
 from tools.pages import bug_pages
 from tools.pages.markdown import escaped, prose
@@ -184,7 +186,8 @@ def unasked(of_releases: Sequence[Release]) -> Iterator[tuple[str, str, str]]:
         yield why, ", ".join(sorted(trainers)), ", ".join(names)
 
 
-def page(answers: Sequence[Answer], findings: Sequence[Finding]) -> str:
-    """Return the page of these answers."""
+def page(answers: Sequence[Answer], findings: Sequence[Finding], patches: Sequence[Patch] = ()) -> str:
+    """Return the page of these answers, and of the bugs of these patches that the relations find."""
     found = releases(answers, findings)
-    return bug_pages.rendered("relations.md", releases=found, unasked=list(unasked(found)))
+    bugs = control.bugs(patches, findings)
+    return bug_pages.rendered("relations.md", releases=found, unasked=list(unasked(found)), bugs=bugs)
