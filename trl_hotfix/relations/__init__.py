@@ -1,16 +1,16 @@
 """Relations: two runs of a trainer, or two ways to the same number, that must agree.
 
 A bug that nobody has reported breaks one of them. ``setting`` is how a trainer is made and run: ``trainers`` has the
-recipe of each, ``recipes`` makes it of ``materials``, ``forms``, ``images`` and ``architectures``, and ``making`` does
-what a setting changes about that. ``stand_ins`` has what a CPU lacks, such as a vLLM server, and ``engines`` what
-shards the weights over several ranks. ``run`` trains it and notes what it computes, and ``effects`` what it changes of
-what it was given.
+recipe of each, ``recipes`` makes it of ``materials``, ``forms``, ``conversations``, ``images`` and ``architectures``,
+and ``making`` does what a setting changes about that. ``stand_ins`` has what a CPU lacks, such as a vLLM server, and
+``engines`` what shards the weights over several ranks. ``run`` trains it and notes what it computes, and ``effects``
+what it changes of what it was given.
 
 ``relations`` has the relations: ``of_steps`` those of one step and the next, ``of_models`` and ``of_forms`` those of
 the model and of the data, all of the kinds in ``claims``. ``compare`` and ``tolerance`` say whether two runs agree,
-``by_hand`` whether a loss is its formula. ``cells`` ask a trainer, ``inside`` does it in a process of its own, and
-``checks`` in the tests of a project, by ``parametrize``. ``ledger`` reads ``relations.yaml``: the cause of each
-relation that does not hold in TRL's own trainers.
+``by_hand`` whether a loss is its formula, of which ``formulas`` has those of most trainers. ``cells`` ask a trainer,
+``inside`` does it in a process of its own, and ``checks`` in the tests of a project, by ``parametrize``. ``ledger``
+reads ``relations.yaml``: the cause of each relation that does not hold in TRL's own trainers.
 
 torch, transformers and TRL are imported in that process only.
 """
