@@ -8,9 +8,9 @@ what it changes of what it was given.
 
 ``relations`` has the relations: ``of_steps`` those of one step and the next, ``of_models`` and ``of_forms`` those of
 the model and of the data, all of the kinds in ``claims``. ``compare`` and ``tolerance`` say whether two runs agree,
-``by_hand`` whether a loss is its formula, of which ``formulas`` has those of most trainers. ``cells`` ask a trainer,
-``inside`` does it in a process of its own, and ``checks`` in the tests of a project, by ``parametrize``. ``ledger``
-reads ``relations.yaml``: the cause of each relation that does not hold in TRL's own trainers.
+``by_hand`` whether a loss is its formula; ``formulas`` has those of most trainers. ``cells`` ask a trainer, ``inside``
+does it in a process of its own, and ``checks`` in the tests of a project, by ``parametrize``. ``ledger`` reads
+``relations.yaml``: the cause of each relation that does not hold in TRL's own trainers.
 
 torch, transformers and TRL are imported in that process only.
 """
