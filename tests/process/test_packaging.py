@@ -118,8 +118,11 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def test_the_wheel_is_small(distributions: dict[str, Path]) -> None:
-    """A patch takes 4 KB: half of it is its module, and the rest its proof, its entry and its evidence."""
-    assert distributions["wheel"].stat().st_size < 580_000 + 4_300 * len(loading.load())
+    """A patch takes 4 KB: half of it is its module, and the rest its proof, its entry and its evidence.
+
+    The relations take 50 KB, their ledger 5 of them.
+    """
+    assert distributions["wheel"].stat().st_size < 600_000 + 4_300 * len(loading.load())
 
 
 def test_two_builds_are_the_same_files(build: Build, distributions: dict[str, Path], tmp_path: Path) -> None:
