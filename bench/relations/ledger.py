@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trl_hotfix.relations import ledger
-from trl_hotfix.relations.cells import ERROR, VIOLATED
+from trl_hotfix.relations.cells import ERROR
 from trl_hotfix.relations.ledger import Finding
 
 from bench.releases.layout import Place
@@ -43,14 +43,11 @@ def without_cause(answers: Sequence[Answer], findings: Sequence[Finding]) -> Ite
 
 
 def explained(answer: Answer, findings: Sequence[Finding]) -> Iterator[tuple[Mapping[str, Any], Finding | None]]:
-    """Give each difference of an answer with the finding that explains it, or None. An error is one without numbers.
+    """Give each difference of an answer with the finding that explains it, or None.
 
     A finding of a patch explains none where the patches are on.
     """
-    cell = answer["cell"]
-    found = [*cell["differences"]] if cell["state"] == VIOLATED else []
-    if cell["state"] == ERROR:
-        found.append({"what": cell["why"], "left": None, "right": None})
+    cell, found = answer["cell"], list(differences_of(answer["cell"]))
     here = ledger.here(findings, _place(answer["place"]).version_of, on=answer["on"]) if found else []
     for difference in found:
         yield difference, ledger.cause_of(cell, difference["what"], here)
@@ -62,16 +59,21 @@ def not_seen(answers: Sequence[Answer], findings: Sequence[Finding]) -> Iterator
         cells = [answer["cell"] for answer in answers if (answer["place"], answer["on"]) == (name, on)]
         for finding in ledger.here(findings, _place(name).version_of, on=on):
             asked = {cell["trainer"] for cell in cells if cell["relation"] == finding.relation}
-            seen = any(finding.explains(cell, what) for cell in cells for what in _said(cell))
+            seen = any(finding.explains(cell, what) for cell in cells for what in said(cell))
             if asked >= set(finding.trainers) and not seen:
                 yield f"{name} {'on' if on else 'off'}", finding
 
 
-def _said(cell: Mapping[str, Any]) -> Iterator[str]:
-    """Give what differs in a cell, or why its run has failed."""
-    yield from (each["what"] for each in cell["differences"])
+def differences_of(cell: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Give each difference in a cell. That its run failed is one without numbers."""
+    yield from cell["differences"]
     if cell["state"] == ERROR:
-        yield cell["why"]
+        yield {"what": cell["why"], "left": None, "right": None}
+
+
+def said(cell: Mapping[str, Any]) -> list[str]:
+    """Return what differs in a cell, or why its run has failed."""
+    return [difference["what"] for difference in differences_of(cell)]
 
 
 def _place(name: str) -> Place:

@@ -12,6 +12,7 @@ import functools
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +23,7 @@ from trl_hotfix.matching import gates
 from trl_hotfix.model import Patch
 from trl_hotfix.patching import engine
 from trl_hotfix.relations import cells, inside
-from trl_hotfix.relations.cells import ERROR, VIOLATED, Cell
+from trl_hotfix.relations.cells import VIOLATED, Cell
 from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.recipes import Make, Recipe
 from trl_hotfix.relations.relations import RELATIONS
@@ -30,6 +31,7 @@ from trl_hotfix.relations.setting import Setting
 from trl_hotfix.relations.trainers import RECIPES
 
 from bench.inside.counting import keep_ledgers, total
+from bench.relations.ledger import said
 
 
 class CountingRuns(cells.Runs):
@@ -37,7 +39,7 @@ class CountingRuns(cells.Runs):
 
     def __init__(self, make: Make, folder: Path, patches: Sequence[Patch]) -> None:
         super().__init__(make, folder)
-        self._patches = patches
+        self._targets = [(patch, target) for patch in patches for target in gates.targets_here(patch)]
         self._acted: dict[str, set[str]] = {}
         self.asked: set[str] = set()
 
@@ -52,10 +54,11 @@ class CountingRuns(cells.Runs):
         self._acted[repr(setting)] = {patch for patch in after if after[patch] > before[patch]}
         return answer
 
-    def _counts(self) -> dict[str, int]:
-        return {
-            patch.id: sum(total(patch, target)[1] for target in gates.targets_here(patch)) for patch in self._patches
-        }
+    def _counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for patch, target in self._targets:
+            counts[patch.id] += total(patch, target)[1]
+        return counts
 
     def acted(self) -> list[str]:
         """Return the ids of the patches that acted in the runs that were asked for since the last call."""
@@ -82,8 +85,8 @@ class Repairing:
         return {
             "relation": relation,
             "setting": str(claim),
-            "off": _said(off),
-            "on": _said(on),
+            "off": said(off.as_data()),
+            "on": said(on.as_data()),
             "acted": acted,
             "repairs": {patch: gone for patch, gone in repairs.items() if gone},
         }
@@ -93,14 +96,12 @@ class Repairing:
             return cells.asked(self._recipe.name, relation, claim, self._runs(ids))
 
 
-def _said(cell: Cell) -> list[str]:
-    """Return what differs in a cell, or why its run has failed."""
-    return [cell.why] if cell.state == ERROR else [each.what for each in cell.differences]
-
-
 def _gone(off: Cell, on: Cell) -> list[str]:
     """Return what differs no longer. A run that now fails, or that its trainer refuses, repairs nothing."""
-    return [what for what in _said(off) if what not in _said(on)] if on.state in (cells.HOLDS, VIOLATED) else []
+    if on.state not in (cells.HOLDS, VIOLATED):
+        return []
+    still = said(on.as_data())
+    return [what for what in said(off.as_data()) if what not in still]
 
 
 def main(out: str, task: str) -> None:
