@@ -106,6 +106,14 @@ def test_each_text_begins(module: ModuleType, training: bool) -> None:
     assert case.acts == 2
 
 
+def test_a_single_text_begins(module: ModuleType) -> None:
+    case = Case(module, BeginningTokenizer())
+    if not case.method.startswith("_calculate_rewards"):
+        pytest.skip("the stub generates two completions")
+    score_texts(case.trainer, ["a"], [""])
+    assert case.rewards[0].rows == [ids("\2a")]
+
+
 def test_trl_scores_texts_without_a_beginning(module: ModuleType, switch: Any) -> None:
     case = Case(module, BeginningTokenizer())
     with switch.off():
@@ -151,6 +159,20 @@ def test_nothing_is_changed_where_no_tokens_are_added(module: ModuleType, reward
     rows = case.rows("a", "b")
     assert rows in ([], [[ids("a"), ids("b")]])
     assert case.acts == 0
+
+
+def test_only_the_tokenizers_that_add_tokens_are_replaced(module: ModuleType) -> None:
+    during = []
+
+    def look(completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        during.append(case.trainer.reward_processing_classes)
+        return constant(completions)
+
+    case = Case(module, look, BeginningTokenizer(), WithoutTokens())
+    before = case.trainer.reward_processing_classes
+    case.rows("a", "b")
+    (views,) = during
+    assert [view is own for view, own in zip(views, before, strict=True)] == [True, False, True]
 
 
 def test_a_function_with_a_tokenizer_is_left_alone(module: ModuleType) -> None:
