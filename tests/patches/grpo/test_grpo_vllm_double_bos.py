@@ -15,11 +15,12 @@ from tokenizers import models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from trl_hotfix.authoring import shadowed
-from trl_hotfix.patches.grpo.grpo_vllm_double_bos import _SETTINGS, _method
+from trl_hotfix.patches.grpo.grpo_vllm_double_bos import _SETTINGS, _method, _view
 from trl_hotfix.testing import StopConstruction, single_process, stub_that_generates, tiny_causal_lm
 
 import tiny
 
+ID = "grpo-vllm-double-bos"
 BOS, EOS = 62, 1
 GIVEN = ["w59 w1 w2 w3", "w4", "w59 w5 w6", "w59 w59 w7", "w59", ""]
 ONCE = [[BOS, 4, 5, 6], [BOS, 7], [BOS, 8, 9], [BOS, BOS, 10], [BOS], [BOS]]
@@ -200,7 +201,7 @@ def test_conversations_begin_once_where_trl_renders_them(name: str, colocated: b
 UNAFFECTED = {
     "no text has a BOS": (words(), ["w1", "w2 w3"]),
     "the BOS is not the first word": (words(), ["w1 w59", "w2"]),
-    "no BOS is added": (words("$A"), ["w59 w59 w1", "w59 w1"]),
+    "no BOS is added": (words("$A"), ["w59 w59 w1", "w59 w1", "w1"]),
     "a BOS is added behind": (words("$A w59"), ["w59 w59 w1", "w59 w1"]),
     "an end is added": (words("w59 $A <eos>"), ["w59 w1"]),
     "another token is added": (words("<eos> $A"), ["w59 w59 w1", "w59 w1"]),
@@ -211,7 +212,49 @@ UNAFFECTED = {
 @each
 @pytest.mark.parametrize(("tokenizer", "prompts"), UNAFFECTED.values(), ids=list(UNAFFECTED))
 def test_other_texts_stay_as_they_are(name: str, tokenizer: Any, prompts: Any) -> None:
-    assert given(stub(name, tokenizer), prompts) == prompts
+    with tiny.counted(ID) as counts:
+        assert given(stub(name, tokenizer), prompts) == prompts
+        assert counts().acted == 0
+
+
+class Generating:
+    """An engine that keeps what it is given."""
+
+    def generate(self, prompts: list[Any], **settings: Any) -> Any:
+        self.given = prompts
+        return settings
+
+
+@pytest.mark.parametrize("prompts", [[[BOS, 4], [BOS]], [{"prompt": "w59 w1", "multi_modal_data": {}}]])
+def test_prompts_that_are_no_texts_stay_as_they_are(prompts: list[Any]) -> None:
+    engine, acts = Generating(), []
+    assert _view(engine, words(), lambda: acts.append(1)).generate(prompts, n=2) == {"n": 2}
+    assert engine.given == prompts
+    assert not acts
+
+
+@pytest.mark.parametrize(("images", "given_prompts"), [(None, [" w1"]), ([], [" w1"]), ([["image"]], ["w59 w1"])])
+def test_a_processor_of_images_gets_the_texts_that_trl_gives_it(images: Any, given_prompts: list[str]) -> None:
+    engine = Generating()
+    _view(engine, words(), lambda: None).generate(["w59 w1"], images=images)
+    assert engine.given == given_prompts
+
+
+@each
+def test_a_trainer_without_one_of_the_two_lacks_it_in_the_call(name: str) -> None:
+    skip_what_is_not_there(name, colocated=False)
+    seen: list[Any] = []
+
+    class Looking(Engine):
+        def generate(self, *args: Any, **settings: Any) -> None:
+            seen.append(trainer.llm)
+            super().generate(*args, **settings)
+
+    trainer = stub(name)
+    trainer.vllm_client = trainer.engine = Looking()
+    trainer.llm = None
+    given(trainer, GIVEN)
+    assert seen == [None]
 
 
 @each

@@ -16,6 +16,11 @@ from tiny import async_runs
 
 OVERLAYS = ()
 PARITY = False
+EQUIVALENT = {
+    "applied twice": "the mean of equal counts is the count",
+    "count_the_tokens_of_the_step: `counts = [batch[_COUNT][0] for batch in batches if _COUNT in batch]` -> "
+    "`counts = [batch[_COUNT][ -1] for batch in batches if _COUNT in batch]`": "the count is the same for each row",
+}
 
 ID = "async-grpo-loss-mean-of-micro-batches"
 ACCUMULATED = 2

@@ -32,16 +32,15 @@ from ...testing import (
 def leave_the_beginning_to_vllm(call: Call) -> Any:
     """Call the method with views of its engine and its client, which is on the main process only."""
     owner = call.trainer
-    engines = {name: vars(owner).get(name) for name in ("llm", "vllm_client")}
+    engines = {name: engine for name in ("llm", "vllm_client") if (engine := vars(owner).get(name)) is not None}
     processor = inspect.unwrap(owner.processing_class)
     tokenizer = getattr(processor, "tokenizer", processor)
-    if not any(engines.values()) or not tokenizer.bos_token:
+    if not tokenizer.bos_token:
         return call()
     act = call.act_later()
     with ExitStack() as stack:
         for name, engine in engines.items():
-            if engine is not None:
-                stack.enter_context(shadowed(owner, name, _view(engine, tokenizer, act)))
+            stack.enter_context(shadowed(owner, name, _view(engine, tokenizer, act)))
         return call()
 
 
