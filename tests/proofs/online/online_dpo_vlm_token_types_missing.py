@@ -18,6 +18,12 @@ from tiny import vision
 OVERLAYS = ()
 PARITY = False
 VARIANTS = {"lora": "the proof makes the model of images without an adapter; a test of the patch has one"}
+EQUIVALENT = {
+    "applied twice": "the inner call has the types already, and they are the same",
+    "carry_the_types: `{**(images or {}), **types} or None` -> `{**(images or {}), **types}`": (
+        "images have pixels at least"
+    ),
+}
 
 ID = "online-dpo-vlm-token-types-missing"
 BETA, MICRO_BATCHES, STEPS, IMAGE_ID = 0.5, 2, 2, 63
