@@ -25,6 +25,7 @@ from trl_hotfix.model import Patch
 from trl_hotfix.patching import engine
 from trl_hotfix.relations import cells, inside
 from trl_hotfix.relations.cells import VIOLATED, Cell
+from trl_hotfix.relations.changes import applied
 from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.recipes import Make, Recipe
 from trl_hotfix.relations.relations import RELATIONS
@@ -75,7 +76,7 @@ class Repairing:
         patches = [patch for patch in loading.load() if patch.default and gates.targets_here(patch)]
         self._recipe, self._everything = recipe, tuple(patch.id for patch in patches)
         self._runs = functools.cache(
-            lambda ids: CountingRuns(recipe.make, folder / str(len(ids)) / "".join(ids[:1]), patches)
+            lambda ids: CountingRuns(applied(recipe, recipe.make), folder / str(len(ids)) / "".join(ids[:1]), patches)
         )
 
     def answer(self, relation: str, claim: Claim, patches: Sequence[str] = ()) -> dict[str, Any]:

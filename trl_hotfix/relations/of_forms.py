@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 # What they define has a name in FORMS and FORMULAS then.
 from . import conversations as _conversations  # noqa: F401
 from . import formulas as _formulas  # noqa: F401
-from .architectures import ARCHITECTURES
 from .by_hand import FORMULAS
 from .claims import TRAINED, Averaged, Claim, OfFormula, Pair, Saved, Unlike
+from .odd_models import BY_ROW
 from .of_steps import PLAIN
 from .recipes import Recipe
 from .setting import ROWS, Setting
@@ -81,7 +81,7 @@ def models(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(seeing, seeing.but(batch_size=4, accumulation=2), TRAINED)
         yield Unlike(seeing, seeing.but(images="another"))
     # They are causal models.
-    for architecture in ARCHITECTURES if not recipe.labels else ():
+    for architecture in BY_ROW if not recipe.labels else ():
         odd = Setting(architecture=architecture, arguments=_ROW_BY_ROW.get(recipe.name, {}))
         in_parts = {"batch_size": 4, "accumulation": 2} if recipe.name not in _BY_BATCH else {}
         yield Pair(odd, odd.but(**in_parts, width=16), TRAINED)
@@ -120,7 +120,7 @@ def options(recipe: Recipe) -> Iterator[Claim]:
         whole = Setting(batch_size=ROWS)
         yield Pair(whole, whole.but(arguments={"packing": True, "packing_strategy": "bfd"}), TRAINED)
     if recipe.name == "SFT":
-        for architecture in ("", *ARCHITECTURES):
+        for architecture in ("", *BY_ROW):
             odd = PLAIN.but(architecture=architecture)
             yield Pair(odd, odd.but(arguments={"loss_type": "chunked_nll"}))
     if recipe.answers:
@@ -175,7 +175,7 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
     yield OfFormula(plain)
     for options in _OTHER_LOSSES.get(recipe.name, ()):
         yield OfFormula(plain.but(arguments=options))
-    for architecture in ARCHITECTURES if not recipe.labels else ():
+    for architecture in BY_ROW if not recipe.labels else ():
         yield OfFormula(plain.but(architecture=architecture))
 
 

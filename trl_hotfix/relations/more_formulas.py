@@ -1,0 +1,66 @@
+"""Formulas of options that are not at their default: another divergence, a temperature, the loss of a router."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .by_hand import FORMULAS, Batch, _log_probs, _pairs, is_formula
+from .odd_models import COEFFICIENT
+
+
+@is_formula("DPO of JS")
+def _dpo_js(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """f-DPO (Wang et al. 2023, table 1): f'(u) is log(2u / (1 + u)) for the divergence of Jensen and Shannon."""
+    return _dpo_of(model, reference, batch, args, lambda ratio: 2 * ratio.exp() / (1 + ratio.exp()), takes_log=True)
+
+
+@is_formula("DPO of alpha")
+def _dpo_alpha(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """f-DPO (Wang et al. 2023, table 1): f'(u) is (1 - u^-a) / a for the alpha divergence."""
+    alpha = 0.5
+    return _dpo_of(model, reference, batch, args, lambda ratio: (1 - (-alpha * ratio).exp()) / alpha)
+
+
+def _dpo_of(model: Any, reference: Any, batch: Batch, args: Any, derivative: Any, *, takes_log: bool = False) -> Any:
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    ids, mask, answers = _pairs(batch)
+    with torch.no_grad():
+        expected = _log_probs(reference, ids, mask)
+    ratios = ((_log_probs(model, ids, mask) - expected) * answers).sum(1)
+    values = derivative(ratios)
+    chosen, rejected = (values.log() if takes_log else values).chunk(2)
+    return -logsigmoid(args.beta * (chosen - rejected)).mean()
+
+
+@is_formula("SFT of experts")
+def _sft_of_experts(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """The loss, and that of the router (Fedus et al. 2021, equation 4) as the model computes it of the batch."""
+    of_router = model(batch["input_ids"], attention_mask=batch["attention_mask"], output_router_logits=True).aux_loss
+    return FORMULAS["SFT"](model, reference, batch, args) + COEFFICIENT * of_router
+
+
+@is_formula("GRPO at a temperature")
+def _grpo_at_temperature(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """GRPO (Shao et al. 2024, equation 3) on the policy, which is the model at the temperature that it samples at."""
+    import torch
+
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    counts = batch["completion_mask"]
+    log_probs = _at_temperature(model, ids, mask, args.temperature)[:, -counts.shape[1] :]
+    ratio = (log_probs - log_probs.detach()).exp()
+    return -((ratio * batch["advantages"][:, None] * counts).sum(1) / counts.sum(1)).mean()
+
+
+def _at_temperature(model: Any, ids: Any, mask: Any, temperature: float) -> Any:
+    import torch
+
+    found = torch.zeros(ids.shape, dtype=torch.float64)
+    rows = []
+    for row, kept, empty in zip(ids, mask.bool(), found, strict=True):
+        logits = model(input_ids=row[kept][None], use_cache=False).logits[0, :-1] / temperature
+        of_words = logits.log_softmax(-1).gather(-1, row[kept][1:, None]).squeeze(-1)
+        rows.append(empty.index_put((kept.nonzero().squeeze(-1)[1:],), of_words))
+    return torch.stack(rows)

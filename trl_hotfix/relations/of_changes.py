@@ -1,0 +1,251 @@
+"""Claims about what a trainer is given in two ways, and about options that are not at their default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+# What they define has a name in FORMS, CHANGES and FORMULAS then.
+from . import changed_models as _models  # noqa: F401
+from . import changed_rewards as _rewards  # noqa: F401
+from . import changed_rows as _rows  # noqa: F401
+from . import more_formulas as _formulas  # noqa: F401
+from . import texts as _texts  # noqa: F401
+from .changes import changed
+from .claims import TRAINED, Claim, Moves, OfFormula, Pair, Unlike, Values
+from .of_models import FIRST_STEP, WEIGHTS
+from .of_steps import PLAIN
+from .recipes import Recipe
+from .setting import ROWS, Setting
+from .stand_ins import LIGER
+
+GRADIENTS = frozenset({"gradients"})
+SLOWLY = {"optim": "adamw_torch", "learning_rate": 1e-6}
+SEEING = Setting(images="picture")
+
+_PAIRED = ("DPO", "CPO", "ORPO", "TPO", "KTO", "Reward", "BCO")
+_ON_POLICY = ("GRPO", "RLOO")
+
+
+def accumulation(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name == "GRPO":
+        # Each generation is of half a step.
+        halves = Setting(batch_size=8, accumulation=2, equal_lengths=True, arguments={"steps_per_generation": 1})
+        for name in ("dapo", "grpo"):
+            loss = {"loss_type": name}
+            yield Pair(Setting(batch_size=16, equal_lengths=True, arguments=loss), halves.but(arguments=loss), TRAINED)
+    if recipe.rows in ("pairs", "labelled"):
+        for mode in ("keep_start", "keep_end"):
+            cut = Setting(arguments={"max_length": 6, "truncation_mode": mode})
+            yield Pair(cut, cut.but(batch_size=2, accumulation=4), TRAINED)
+        cut = Setting(arguments={"max_length": 6})
+        yield Pair(cut, cut.but(batch_size=2, accumulation=4), TRAINED)
+    if recipe.name == "SFT":
+        yield Pair(
+            *(changed(each, "loss by token") for each in (SEEING, SEEING.but(batch_size=4, accumulation=2))), TRAINED
+        )
+    if not recipe.labels and not recipe.answers:
+        # Of rows that are all the same, what is computed of a batch is the same in each part.
+        same = Setting(architecture="balanced", order=(3,) * ROWS)
+        yield Pair(same, same.but(batch_size=2, accumulation=4), TRAINED)
+
+
+def ranks(recipe: Recipe) -> Iterator[Claim]:
+    two = {"batch_size": 4, "ranks": 2}
+    plain = Setting(arguments={"max_steps": 2})
+    for name in LIGER if recipe.name in ("DPO", "KTO") else ():
+        liger = plain.but(arguments={name: True})
+        yield Pair(liger, liger.but(**two), TRAINED)
+    if not recipe.labels and not recipe.answers:
+        same = plain.but(architecture="balanced", order=(3,) * ROWS)
+        yield Pair(same, same.but(**two), TRAINED)
+    if recipe.generates:
+        # Two ranks with the same prompt draw other answers.
+        same = Setting(batch_size=4, samples=True, order=(3,) * ROWS)
+        yield Unlike(same, same.but(ranks=2))
+    # The last window of an epoch has fewer micro-batches, and many ones are more than two.
+    for setting in (Setting(batch_size=2, accumulation=2, ranks=2), plain.but(batch_size=1, accumulation=4, ranks=2)):
+        for engine in ("zero 1", "zero 2 offloaded"):
+            yield Pair(setting, setting.but(engine=engine), WEIGHTS)
+
+
+def resume(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.generates:
+        # Eighty answers are an epoch.
+        later = Setting(arguments={"max_steps": 12})
+        yield Pair(later, later.but(resume_at=11))
+        # Of a model that stands still each gradient shows the prompts of its step.
+        still = PLAIN.but(arguments={"steps_per_generation": 2, "max_steps": 4, "learning_rate": 0.0})
+        yield Pair(still, still.but(resume_at=1), GRADIENTS)
+
+
+def formats(recipe: Recipe) -> Iterator[Claim]:
+    begun = PLAIN.but(marks="begin")
+    if recipe.rows in ("text", "pairs", "labelled", "prompts", "triples"):
+        form = {"labelled": "conversation with label", "triples": "conversation of three"}.get(
+            recipe.rows, "conversation"
+        )
+        yield Pair(begun.but(form=form), begun.but(form="text of a template"))
+    if recipe.name == "SFT":
+        yield from _of_texts()
+        yield from _of_images_of_sft()
+    if recipe.rows == "pairs":
+        yield Pair(PLAIN.but(form="pair without prompt"), PLAIN.but(form="pair without prompt that ends with a space"))
+        yield Pair(
+            PLAIN.but(form="pair whose chosen answer has a header"),
+            PLAIN.but(form="conversation whose prompt begins the answer"),
+        )
+    if recipe.rows == "prompts":
+        yield Pair(PLAIN, PLAIN.but(form="conversation that begins the answer"))
+        shorter = PLAIN.but(arguments={"max_prompt_length": 2})
+        yield Pair(shorter.but(form="last two words"), shorter)
+    if recipe.name == "DPO":
+        yield Unlike(changed(SEEING, "images in conversations"), changed(SEEING, "images and tools in conversations"))
+    if recipe.rows == "labelled":
+        yield Pair(PLAIN, changed(PLAIN, "rows in pairs"))
+
+
+def _of_texts() -> Iterator[Claim]:
+    whole = {"completion_only_loss": False}
+    for one, other in (
+        (PLAIN, PLAIN.but(form="another field", arguments={"dataset_text_field": "story"})),
+        (
+            PLAIN.but(form="prompt and completion", arguments=whole),
+            PLAIN.but(form="prompt and completion beside a text", arguments=whole),
+        ),
+        (PLAIN.but(form="conversation"), PLAIN.but(form="conversation by from and value")),
+        (changed(PLAIN, "a word more"), changed(PLAIN.but(form="conversation"), "a function that adds a word")),
+        (PLAIN.but(form="tokens and a mask"), PLAIN.but(form="tokens with labels")),
+        (
+            changed(PLAIN, "a collator that masks the prompt"),
+            changed(PLAIN, "a collator that masks the prompt and does not pad"),
+        ),
+    ):
+        yield Pair(one, other)
+    yield Unlike(PLAIN.but(form="tokens"), PLAIN.but(form="tokens with labels"))
+    answers = PLAIN.but(arguments={"completion_only_loss": True})
+    yield Pair(answers.but(form="prompt with a header"), answers.but(form="conversation with a header"))
+    yield Pair(answers, answers.but(form="prompt that ends inside a word"))
+    marked = PLAIN.but(form="conversation with its answers marked", arguments={"assistant_only_loss": True})
+    cut = PLAIN.but(form="conversation cut before the answer", arguments={"assistant_only_loss": True})
+    yield Pair(cut.but(arguments={"assistant_only_loss": False, "completion_only_loss": True}), marked)
+
+
+def _of_images_of_sft() -> Iterator[Claim]:
+    yield Unlike(changed(SEEING, "images in conversations"), changed(SEEING, "images and tools in conversations"))
+    yield Pair(changed(SEEING, "images in conversations in two"), changed(SEEING, "images in texts"), TRAINED)
+
+
+def options(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name == "SFT":
+        short = Setting(batch_size=ROWS, arguments={"max_length": 8})
+        for strategy in ("bfd", "ffd"):
+            yield Pair(short, short.but(arguments={"packing": True, "packing_strategy": strategy}), TRAINED)
+        packed = Setting(batch_size=2, arguments={"packing": True, "packing_strategy": "wrapped", "max_length": 16})
+        yield Pair(packed, packed.but(form="tokens"), TRAINED)
+        for option in ({"completion_only_loss": True}, {"assistant_only_loss": True}):
+            masked = PLAIN.but(arguments=option)
+            yield Pair(masked, masked.but(arguments={"use_liger_kernel": True}), TRAINED)
+    if recipe.name == "DPO":
+        yield from _flat_losses()
+    if recipe.name in (*_ON_POLICY, "OnlineDPO"):
+        half = PLAIN.but(arguments={"bf16": True})
+        for option in ("use_transformers_paged", "use_transformers_continuous_batching"):
+            yield Pair(half, half.but(arguments={option: True}), TRAINED)
+        begun = PLAIN.but(marks="begin")
+        for form in ("conversation", "text of a template"):
+            yield Pair(begun.but(form=form), begun.but(form=form, arguments={"use_vllm": True}), TRAINED)
+    for adapter in ("config", "model"):
+        lora = PLAIN.but(adapter=adapter)
+        kept = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+        yield Pair(lora, lora.but(arguments=kept))
+
+
+def _flat_losses() -> Iterator[Claim]:
+    flat = {"padding_free": True, "max_length": None}
+    for loss in (
+        {"loss_type": "ipo"},
+        {"rpo_alpha": 1.0},
+        {"ld_alpha": 0.5},
+        {"use_weighting": True},
+        {"use_logits_to_keep": True},
+    ):
+        yield Pair(PLAIN.but(arguments=loss), PLAIN.but(arguments={**loss, **flat}), TRAINED)
+    for name in LIGER:
+        yield Pair(PLAIN.but(arguments={name: True}), PLAIN.but(arguments={name: True, **flat}), TRAINED)
+
+
+def limits(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name == "SFT":
+        balanced = PLAIN.but(architecture="balanced")
+        yield Pair(balanced, balanced.but(arguments={"label_smoothing_factor": 1e-7}), TRAINED)
+    if recipe.name in ("DPO", "KTO"):
+        in_order = PLAIN.but(in_order=True, arguments={"max_length": 32})
+        yield Pair(in_order, changed(in_order, "rows without room for an answer"), TRAINED)
+        before = PLAIN.but(arguments={"precompute_ref_log_probs": True})
+        for mode in ({}, {"truncation_mode": "keep_end"}):
+            kept = before.but(arguments=mode)
+            yield Pair(changed(kept, "rows on disk"), changed(kept, "another run before, which cut the rows shorter"))
+    if recipe.name == "GRPO":
+        clipped = PLAIN.but(arguments={"loss_type": "cispo"})
+        yield Pair(clipped, clipped.but(arguments={"epsilon_high": 5.0}), TRAINED)
+        unscaled = PLAIN.but(arguments={"scale_rewards": False})
+        some = "no reward for some answers", "the mean of the others for some answers"
+        yield Pair(*(changed(unscaled, each) for each in some[::-1]), TRAINED)
+    if recipe.name in _ON_POLICY:
+        sampled = PLAIN.but(samples=True)
+        yield Pair(sampled, changed(sampled, "a temperature of the model's own"), TRAINED)
+        one, *others = (
+            changed(PLAIN, f"an end {of}") for of in ("of the tokenizer", "of the model", "in generation_kwargs")
+        )
+        for other in others:
+            yield Pair(one, other, TRAINED)
+        yield Pair(changed(PLAIN, "a reward model"), changed(PLAIN, "a reward model in train mode"))
+        begun = PLAIN.but(marks="begin")
+        yield Pair(*(changed(begun.but(form=form), "a reward model") for form in ("conversation", "")), TRAINED)
+
+
+def adapters(recipe: Recipe) -> Iterator[Claim]:
+    lora = PLAIN.but(adapter="model")
+    if recipe.fresh:
+        for setting in (
+            changed(lora, "a trained adapter"),
+            *(() if recipe.labels else (changed(PLAIN, "a trained IA3"),)),
+        ):
+            yield Values(setting, recipe.fresh)
+    if recipe.name in ("SFT", "GRPO"):
+        once, twice = (changed(lora, f"a trained adapter{more}") for more in ("", " and a new one"))
+        yield Pair(once, twice, FIRST_STEP)
+    if recipe.name in ("SFT", "DPO", "KTO", "GRPO", "RLOO", "Reward"):
+        yield Pair(lora, changed(lora, "a model marked as quantised"), GRADIENTS)
+        by_config = PLAIN.but(adapter="config", arguments=SLOWLY)
+        yield Moves(changed(by_config, "a model marked as quantised"))
+        yield Moves(changed(by_config, "a DoRA of a model marked as quantised"))
+
+
+def models(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.fresh and not recipe.labels:
+        yield Values(PLAIN.but(dtype="bfloat16", reference="none"), recipe.fresh)
+    if recipe.name in ("SFT", "DPO", "KTO"):
+        yield Unlike(PLAIN.but(architecture="balanced"), PLAIN.but(architecture="unbalanced"))
+    if recipe.name == "Reward":
+        yield Pair(PLAIN.but(by_path=True), changed(PLAIN, "no labels in its config"))
+
+
+def formulas(recipe: Recipe) -> Iterator[Claim]:
+    for name, formula, options in _FORMULAS:
+        if name == recipe.name:
+            yield OfFormula(Setting(by_hand=formula, arguments=options))
+    if recipe.name == "SFT":
+        balanced = Setting(by_hand="SFT of experts", architecture="balanced")
+        yield OfFormula(balanced)
+    if recipe.name == "GRPO":
+        for options in ({"loss_type": "dapo", "mask_truncated_completions": True},):
+            yield OfFormula(changed(Setting(by_hand="GRPO", arguments=options), "answers without an end"))
+
+
+_FORMULAS: Sequence[tuple[str, str, dict[str, object]]] = (
+    ("DPO", "DPO of JS", {"f_divergence_type": "js_divergence"}),
+    ("DPO", "DPO of alpha", {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.5}),
+    ("GRPO", "GRPO at a temperature", {"temperature": 0.7, "beta": 0.0, "loss_type": "grpo"}),
+    ("GRPO", "GRPO at a temperature", {"temperature": 0.7, "beta": 0.0}),
+)
