@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from . import materials
+from .architectures import SIZES
 from .changes import Arguments, field, is_change, words_of
 from .setting import Setting
 
@@ -112,6 +113,28 @@ def _without_end(arguments: Arguments, folder: Path) -> None:
         return [*found[:-1], *[materials.FIRST_WORD] * (materials.LONGEST - len(found) + 1)] if found[0] % 2 else found
 
     table.answer = cut
+
+
+@is_change("a recurrent model")
+def _recurrent(arguments: Arguments, folder: Path) -> None:
+    """Give a model whose logits are capped, though its config calls the cap by another name."""
+    import torch
+    import transformers
+
+    path = folder / "model-recurrent"
+    if not path.is_dir():
+        torch.manual_seed(0)
+        sizes = {**SIZES, "num_hidden_layers": 3, "vocab_size": materials.WORDS + 4, "bos_token_id": None}
+        config = transformers.RecurrentGemmaConfig(
+            **sizes, lru_width=16, attention_window_size=32, logits_soft_cap=0.05
+        )
+        transformers.RecurrentGemmaForCausalLM(config).save_pretrained(path)
+    model = transformers.RecurrentGemmaForCausalLM.from_pretrained(path)
+    for module in model.modules():
+        # transformers 4 goes on with the state of the batch before, and fails in the second one.
+        if hasattr(module, "recurrent_states"):
+            module.register_forward_pre_hook(lambda module, _: setattr(module, "recurrent_states", None))
+    arguments["model"] = model
 
 
 @is_change("no labels in its config")

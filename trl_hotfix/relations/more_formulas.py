@@ -44,12 +44,10 @@ def _sft_of_experts(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
 @is_formula("GRPO at a temperature")
 def _grpo_at_temperature(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
     """GRPO (Shao et al. 2024, equation 3) on the policy, which is the model at the temperature that it samples at."""
-    import torch
-
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     counts = batch["completion_mask"]
-    log_probs = _at_temperature(model, ids, mask, args.temperature)[:, -counts.shape[1] :]
+    log_probs = _at_temperature(model, _both(batch, "ids"), _both(batch, "mask"), args.temperature)[
+        :, -counts.shape[1] :
+    ]
     ratio = (log_probs - log_probs.detach()).exp()
     return -((ratio * batch["advantages"][:, None] * counts).sum(1) / counts.sum(1)).mean()
 
@@ -64,3 +62,70 @@ def _at_temperature(model: Any, ids: Any, mask: Any, temperature: float) -> Any:
         of_words = logits.log_softmax(-1).gather(-1, row[kept][1:, None]).squeeze(-1)
         rows.append(empty.index_put((kept.nonzero().squeeze(-1)[1:],), of_words))
     return torch.stack(rows)
+
+
+@is_formula("GRPO by sequence")
+def _grpo_by_sequence(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """GRPO (Shao et al. 2024, equation 3): the mean of an answer's tokens, and the mean of these."""
+    counts = batch["completion_mask"]
+    log_probs = _log_probs(model, _both(batch, "ids"), _both(batch, "mask"))[:, -counts.shape[1] :]
+    ratio = (log_probs - log_probs.detach()).exp()
+    apart = batch["ref_per_token_logps"] - log_probs
+    losses = (args.beta * (apart.exp() - apart - 1) - ratio * batch["advantages"][:, None]) * counts
+    return (losses.sum(1) / counts.sum(1)).mean()
+
+
+def _both(batch: Batch, part: str) -> Any:
+    """Return a part of the prompts and of the completions behind them."""
+    import torch
+
+    return torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1)
+
+
+@is_formula("DPO with weights")
+def _dpo_with_weights(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """WPO (Zhou et al. 2024, section 3.2): pairs weigh as probable as the policy finds them, at most 1."""
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    ids, mask, answers = _pairs(batch)
+    with torch.no_grad():
+        expected = _log_probs(reference, ids, mask)
+        weights = _weights(model, ids, mask, answers)
+    chosen, rejected = ((_log_probs(model, ids, mask) - expected) * answers).sum(1).chunk(2)
+    return -(weights * logsigmoid(args.beta * (chosen - rejected))).mean()
+
+
+def _weights(model: Any, ids: Any, mask: Any, answers: Any) -> Any:
+    """Return the weight of each pair: the mean of log p(token) - log sum p^2 over each answer, and both together."""
+    import torch
+
+    of_rows = []
+    for row, kept, counts in zip(ids, mask.bool(), answers.bool(), strict=True):
+        log_probs = model(input_ids=row[kept][None], use_cache=False).logits[0, :-1].log_softmax(-1)
+        own = log_probs.gather(-1, row[kept][1:, None]).squeeze(-1) - (2 * log_probs).logsumexp(-1)
+        of_rows.append(own[counts[kept][1:]].mean())
+    chosen, rejected = torch.stack(of_rows).chunk(2)
+    return (chosen + rejected).exp().clamp(max=1)
+
+
+@is_formula("CPO of one end")
+def _cpo_of_one_end(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """CPO of answers that end once: a second end of sequence behind the first is none of an answer."""
+    import torch
+
+    ids, mask, answers = _pairs(batch)
+    ends = (ids == 1) & answers.bool()
+    extra = ends & (ends.cumsum(1) > 1)
+    kept = {"input_ids": ids, "attention_mask": mask.bool() & ~extra, "completion_mask": answers.bool() & ~extra}
+    return FORMULAS["CPO"](model, reference, {name: each.to(torch.long) for name, each in kept.items()}, args)
+
+
+@is_formula("SFT of images")
+def _sft_of_images(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
+    """The cross-entropy of the words. What stands for an image is none."""
+    ids = batch["input_ids"]
+    logits = model(input_ids=ids, attention_mask=batch["attention_mask"], pixel_values=batch["pixel_values"]).logits
+    counts = (batch["labels"] != -100) & (ids != model.config.image_token_id)
+    found = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return -(found * counts[:, 1:]).sum() / counts[:, 1:].sum()

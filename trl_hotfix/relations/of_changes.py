@@ -11,7 +11,7 @@ from . import changed_rows as _rows  # noqa: F401
 from . import more_formulas as _formulas  # noqa: F401
 from . import texts as _texts  # noqa: F401
 from .changes import changed
-from .claims import TRAINED, Claim, Moves, OfFormula, Pair, Unlike, Values
+from .claims import TRAINED, Claim, Moves, OfFormula, Pair, Unlike, Unmoved, Values
 from .of_models import FIRST_STEP, WEIGHTS
 from .of_steps import PLAIN
 from .recipes import Recipe
@@ -80,11 +80,15 @@ def resume(recipe: Recipe) -> Iterator[Claim]:
 
 def formats(recipe: Recipe) -> Iterator[Claim]:
     begun = PLAIN.but(marks="begin")
+    form = ""
     if recipe.rows in ("text", "pairs", "labelled", "prompts", "triples"):
         form = {"labelled": "conversation with label", "triples": "conversation of three"}.get(
             recipe.rows, "conversation"
         )
         yield Pair(begun.but(form=form), begun.but(form="text of a template"))
+    if form in ("conversation", "conversation with label"):
+        both = f"{form} and a beginning" if "label" in form else f"{form} with a beginning"
+        yield Pair(PLAIN.but(form=both), PLAIN.but(form=both, marks="begin"))
     if recipe.name == "SFT":
         yield from _of_texts()
         yield from _of_images_of_sft()
@@ -102,6 +106,10 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
         yield Unlike(changed(SEEING, "images in conversations"), changed(SEEING, "images and tools in conversations"))
     if recipe.rows == "labelled":
         yield Pair(PLAIN, changed(PLAIN, "rows in pairs"))
+    if recipe.name == "GKD":
+        # A prompt that stands alone has no padding, which the table would read.
+        alone = Setting(batch_size=1, accumulation=8, arguments={"lmbda": 1.0})
+        yield Pair(alone, alone.but(marks="pad is end"), TRAINED)
 
 
 def _of_texts() -> Iterator[Claim]:
@@ -145,8 +153,13 @@ def options(recipe: Recipe) -> Iterator[Claim]:
         for option in ({"completion_only_loss": True}, {"assistant_only_loss": True}):
             masked = PLAIN.but(arguments=option)
             yield Pair(masked, masked.but(arguments={"use_liger_kernel": True}), TRAINED)
+        recurrent = changed(PLAIN.but(arguments={"loss_type": "nll"}), "a recurrent model")
+        yield Pair(recurrent, recurrent.but(arguments={"loss_type": "chunked_nll"}), TRAINED)
     if recipe.name == "DPO":
         yield from _flat_losses()
+    if recipe.generates:
+        half = PLAIN.but(adapter="config", dtype="bfloat16")
+        yield Unmoved(half, half.but(arguments={"use_vllm": True}))
     if recipe.name in (*_ON_POLICY, "OnlineDPO"):
         half = PLAIN.but(arguments={"bf16": True})
         for option in ("use_transformers_paged", "use_transformers_continuous_batching"):
@@ -175,6 +188,8 @@ def _flat_losses() -> Iterator[Claim]:
 
 
 def limits(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name in ("CPO", "ORPO"):
+        yield from certainty(recipe)
     if recipe.name == "SFT":
         balanced = PLAIN.but(architecture="balanced")
         yield Pair(balanced, balanced.but(arguments={"label_smoothing_factor": 1e-7}), TRAINED)
@@ -202,6 +217,13 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(changed(PLAIN, "a reward model"), changed(PLAIN, "a reward model in train mode"))
         begun = PLAIN.but(marks="begin")
         yield Pair(*(changed(begun.but(form=form), "a reward model") for form in ("conversation", "")), TRAINED)
+
+
+def certainty(recipe: Recipe) -> Iterator[Claim]:
+    # One row, again and again, until the model is sure of it.
+    for dtype in ("float32", "bfloat16"):
+        sure = Setting(order=(3,) * ROWS, dtype=dtype, arguments={"max_steps": 30, "learning_rate": 0.2})
+        yield Pair(sure, sure.but(width=16), GRADIENTS)
 
 
 def adapters(recipe: Recipe) -> Iterator[Claim]:
@@ -235,7 +257,10 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
     for name, formula, options in _FORMULAS:
         if name == recipe.name:
             yield OfFormula(Setting(by_hand=formula, arguments=options))
+    if recipe.name == "CPO":
+        yield OfFormula(Setting(by_hand="CPO of one end", form="conversation with a line behind the end"))
     if recipe.name == "SFT":
+        yield OfFormula(SEEING.but(by_hand="SFT of images"))
         balanced = Setting(by_hand="SFT of experts", architecture="balanced")
         yield OfFormula(balanced)
     if recipe.name == "GRPO":
@@ -246,6 +271,8 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
 _FORMULAS: Sequence[tuple[str, str, dict[str, object]]] = (
     ("DPO", "DPO of JS", {"f_divergence_type": "js_divergence"}),
     ("DPO", "DPO of alpha", {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.5}),
+    ("DPO", "DPO with weights", {"use_weighting": True}),
+    ("GRPO", "GRPO by sequence", {}),
     ("GRPO", "GRPO at a temperature", {"temperature": 0.7, "beta": 0.0, "loss_type": "grpo"}),
     ("GRPO", "GRPO at a temperature", {"temperature": 0.7, "beta": 0.0}),
 )

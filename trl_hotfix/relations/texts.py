@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .conversations import _labelled as labelled
+from .forms import _conversation as conversation
 from .forms import _rendered as rendered
 from .forms import _split as split
 from .forms import _turn as turn
@@ -140,3 +142,28 @@ def _cut_before_answer(row: Row, tokenizer: Any) -> Row:
     """Return the same messages as a prompt and a completion."""
     tokenizer.chat_template = "{% for message in messages %}" + _MARKED.replace("ANSWER", _CONTENT + _END)
     return {"prompt": row["messages"][:1], "completion": row["messages"][1:]}
+
+
+def _begins(tokenizer: Any) -> None:
+    """Give the tokenizer a template that writes the beginning of a sequence, whoever else does."""
+    tokenizer.chat_template = tokenizer.bos_token + _MESSAGES
+
+
+@is_form("conversation with a beginning")
+def _with_beginning(row: Row, tokenizer: Any) -> Row:
+    _begins(tokenizer)
+    return conversation(row, tokenizer)
+
+
+@is_form("conversation with label and a beginning")
+def _labelled_with_beginning(row: Row, tokenizer: Any) -> Row:
+    _begins(tokenizer)
+    return labelled(row, tokenizer)
+
+
+@is_form("conversation with a line behind the end")
+def _with_line(row: Row, tokenizer: Any) -> Row:
+    """Return turns that end with the end of sequence and a line break, which is a token."""
+    tokenizer.add_tokens(["\n"])
+    tokenizer.chat_template = _MESSAGES.replace("{{ eos_token }}", "{{ eos_token }}{{ '\n' }}")
+    return conversation(row, tokenizer)
