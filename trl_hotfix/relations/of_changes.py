@@ -10,8 +10,10 @@ from . import changed_rewards as _rewards  # noqa: F401
 from . import changed_rows as _rows  # noqa: F401
 from . import more_formulas as _formulas  # noqa: F401
 from . import texts as _texts  # noqa: F401
+from .by_hand import FORMULAS
 from .changes import changed
 from .claims import TRAINED, Claim, Moves, OfFormula, Pair, Unlike, Unmoved, Values
+from .of_forms import LOSS
 from .of_models import FIRST_STEP, WEIGHTS
 from .of_steps import PLAIN
 from .recipes import Recipe
@@ -122,7 +124,6 @@ def _of_texts() -> Iterator[Claim]:
         ),
         (PLAIN.but(form="conversation"), PLAIN.but(form="conversation by from and value")),
         (changed(PLAIN, "a word more"), changed(PLAIN.but(form="conversation"), "a function that adds a word")),
-        (PLAIN.but(form="tokens and a mask"), PLAIN.but(form="tokens with labels")),
         (
             changed(PLAIN, "a collator that masks the prompt"),
             changed(PLAIN, "a collator that masks the prompt and does not pad"),
@@ -134,8 +135,7 @@ def _of_texts() -> Iterator[Claim]:
     yield Pair(answers.but(form="prompt with a header"), answers.but(form="conversation with a header"))
     yield Pair(answers, answers.but(form="prompt that ends inside a word"))
     marked = PLAIN.but(form="conversation with its answers marked", arguments={"assistant_only_loss": True})
-    cut = PLAIN.but(form="conversation cut before the answer", arguments={"assistant_only_loss": True})
-    yield Pair(cut.but(arguments={"assistant_only_loss": False, "completion_only_loss": True}), marked)
+    yield Pair(answers.but(form="conversation cut before the answer"), marked)
 
 
 def _of_images_of_sft() -> Iterator[Claim]:
@@ -254,6 +254,10 @@ def models(recipe: Recipe) -> Iterator[Claim]:
 
 
 def formulas(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.name in FORMULAS and recipe.least <= 2:
+        # In a batch of two the longest prompt seldom has the longest answer.
+        for size in (2, 4):
+            yield OfFormula(Setting(batch_size=size, by_hand=recipe.name, arguments=LOSS.get(recipe.name, {})))
     for name, formula, options in _FORMULAS:
         if name == recipe.name:
             yield OfFormula(Setting(by_hand=formula, arguments=options))

@@ -171,7 +171,7 @@ def saving(recipe: Recipe) -> Iterator[Claim]:
 def formulas(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name not in FORMULAS:
         return
-    plain = Setting(by_hand=recipe.name, arguments=_LOSS.get(recipe.name, {}))
+    plain = Setting(by_hand=recipe.name, arguments=LOSS.get(recipe.name, {}))
     yield OfFormula(plain)
     for options in _OTHER_LOSSES.get(recipe.name, ()):
         yield OfFormula(plain.but(arguments=options))
@@ -179,7 +179,7 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
         yield OfFormula(plain.but(architecture=architecture))
 
 
-_LOSS: dict[str, dict[str, object]] = {
+LOSS: dict[str, dict[str, object]] = {
     "GRPO": {"loss_type": "grpo"},
     "GFPO": {"loss_type": "grpo"},
     "IWOPD": {"distillation_objective": "jsd", "loss_top_k": 0},

@@ -53,12 +53,6 @@ def _with_labels(row: Row, tokenizer: Any) -> Row:
     return {"input_ids": ids, "labels": [-100, -100, *ids[2:]]}
 
 
-@is_form("tokens and a mask")
-def _tokens(row: Row, tokenizer: Any) -> Row:
-    ids = [*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]
-    return {"input_ids": ids, "completion_mask": [0, 0, *(1 for _ in ids[2:])]}
-
-
 @is_form("conversation by from and value")
 def _by_from_and_value(row: Row, tokenizer: Any) -> Row:
     prompt, completion = split(row["text"])
@@ -141,7 +135,7 @@ def _answers_marked(row: Row, tokenizer: Any) -> Row:
 def _cut_before_answer(row: Row, tokenizer: Any) -> Row:
     """Return the same messages as a prompt and a completion."""
     tokenizer.chat_template = "{% for message in messages %}" + _MARKED.replace("ANSWER", _CONTENT + _END)
-    return {"prompt": row["messages"][:1], "completion": row["messages"][1:]}
+    return {"prompt": turn("user", row["prompt"]), "completion": turn("assistant", row["completion"])}
 
 
 def _begins(tokenizer: Any) -> None:
