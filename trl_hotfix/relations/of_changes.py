@@ -188,6 +188,10 @@ def _flat_losses() -> Iterator[Claim]:
 
 
 def limits(recipe: Recipe) -> Iterator[Claim]:
+    if "precompute_ref_log_probs" in dict(recipe.neutral):
+        # The reference is the policy before it is trained.
+        own = PLAIN.but(reference="none")
+        yield Pair(own, own.but(arguments={"precompute_ref_log_probs": True}))
     if recipe.name in ("CPO", "ORPO"):
         yield from certainty(recipe)
     if recipe.name == "SFT":
