@@ -51,6 +51,13 @@ def accumulation(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(same, same.but(batch_size=2, accumulation=4), TRAINED)
 
 
+def padding(recipe: Recipe) -> Iterator[Claim]:
+    if recipe.rows in ("pairs", "labelled"):
+        # Every row has a prompt of four tokens at most, so that something of each answer is left.
+        cut = Setting(arguments={"max_length": 6})
+        yield Pair(cut, cut.but(width=16), TRAINED)
+
+
 def ranks(recipe: Recipe) -> Iterator[Claim]:
     two = {"batch_size": 4, "ranks": 2}
     plain = Setting(arguments={"max_steps": 2})

@@ -52,7 +52,7 @@ RELATIONS = {
         Relation(
             "padding",
             "Padding is no part of a text. Where it stands and how much there is says nothing.",
-            of_steps.padding,
+            both(of_steps.padding, of_changes.padding),
         ),
         Relation("order", "A loss is a sum over the rows of a batch, and a sum has no order.", of_steps.order),
         Relation(
