@@ -55,11 +55,6 @@ def _quantised(arguments: Arguments, folder: Path) -> None:
     getattr(model, "get_base_model", lambda: model)().is_loaded_in_8bit = True
 
 
-@is_change("a DoRA")
-def _dora(arguments: Arguments, folder: Path) -> None:
-    arguments["peft_config"].use_dora = True
-
-
 @is_change("a DoRA of a model marked as quantised")
 def _quantised_dora(arguments: Arguments, folder: Path) -> None:
     arguments["peft_config"].use_dora = True

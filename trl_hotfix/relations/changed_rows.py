@@ -54,12 +54,12 @@ def _with_long_prompts(arguments: Arguments, folder: Path) -> None:
     arguments["train_dataset"] = Dataset.from_list(every)
 
 
-@is_change("a collator that masks the prompt")
+@is_change("a collator that masks the prompt", needs="DataCollatorForCompletionOnlyLM")
 def _masked(arguments: Arguments, folder: Path) -> None:
     _collate(arguments, padding_free=False)
 
 
-@is_change("a collator that masks the prompt and does not pad")
+@is_change("a collator that masks the prompt and does not pad", needs="DataCollatorForCompletionOnlyLM")
 def _flattened(arguments: Arguments, folder: Path) -> None:
     _collate(arguments, padding_free=True)
 

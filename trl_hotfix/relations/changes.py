@@ -17,13 +17,17 @@ Change = Callable[[Arguments, Path], None]
 """Changes the arguments of a trainer in place. The folder is for what is saved before."""
 
 CHANGES: dict[str, Change] = {}
+NEEDS: dict[str, str] = {}
+"""What of TRL a change needs, which some releases lack."""
 
 
-def is_change(name: str) -> Callable[[Change], Change]:
+def is_change(name: str, *, needs: str = "") -> Callable[[Change], Change]:
     """Return a decorator that makes a function the change of this name. The key of an answer has its code."""
 
     def known(function: Change) -> Change:
         CHANGES[name] = function
+        if needs:
+            NEEDS[name] = needs
         return function
 
     return known

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import of_changes, of_forms, of_models, of_steps
 from .architectures import ARCHITECTURES
+from .changes import NEEDS, change_of
 from .claims import Claim
 from .materials import GROUP
 from .recipes import Recipe, parameters
@@ -118,7 +119,8 @@ def _exists(setting: Setting, recipe: Recipe) -> bool:
         import_module("transformers"), f"{ARCHITECTURES[setting.architecture][0]}ForCausalLM"
     ):
         return False
-    if setting.callback and not hasattr(import_module("trl"), setting.callback):
+    needed = setting.callback or NEEDS.get(change_of(setting))
+    if needed and not hasattr(import_module("trl"), needed):
         return False
     if setting.data == "stream" and not _takes_streams(trainer_class):
         return False
