@@ -119,13 +119,3 @@ def _cpo_of_one_end(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
     extra = ends & (ends.cumsum(1) > 1)
     kept = {"input_ids": ids, "attention_mask": mask.bool() & ~extra, "completion_mask": answers.bool() & ~extra}
     return FORMULAS["CPO"](model, reference, {name: each.to(torch.long) for name, each in kept.items()}, args)
-
-
-@is_formula("SFT of images")
-def _sft_of_images(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
-    """The cross-entropy of the words. What stands for an image is none."""
-    ids = batch["input_ids"]
-    logits = model(input_ids=ids, attention_mask=batch["attention_mask"], pixel_values=batch["pixel_values"]).logits
-    counts = (batch["labels"] != -100) & (ids != model.config.image_token_id)
-    found = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-    return -(found * counts[:, 1:]).sum() / counts[:, 1:].sum()

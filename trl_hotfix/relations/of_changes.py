@@ -275,7 +275,6 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name == "CPO":
         yield OfFormula(Setting(by_hand="CPO of one end", form="conversation with a line behind the end"))
     if recipe.name == "SFT":
-        yield OfFormula(SEEING.but(by_hand="SFT of images"))
         balanced = Setting(by_hand="SFT of experts", architecture="balanced")
         yield OfFormula(balanced)
     if recipe.name == "GRPO":
