@@ -133,7 +133,7 @@ _TOOL = {"type": "function", "function": {"name": "w7", "description": "w3", "pa
 
 
 def _show(arguments: Arguments) -> None:
-    processor = arguments.get("processing_class", arguments.get("tokenizer"))
+    processor: Any = arguments.get("processing_class", arguments.get("tokenizer"))
     processor.chat_template = SEEN.replace("{{ eos }}", words_of(arguments).eos_token)
 
 

@@ -102,7 +102,7 @@ def words_of(arguments: Arguments) -> Any:
 
 
 def field(arguments: Arguments, name: str, value: Any) -> None:
-    """Set a field of the config. Raises ``CannotBeAskedError`` where it has none of this name."""
+    """Set a field of the config. Raises ``CannotBeAskedError`` where it has no field of this name."""
     args = arguments["args"]
     if name not in {each.name for each in dataclasses.fields(args)}:
         raise CannotBeAskedError(f"{type(args).__name__} has no {name}")

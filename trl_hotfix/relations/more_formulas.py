@@ -111,7 +111,7 @@ def _weights(model: Any, ids: Any, mask: Any, answers: Any) -> Any:
 
 @is_formula("CPO of one end")
 def _cpo_of_one_end(model: Any, reference: Any, batch: Batch, args: Any) -> Any:
-    """CPO of answers that end once: a second end of sequence behind the first is none of an answer."""
+    """CPO of answers that end once: a second end of sequence behind the first does not count."""
     import torch
 
     ids, mask, answers = _pairs(batch)

@@ -42,9 +42,8 @@ def accumulation(recipe: Recipe) -> Iterator[Claim]:
         cut = Setting(arguments={"max_length": 6})
         yield Pair(cut, cut.but(batch_size=2, accumulation=4), TRAINED)
     if recipe.name == "SFT":
-        yield Pair(
-            *(changed(each, "loss by token") for each in (SEEING, SEEING.but(batch_size=4, accumulation=2))), TRAINED
-        )
+        seeing = changed(SEEING, "loss by token")
+        yield Pair(seeing, seeing.but(batch_size=4, accumulation=2), TRAINED)
     if not recipe.labels and not recipe.answers:
         # Of rows that are all the same, what is computed of a batch is the same in each part.
         same = Setting(architecture="balanced", order=(3,) * ROWS)
@@ -157,8 +156,8 @@ def options(recipe: Recipe) -> Iterator[Claim]:
             yield Pair(short, short.but(arguments={"packing": True, "packing_strategy": strategy}), TRAINED)
         packed = Setting(batch_size=2, arguments={"packing": True, "packing_strategy": "wrapped", "max_length": 16})
         yield Pair(packed, packed.but(form="tokens"), TRAINED)
-        for option in ({"completion_only_loss": True}, {"assistant_only_loss": True}):
-            masked = PLAIN.but(arguments=option)
+        for mask in ("completion_only_loss", "assistant_only_loss"):
+            masked = PLAIN.but(arguments={mask: True})
             yield Pair(masked, masked.but(arguments={"use_liger_kernel": True}), TRAINED)
         recurrent = changed(PLAIN.but(arguments={"loss_type": "nll"}), "a recurrent model")
         yield Pair(recurrent, recurrent.but(arguments={"loss_type": "chunked_nll"}), TRAINED)
@@ -208,15 +207,14 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
         in_order = PLAIN.but(in_order=True, arguments={"max_length": 32})
         yield Pair(in_order, changed(in_order, "rows without room for an answer"), TRAINED)
         before = PLAIN.but(arguments={"precompute_ref_log_probs": True})
-        for mode in ({}, {"truncation_mode": "keep_end"}):
-            kept = before.but(arguments=mode)
+        for kept in (before, before.but(arguments={"truncation_mode": "keep_end"})):
             yield Pair(changed(kept, "rows on disk"), changed(kept, "another run before, which cut the rows shorter"))
     if recipe.name == "GRPO":
         clipped = PLAIN.but(arguments={"loss_type": "cispo"})
         yield Pair(clipped, clipped.but(arguments={"epsilon_high": 5.0}), TRAINED)
         unscaled = PLAIN.but(arguments={"scale_rewards": False})
-        some = "no reward for some answers", "the mean of the others for some answers"
-        yield Pair(*(changed(unscaled, each) for each in some[::-1]), TRAINED)
+        mean = changed(unscaled, "the mean of the others for some answers")
+        yield Pair(mean, changed(unscaled, "no reward for some answers"), TRAINED)
     if recipe.name in _ON_POLICY:
         sampled = PLAIN.but(samples=True)
         yield Pair(sampled, changed(sampled, "a temperature of the model's own"), TRAINED)
@@ -226,8 +224,8 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
         for other in others:
             yield Pair(one, other, TRAINED)
         yield Pair(changed(PLAIN, "a reward model"), changed(PLAIN, "a reward model in train mode"))
-        begun = PLAIN.but(marks="begin")
-        yield Pair(*(changed(begun.but(form=form), "a reward model") for form in ("conversation", "")), TRAINED)
+        begun = changed(PLAIN.but(marks="begin"), "a reward model")
+        yield Pair(begun.but(form="conversation"), begun, TRAINED)
 
 
 def certainty(recipe: Recipe) -> Iterator[Claim]:
@@ -256,8 +254,11 @@ def adapters(recipe: Recipe) -> Iterator[Claim]:
 
 
 def models(recipe: Recipe) -> Iterator[Claim]:
-    if recipe.fresh and not recipe.labels:
-        yield Values(PLAIN.but(dtype="bfloat16", reference="none"), recipe.fresh)
+    half = PLAIN.but(dtype="bfloat16")
+    if recipe.name in ("DPO", "KTO", "BCO"):
+        yield Pair(half.but(reference="same"), half.but(reference="none"))
+    elif recipe.name in _ON_POLICY:
+        yield Values(half, recipe.fresh)
     if recipe.name in ("SFT", "DPO", "KTO"):
         yield Unlike(PLAIN.but(architecture="balanced"), PLAIN.but(architecture="unbalanced"))
     if recipe.name == "Reward":

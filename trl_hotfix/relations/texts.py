@@ -48,7 +48,7 @@ def _beside_text(row: Row, tokenizer: Any) -> Row:
 
 @is_form("tokens with labels")
 def _with_labels(row: Row, tokenizer: Any) -> Row:
-    """Return the tokens of a text, of which the first two are not trained on."""
+    """Return the tokens of a text, with labels for all but the first two."""
     ids = [*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]
     return {"input_ids": ids, "labels": [-100, -100, *ids[2:]]}
 
@@ -61,7 +61,7 @@ def _by_from_and_value(row: Row, tokenizer: Any) -> Row:
 
 @is_form("conversation with a header")
 def _with_header(row: Row, tokenizer: Any) -> Row:
-    """Return a prompt and a completion in front of which the template writes a header."""
+    """Return a prompt and a completion. The template writes a header in front of the completion."""
     header = "{% if message['role'] == 'assistant' %}" + HEADER + " {% endif %}{{ message['content'] }}"
     tokenizer.chat_template = _MESSAGES.replace("{{ message['content'] }}", header) + _GENERATION
     return {"prompt": turn("user", row["prompt"]), "completion": turn("assistant", row["completion"])}
@@ -139,7 +139,7 @@ def _cut_before_answer(row: Row, tokenizer: Any) -> Row:
 
 
 def _begins(tokenizer: Any) -> None:
-    """Give the tokenizer a template that writes the beginning of a sequence, whoever else does."""
+    """Give the tokenizer a template that writes the beginning of a sequence, even if the tokenizer does too."""
     tokenizer.chat_template = tokenizer.bos_token + _MESSAGES
 
 
