@@ -54,7 +54,8 @@ def padding(recipe: Recipe) -> Iterator[Claim]:
     if recipe.rows in ("pairs", "labelled"):
         # Every row has a prompt of four tokens at most, so that something of each answer is left.
         cut = Setting(arguments={"max_length": 6})
-        yield Pair(cut, cut.but(width=16), TRAINED)
+        for setting in (cut, cut.but(arguments={"truncation_mode": "keep_end"})):
+            yield Pair(setting, setting.but(width=16), TRAINED)
 
 
 def ranks(recipe: Recipe) -> Iterator[Claim]:
