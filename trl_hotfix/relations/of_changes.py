@@ -231,9 +231,9 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
 
 def certainty(recipe: Recipe) -> Iterator[Claim]:
     # One row, again and again, until the model is sure of it.
-    for dtype in ("float32", "bfloat16"):
-        sure = Setting(order=(3,) * ROWS, dtype=dtype, arguments={"max_steps": 30, "learning_rate": 0.2})
-        yield Pair(sure, sure.but(width=16), GRADIENTS)
+    often = {"optim": "adamw_torch", "learning_rate": 0.02, "max_steps": 60}
+    sure = Setting(order=(3,) * ROWS, dtype="bfloat16", arguments=often)
+    yield Pair(sure, sure.but(width=16), GRADIENTS)
 
 
 def adapters(recipe: Recipe) -> Iterator[Claim]:
@@ -277,8 +277,9 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name == "CPO":
         yield OfFormula(Setting(by_hand="CPO of one end", form="conversation with a line behind the end"))
     if recipe.name == "SFT":
-        balanced = Setting(by_hand="SFT of experts", architecture="balanced")
-        yield OfFormula(balanced)
+        # Of an answer the first token counts, since it is predicted.
+        answers = {"completion_only_loss": True}
+        yield OfFormula(Setting(by_hand="SFT of experts", architecture="balanced", arguments=answers))
     if recipe.name == "GRPO":
         for options in ({"loss_type": "dapo", "mask_truncated_completions": True},):
             yield OfFormula(changed(Setting(by_hand="GRPO", arguments=options), "answers without an end"))
