@@ -201,9 +201,6 @@ def limits(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(own, own.but(arguments={"precompute_ref_log_probs": True}))
     if recipe.name in ("CPO", "ORPO"):
         yield from certainty(recipe)
-    if recipe.name == "SFT":
-        balanced = PLAIN.but(architecture="balanced")
-        yield Pair(balanced, balanced.but(arguments={"label_smoothing_factor": 1e-7}), TRAINED)
     if recipe.name in ("DPO", "KTO"):
         in_order = PLAIN.but(in_order=True, arguments={"max_length": 32})
         yield Pair(in_order, changed(in_order, "rows without room for an answer"), TRAINED)
@@ -260,8 +257,10 @@ def models(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(half.but(reference="same"), half.but(reference="none"))
     elif recipe.name in _ON_POLICY:
         yield Values(half, recipe.fresh)
-    if recipe.name in ("SFT", "DPO", "KTO"):
-        yield Unlike(PLAIN.but(architecture="balanced"), PLAIN.but(architecture="unbalanced"))
+    losses = ({}, {"label_smoothing_factor": 0.1}) if recipe.name == "SFT" else ({},)
+    for loss in losses if recipe.name in ("SFT", "DPO", "KTO") else ():
+        plain = PLAIN.but(arguments=loss)
+        yield Unlike(plain.but(architecture="balanced"), plain.but(architecture="unbalanced"))
     if recipe.name == "Reward":
         yield Pair(PLAIN.but(by_path=True), changed(PLAIN, "no labels in its config"))
 
