@@ -46,8 +46,14 @@ def accumulation(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(seeing, seeing.but(batch_size=4, accumulation=2), TRAINED)
     if not recipe.labels and not recipe.answers:
         # Of rows that are all the same, what is computed of a batch is the same in each part.
-        same = Setting(architecture="balanced", order=(3,) * ROWS)
+        same = _same_rows(recipe)
         yield Pair(same, same.but(batch_size=2, accumulation=4), TRAINED)
+
+
+def _same_rows(recipe: Recipe) -> Setting:
+    """Return a setting with a router whose loss is one of the batch. Its reference has a router too."""
+    balanced = Setting(architecture="balanced", order=(3,) * ROWS)
+    return balanced.but(reference="same") if recipe.second_model == "ref_model" else balanced
 
 
 def padding(recipe: Recipe) -> Iterator[Claim]:
@@ -65,7 +71,7 @@ def ranks(recipe: Recipe) -> Iterator[Claim]:
         liger = plain.but(arguments={name: True})
         yield Pair(liger, liger.but(**two), TRAINED)
     if not recipe.labels and not recipe.answers:
-        same = plain.but(architecture="balanced", order=(3,) * ROWS)
+        same = _same_rows(recipe).but(arguments=plain.arguments)
         yield Pair(same, same.but(**two), TRAINED)
     if recipe.generates:
         # Two ranks with the same prompt draw other answers.
