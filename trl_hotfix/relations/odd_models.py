@@ -15,7 +15,17 @@ BY_ROW = (*ARCHITECTURES, "absolute", "divided")
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     # It counts positions from the padding on.
-    "absolute": ("GPT2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+    "absolute": (
+        "GPTNeo",
+        {
+            "num_layers": 2,
+            "num_heads": 2,
+            "attention_types": [[["global"], 2]],
+            "resid_dropout": 0.0,
+            "embed_dropout": 0.0,
+            "attention_dropout": 0.0,
+        },
+    ),
     "divided": ("Granite", {"logits_scaling": 4.0, "tie_word_embeddings": False}),
     "balanced": ("Mixtral", {**_EXPERTS, "router_aux_loss_coef": COEFFICIENT}),
     "unbalanced": ("Mixtral", {**_EXPERTS, "router_aux_loss_coef": 0.0}),

@@ -166,8 +166,9 @@ def options(recipe: Recipe) -> Iterator[Claim]:
         for mask in ("completion_only_loss", "assistant_only_loss"):
             masked = PLAIN.but(arguments={mask: True})
             yield Pair(masked, masked.but(arguments={"use_liger_kernel": True}), TRAINED)
-        recurrent = changed(PLAIN.but(arguments={"loss_type": "nll"}), "a recurrent model")
-        yield Pair(recurrent, recurrent.but(arguments={"loss_type": "chunked_nll"}), TRAINED)
+        whole = PLAIN.but(arguments={"loss_type": "nll"})
+        for odd in (whole.but(architecture="divided"), changed(whole, "a recurrent model")):
+            yield Pair(odd, odd.but(arguments={"loss_type": "chunked_nll"}), TRAINED)
     if recipe.name == "DPO":
         yield from _flat_losses()
     if recipe.generates:
@@ -240,7 +241,8 @@ def certainty(recipe: Recipe) -> Iterator[Claim]:
 
 
 def adapters(recipe: Recipe) -> Iterator[Claim]:
-    lora = PLAIN.but(adapter="model")
+    # Its random half is the one that it had when it was trained.
+    lora = PLAIN.but(adapter="model", drawn=1)
     if recipe.fresh:
         for setting in (
             changed(lora, "a trained adapter"),
@@ -258,11 +260,8 @@ def adapters(recipe: Recipe) -> Iterator[Claim]:
 
 
 def models(recipe: Recipe) -> Iterator[Claim]:
-    half = PLAIN.but(dtype="bfloat16")
-    if recipe.name in ("DPO", "KTO", "BCO"):
-        yield Pair(half.but(reference="same"), half.but(reference="none"))
-    elif recipe.name in _ON_POLICY:
-        yield Values(half, recipe.fresh)
+    if recipe.name in _ON_POLICY:
+        yield Values(PLAIN.but(dtype="bfloat16"), recipe.fresh)
     losses = ({}, {"label_smoothing_factor": 0.1}) if recipe.name == "SFT" else ({},)
     for loss in losses if recipe.name in ("SFT", "DPO", "KTO") else ():
         plain = PLAIN.but(arguments=loss)
