@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ def _quantised(arguments: Arguments, folder: Path) -> None:
 def _quantised_dora(arguments: Arguments, folder: Path) -> None:
     arguments["peft_config"].use_dora = True
     _quantised(arguments, folder)
+
+
+@is_change("a divergence by its constant")
+def _by_constant(arguments: Arguments, folder: Path) -> None:
+    """Name the divergence by TRL's own constant, as the command line does, where it has one."""
+    constants = getattr(import_module("trl.trainer.dpo_config"), "FDivergenceType", None)
+    if constants is not None:
+        field(arguments, "f_divergence_type", constants.JS_DIVERGENCE)
 
 
 @is_change("a temperature of the model's own")

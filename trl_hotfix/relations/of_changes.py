@@ -118,6 +118,8 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
         shorter = PLAIN.but(arguments={"max_prompt_length": 2})
         yield Pair(shorter.but(form="last two words"), shorter)
     if recipe.name == "DPO":
+        by_text = PLAIN.but(arguments={"f_divergence_type": "js_divergence"})
+        yield Pair(by_text, changed(by_text, "a divergence by its constant"))
         yield Unlike(changed(SEEING, "images in conversations"), changed(SEEING, "images and tools in conversations"))
     if recipe.rows == "labelled":
         yield Pair(PLAIN, changed(PLAIN, "rows in pairs"))
@@ -271,10 +273,11 @@ def models(recipe: Recipe) -> Iterator[Claim]:
 
 
 def formulas(recipe: Recipe) -> Iterator[Claim]:
-    if recipe.name in FORMULAS and recipe.least <= 2:
-        # In a batch of two the longest prompt seldom has the longest answer.
-        for size in (2, 4):
-            yield OfFormula(Setting(batch_size=size, by_hand=recipe.name, arguments=LOSS.get(recipe.name, {})))
+    if recipe.name in FORMULAS:
+        plain = Setting(by_hand=recipe.name, arguments=LOSS.get(recipe.name, {}))
+        yield OfFormula(plain.but(batch_size=4))
+        # Rows of which the longest prompts have no long answers.
+        yield OfFormula(plain.but(order=_UNEVEN))
     for name, formula, options in _FORMULAS:
         if name == recipe.name:
             yield OfFormula(Setting(by_hand=formula, arguments=options))
@@ -288,6 +291,8 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
         for options in ({"loss_type": "dapo", "mask_truncated_completions": True},):
             yield OfFormula(changed(Setting(by_hand="GRPO", arguments=options), "answers without an end"))
 
+
+_UNEVEN = (0, 1, 3, 4, 10, 13, 15, 16, 0, 1, 3, 4, 10, 13, 15, 16, 0, 1, 3, 4)
 
 _FORMULAS: Sequence[tuple[str, str, dict[str, object]]] = (
     ("DPO", "DPO of JS", {"f_divergence_type": "js_divergence"}),
