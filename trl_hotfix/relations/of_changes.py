@@ -95,15 +95,13 @@ def resume(recipe: Recipe) -> Iterator[Claim]:
 
 def formats(recipe: Recipe) -> Iterator[Claim]:
     begun = PLAIN.but(marks="begin")
-    form = ""
     if recipe.rows in ("text", "pairs", "labelled", "prompts", "triples"):
         form = {"labelled": "conversation with label", "triples": "conversation of three"}.get(
             recipe.rows, "conversation"
         )
         yield Pair(begun.but(form=form), begun.but(form="text of a template"))
-    if form in ("conversation", "conversation with label"):
-        both = f"{form} and a beginning" if "label" in form else f"{form} with a beginning"
-        yield Pair(PLAIN.but(form=both), PLAIN.but(form=both, marks="begin"))
+    for form in _BEGINNING.get(recipe.rows, ()):
+        yield Pair(PLAIN.but(form=form), PLAIN.but(form=form, marks="begin"))
     if recipe.name == "SFT":
         yield from _of_texts()
         yield from _of_images_of_sft()
@@ -127,6 +125,15 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
         # A prompt that stands alone has no padding, which the table would read.
         alone = Setting(batch_size=1, accumulation=8, arguments={"lmbda": 1.0})
         yield Pair(alone, alone.but(marks="pad is end"), TRAINED)
+
+
+_BEGINNING: dict[str, Sequence[str]] = {
+    "text": ("conversation with a beginning",),
+    "pairs": ("conversation with a beginning", "conversation without prompt with a beginning"),
+    "prompts": ("conversation with a beginning",),
+    "labelled": ("conversation with label and a beginning",),
+}
+"""Conversations whose template writes the beginning of a sequence, whatever the tokenizer does."""
 
 
 def _of_texts() -> Iterator[Claim]:

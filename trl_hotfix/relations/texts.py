@@ -9,6 +9,7 @@ from typing import Any
 
 from .conversations import _labelled as labelled
 from .forms import _conversation as conversation
+from .forms import _conversation_without_prompt as without_prompt
 from .forms import _rendered as rendered
 from .forms import _split as split
 from .forms import _turn as turn
@@ -147,6 +148,12 @@ def _begins(tokenizer: Any) -> None:
 def _with_beginning(row: Row, tokenizer: Any) -> Row:
     _begins(tokenizer)
     return conversation(row, tokenizer)
+
+
+@is_form("conversation without prompt with a beginning")
+def _whole_with_beginning(row: Row, tokenizer: Any) -> Row:
+    _begins(tokenizer)
+    return without_prompt(row, tokenizer)
 
 
 @is_form("conversation with label and a beginning")
