@@ -283,7 +283,7 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name in FORMULAS:
         plain = Setting(by_hand=recipe.name, arguments=LOSS.get(recipe.name, {}))
         yield OfFormula(plain.but(batch_size=4))
-        # Rows of which the longest prompts have no long answers.
+        # The longest prompts of these rows have no long answers.
         yield OfFormula(plain.but(order=_UNEVEN))
     for name, formula, options in _FORMULAS:
         if name == recipe.name:
