@@ -54,6 +54,20 @@ def _with_long_prompts(arguments: Arguments, folder: Path) -> None:
     arguments["train_dataset"] = Dataset.from_list(every)
 
 
+@is_change("answers that the model would give")
+def _of_model(arguments: Arguments, folder: Path) -> None:
+    """Give pairs of the model's most probable words: all of them are chosen, and the first few rejected."""
+    words, model = words_of(arguments), arguments["model"]
+
+    def answered(row: dict[str, Any]) -> dict[str, Any]:
+        prompt = words(row["prompt"], return_tensors="pt")["input_ids"]
+        found = model.generate(prompt, do_sample=False, min_new_tokens=6, max_new_tokens=6, pad_token_id=0)
+        chosen = [f" {words.convert_ids_to_tokens(each)}" for each in found[0, prompt.shape[1] :].tolist()]
+        return {**row, "chosen": "".join(chosen), "rejected": "".join(chosen[:4])}
+
+    rows(arguments, answered)
+
+
 @is_change("a collator that masks the prompt", needs="DataCollatorForCompletionOnlyLM")
 def _masked(arguments: Arguments, folder: Path) -> None:
     _collate(arguments, padding_free=False)

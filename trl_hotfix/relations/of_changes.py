@@ -288,6 +288,10 @@ def formulas(recipe: Recipe) -> Iterator[Claim]:
     for name, formula, options in _FORMULAS:
         if name == recipe.name:
             yield OfFormula(Setting(by_hand=formula, arguments=options))
+    if recipe.name == "DPO":
+        weighted = Setting(by_hand="DPO with weights", arguments={"use_weighting": True})
+        for setting in (weighted, changed(weighted, "answers that the model would give")):
+            yield OfFormula(setting)
     if recipe.name == "CPO":
         yield OfFormula(Setting(by_hand="CPO of one end", form="conversation with a line behind the end"))
     if recipe.name == "SFT":
@@ -304,7 +308,6 @@ _UNEVEN = (0, 1, 3, 4, 10, 13, 15, 16, 0, 1, 3, 4, 10, 13, 15, 16, 0, 1, 3, 4)
 _FORMULAS: Sequence[tuple[str, str, dict[str, object]]] = (
     ("DPO", "DPO of JS", {"f_divergence_type": "js_divergence"}),
     ("DPO", "DPO of alpha", {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.5}),
-    ("DPO", "DPO with weights", {"use_weighting": True}),
     ("GRPO", "GRPO by sequence", {}),
     ("GRPO", "GRPO at a temperature", {"temperature": 0.7, "beta": 0.0, "loss_type": "grpo"}),
     ("GRPO", "GRPO at a temperature", {"temperature": 0.7, "beta": 0.0}),
