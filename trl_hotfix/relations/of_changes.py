@@ -171,7 +171,9 @@ def options(recipe: Recipe) -> Iterator[Claim]:
         short = Setting(batch_size=ROWS, arguments={"max_length": 8, "completion_only_loss": True})
         for strategy in ("bfd", "ffd"):
             yield Pair(short, short.but(arguments={"packing": True, "packing_strategy": strategy}), TRAINED)
-        packed = Setting(batch_size=2, arguments={"packing": True, "packing_strategy": "wrapped", "max_length": 16})
+        # More rows than datasets maps at a time.
+        wrapped = {"packing": True, "packing_strategy": "wrapped", "max_length": 16}
+        packed = Setting(batch_size=64, order=tuple(range(ROWS)) * 60, arguments=wrapped)
         yield Pair(packed, packed.but(form="tokens"), TRAINED)
         for mask in ("completion_only_loss", "assistant_only_loss"):
             masked = PLAIN.but(arguments={mask: True})
