@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 
 # What they define has a name in FORMS, CHANGES and FORMULAS then.
@@ -173,7 +174,7 @@ def options(recipe: Recipe) -> Iterator[Claim]:
             yield Pair(short, short.but(arguments={"packing": True, "packing_strategy": strategy}), TRAINED)
         # More rows than datasets maps at a time.
         wrapped = {"packing": True, "packing_strategy": "wrapped", "max_length": 16}
-        packed = Setting(batch_size=64, order=tuple(range(ROWS)) * 60, arguments=wrapped)
+        packed = Setting(batch_size=64, order=_MANY, arguments=wrapped)
         yield Pair(packed, packed.but(form="tokens"), TRAINED)
         for mask in ("completion_only_loss", "assistant_only_loss"):
             masked = PLAIN.but(arguments={mask: True})
@@ -197,6 +198,9 @@ def options(recipe: Recipe) -> Iterator[Claim]:
         lora = PLAIN.but(adapter=adapter)
         kept = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
         yield Pair(lora, lora.but(arguments=kept))
+
+
+_MANY = tuple(random.Random(1).choices(range(ROWS), k=1200))
 
 
 def _flat_losses() -> Iterator[Claim]:
