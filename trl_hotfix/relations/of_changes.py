@@ -90,7 +90,7 @@ def resume(recipe: Recipe) -> Iterator[Claim]:
         later = Setting(arguments={"max_steps": 12})
         yield Pair(later, later.but(resume_at=11))
         # Of a model that stands still each gradient shows the prompts of its step.
-        still = PLAIN.but(arguments={"steps_per_generation": 2, "max_steps": 4, "learning_rate": 0.0})
+        still = Setting(arguments={"num_iterations": 2, "max_steps": 4, "learning_rate": 0.0})
         yield Pair(still, still.but(resume_at=1), GRADIENTS)
 
 
