@@ -121,7 +121,9 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(by_text, changed(by_text, "a divergence by its constant"))
         yield Unlike(changed(SEEING, "images in conversations"), changed(SEEING, "images and tools in conversations"))
     if recipe.rows == "labelled":
-        yield Pair(PLAIN, changed(PLAIN, "rows in pairs"))
+        # A batch has answers of both kinds, whose rewards are those of a policy that is its own reference.
+        own = changed(PLAIN.but(reference="same"), "rows in pairs")
+        yield Values(own, {"rewards/chosen": 0.0, "rewards/rejected": 0.0})
     if recipe.name == "GKD":
         # A prompt that stands alone has no padding, which the table would read.
         alone = Setting(batch_size=1, accumulation=8, arguments={"lmbda": 1.0})
