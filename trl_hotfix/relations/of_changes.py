@@ -82,8 +82,6 @@ def ranks(recipe: Recipe) -> Iterator[Claim]:
     for setting in (Setting(batch_size=2, accumulation=2, ranks=2), plain.but(batch_size=1, accumulation=4, ranks=2)):
         for engine in ("zero 1", "zero 2 offloaded"):
             yield Pair(setting, setting.but(engine=engine), WEIGHTS)
-    engine = Setting(batch_size=4, ranks=2, engine="zero 1")
-    yield Pair(engine, engine.but(batch_size=2, accumulation=2), WEIGHTS)
 
 
 def resume(recipe: Recipe) -> Iterator[Claim]:
