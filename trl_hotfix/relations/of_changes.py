@@ -121,7 +121,7 @@ def formats(recipe: Recipe) -> Iterator[Claim]:
         yield Pair(by_text, changed(by_text, "a divergence by its constant"))
         yield Unlike(changed(SEEING, "images in conversations"), changed(SEEING, "images and tools in conversations"))
     if recipe.rows == "labelled":
-        # A batch has answers of both kinds, whose rewards are those of a policy that is its own reference.
+        # A batch has answers of both kinds. A policy that is its own reference has no rewards yet.
         own = changed(PLAIN.but(reference="same"), "rows in pairs")
         yield Values(own, {"rewards/chosen": 0.0, "rewards/rejected": 0.0})
     if recipe.name == "GKD":
