@@ -8,6 +8,7 @@ from trl_hotfix.relations import ledger
 from trl_hotfix.relations.ledger import Finding
 
 from bench.relations.control import bugs, mistakes, reasons
+from bench.releases.layout import CHECKOUT
 
 
 def finding(relation: str, *trainers: str, patch: str | None = None, new: str | None = None) -> Finding:
@@ -53,7 +54,12 @@ def test_a_reason_of_a_found_bug_and_of_none_is_a_mistake() -> None:
     ]
 
 
-def test_no_reason_on_record_is_a_mistake_and_half_of_the_bugs_are_found() -> None:
+def test_no_reason_on_record_is_a_mistake_and_the_page_has_the_figures() -> None:
     found = bugs(loading.load(), ledger.load(), reasons())
     assert [*mistakes(found, reasons())] == []
-    assert 2 * sum(bool(bug.findings) for bug in found) > len(found)
+    seen, unseen = sum(bool(bug.findings) for bug in found), sum(bool(bug.unseen) for bug in found)
+    assert 2 * seen > len(found)
+    said = (
+        f"The relations find {seen} of the {len(found)}. They cannot see {unseen}, and {len(found) - seen - unseen} are"
+    )
+    assert said in (CHECKOUT / "docs/relations.md").read_text(encoding="utf-8")
