@@ -128,6 +128,29 @@ def _in_texts(arguments: Arguments, folder: Path) -> None:
     field(arguments, "completion_only_loss", False)
 
 
+@is_change("images that are the whole prompt")
+def _whole_prompt(arguments: Arguments, folder: Path) -> None:
+    """Give messages whose prompt is an image without a word."""
+    _show(arguments)
+    rows(arguments, lambda row: {"messages": _image_and_answer(row), "images": row["images"]})
+
+
+@is_change("images that are the whole prompt, cut before the answer")
+def _whole_prompt_apart(arguments: Arguments, folder: Path) -> None:
+    _show(arguments)
+
+    def apart(row: dict[str, Any]) -> dict[str, Any]:
+        prompt, answer = _image_and_answer(row)
+        return {"prompt": [prompt], "completion": [answer], "images": row["images"]}
+
+    rows(arguments, apart)
+
+
+def _image_and_answer(row: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = {"role": "assistant", "content": [{"type": "text", "text": row["messages"][1]["content"]}]}
+    return [{"role": "user", "content": [{"type": "image", "text": None}]}, answer]
+
+
 @is_change("images in conversations in two")
 def _in_two(arguments: Arguments, folder: Path) -> None:
     _show(arguments)

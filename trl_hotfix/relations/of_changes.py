@@ -166,6 +166,9 @@ def _of_texts() -> Iterator[Claim]:
 def _of_images_of_sft() -> Iterator[Claim]:
     yield Unlike(changed(SEEING, "images in conversations"), changed(SEEING, "images and tools in conversations"))
     yield Pair(changed(SEEING, "images in conversations in two"), changed(SEEING, "images in texts"), TRAINED)
+    # A prompt without a word has no word that is trained on.
+    of_answers = changed(SEEING, "images that are the whole prompt, cut before the answer")
+    yield Pair(of_answers, changed(SEEING, "images that are the whole prompt"), TRAINED)
 
 
 def options(recipe: Recipe) -> Iterator[Claim]:
