@@ -71,7 +71,10 @@ def _grpo_by_sequence(model: Any, reference: Any, batch: Batch, args: Any) -> An
     log_probs = _log_probs(model, _both(batch, "ids"), _both(batch, "mask"))[:, -counts.shape[1] :]
     ratio = (log_probs - log_probs.detach()).exp()
     apart = batch["ref_per_token_logps"] - log_probs
-    losses = (args.beta * (apart.exp() - apart - 1) - ratio * batch["advantages"][:, None]) * counts
+    kl = apart.exp() - apart - 1
+    if getattr(args, "use_bias_correction_kl", False):
+        kl = kl * ratio
+    losses = (args.beta * kl - ratio * batch["advantages"][:, None]) * counts
     return (losses.sum(1) / counts.sum(1)).mean()
 
 
