@@ -17,12 +17,12 @@ OTHER_END = materials.FIRST_WORD + 10
 
 @is_change("a trained adapter")
 def _trained(arguments: Arguments, folder: Path) -> None:
-    _train(arguments["model"], "lora_B")
+    _train(arguments["model"], "lora_")
 
 
 @is_change("a trained adapter and a new one")
 def _trained_twice(arguments: Arguments, folder: Path) -> None:
-    _train(arguments["model"], "lora_B")
+    _train(arguments["model"], "lora_")
     arguments["peft_config"] = materials.lora(arguments["model"].get_base_model())
 
 

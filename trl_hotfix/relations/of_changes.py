@@ -262,7 +262,7 @@ def certainty(recipe: Recipe) -> Iterator[Claim]:
 
 
 def adapters(recipe: Recipe) -> Iterator[Claim]:
-    # Its random half is the one that it had when it was trained.
+    # What was trained is not settled again.
     lora = PLAIN.but(adapter="model", drawn=1)
     if recipe.fresh:
         for setting in (
@@ -274,7 +274,8 @@ def adapters(recipe: Recipe) -> Iterator[Claim]:
         once, twice = (changed(lora, f"a trained adapter{more}") for more in ("", " and a new one"))
         yield Pair(once, twice, FIRST_STEP)
     if recipe.name in ("SFT", "DPO", "KTO", "GRPO", "RLOO", "Reward"):
-        yield Pair(lora, changed(lora, "a model marked as quantised"), GRADIENTS)
+        fresh = PLAIN.but(adapter="model")
+        yield Pair(fresh, changed(fresh, "a model marked as quantised"), GRADIENTS)
         by_config = PLAIN.but(adapter="config", arguments=SLOWLY)
         yield Moves(changed(by_config, "a model marked as quantised"))
         yield Moves(changed(by_config, "a DoRA of a model marked as quantised"))
