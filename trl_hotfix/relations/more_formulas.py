@@ -49,7 +49,11 @@ def _grpo_at_temperature(model: Any, reference: Any, batch: Batch, args: Any) ->
         :, -counts.shape[1] :
     ]
     ratio = (log_probs - log_probs.detach()).exp()
-    return -((ratio * batch["advantages"][:, None] * counts).sum(1) / counts.sum(1)).mean()
+    gains = ratio * batch["advantages"][:, None] * counts
+    # Since 0.16 the default is the mean of the tokens.
+    if getattr(args, "loss_type", "grpo") != "grpo":
+        return -gains.sum() / counts.sum()
+    return -(gains.sum(1) / counts.sum(1)).mean()
 
 
 def _at_temperature(model: Any, ids: Any, mask: Any, temperature: float) -> Any:

@@ -36,7 +36,8 @@ def accumulation(recipe: Recipe) -> Iterator[Claim]:
         for name in ("dapo", "grpo"):
             loss = {"loss_type": name}
             yield Pair(Setting(batch_size=16, equal_lengths=True, arguments=loss), halves.but(arguments=loss), TRAINED)
-    if recipe.rows in ("pairs", "labelled"):
+    # A trainer of rewards drops the rows that are too long.
+    if recipe.rows in ("pairs", "labelled") and not recipe.labels:
         for mode in ("keep_start", "keep_end"):
             cut = Setting(arguments={"max_length": 6, "truncation_mode": mode})
             yield Pair(cut, cut.but(batch_size=2, accumulation=4), TRAINED)
