@@ -49,6 +49,14 @@ def _train(model: Any, part: str) -> None:
             weight.data.copy_(0.5 + 0.3 * torch.randn(weight.shape, generator=generator))
 
 
+@is_change("a model loaded in bfloat16")
+def _in_half(arguments: Arguments, folder: Path) -> None:
+    """Load the model in bfloat16. One that is cast has other positions, whose frequencies are cast too."""
+    model = arguments["model"]
+    loaded = type(model).from_pretrained(model.name_or_path, torch_dtype="bfloat16")
+    arguments["model"] = materials.answering_as(model, loaded)
+
+
 @is_change("a model marked as quantised")
 def _quantised(arguments: Arguments, folder: Path) -> None:
     """Mark the model as loaded in 8 bits. TRL asks no more than the mark."""

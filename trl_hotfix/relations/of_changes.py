@@ -284,7 +284,7 @@ def adapters(recipe: Recipe) -> Iterator[Claim]:
 
 def models(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name in _ON_POLICY:
-        yield Values(PLAIN.but(dtype="bfloat16"), recipe.fresh)
+        yield Values(changed(PLAIN, "a model loaded in bfloat16"), recipe.fresh)
     losses = ({}, {"label_smoothing_factor": 0.1}) if recipe.name == "SFT" else ({},)
     for loss in losses if recipe.name in ("SFT", "DPO", "KTO") else ():
         plain = PLAIN.but(arguments=loss)
