@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any
 
-from . import of_changes, of_forms, of_models, of_steps
+from . import more_of_forms, more_of_models, more_of_steps, of_forms, of_models, of_steps
 from .architectures import ARCHITECTURES
 from .changes import NEEDS, change_of
 from .claims import Claim
@@ -43,23 +43,23 @@ RELATIONS = {
         Relation(
             "accumulation",
             "A step is over the same rows, however many are computed at a time.",
-            both(of_steps.accumulation, of_changes.accumulation),
+            both(of_steps.accumulation, more_of_steps.accumulation),
         ),
         Relation(
             "ranks",
             "A step is over the same rows, however many processes share them.",
-            both(of_steps.ranks, of_changes.ranks),
+            both(of_steps.ranks, more_of_steps.ranks),
         ),
         Relation(
             "padding",
             "Padding is no part of a text. Where it stands and how much there is says nothing.",
-            both(of_steps.padding, of_changes.padding),
+            both(of_steps.padding, more_of_steps.padding),
         ),
         Relation("order", "A loss is a sum over the rows of a batch, and a sum has no order.", of_steps.order),
         Relation(
             "resume",
             "A run that is saved and goes on is the run that was never stopped.",
-            both(of_steps.resume, of_changes.resume),
+            both(of_steps.resume, more_of_steps.resume),
         ),
         Relation(
             "evaluation",
@@ -69,27 +69,27 @@ RELATIONS = {
         Relation(
             "adapters",
             "A new adapter is the base, and peft_config makes what get_peft_model makes.",
-            both(of_models.adapters, of_changes.adapters),
+            both(of_models.adapters, more_of_models.adapters),
         ),
         Relation(
             "limits",
             "At its neutral value an option changes nothing, and at equal lengths means agree.",
-            both(of_models.limits, of_changes.limits),
+            both(of_models.limits, more_of_models.limits),
         ),
         Relation(
             "options",
             "Packing, workers and caches say how a step is computed, not what it is.",
-            both(of_forms.options, of_changes.options),
+            both(of_forms.options, more_of_forms.options),
         ),
         Relation(
             "formats",
             "A text, a conversation and its tokens are the same rows.",
-            both(of_forms.formats, of_changes.formats),
+            both(of_forms.formats, more_of_forms.formats),
         ),
         Relation(
             "models",
             "A model is the same by its path as an object, and whatever its head is like.",
-            both(of_forms.models, of_changes.models),
+            both(of_forms.models, more_of_models.models),
         ),
         Relation(
             "effects", "A trainer changes the model's weights, and nothing else that it was given.", of_models.effects
@@ -97,7 +97,9 @@ RELATIONS = {
         Relation("logging", "A log shows the steps since the last one.", of_forms.logging),
         Relation("saving", "The model on disk is the model in memory.", of_forms.saving),
         Relation(
-            "formulas", "A loss has a formula, which anybody can compute.", both(of_forms.formulas, of_changes.formulas)
+            "formulas",
+            "A loss has a formula, which anybody can compute.",
+            both(of_forms.formulas, more_of_forms.formulas),
         ),
     )
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix.relations import changes, forms, of_changes
+from trl_hotfix.relations import changes, forms, more_of_forms, more_of_models
 from trl_hotfix.relations.architectures import ARCHITECTURES
 from trl_hotfix.relations.by_hand import FORMULAS
 from trl_hotfix.relations.changes import CHANGES, NEEDS, Changed, applied, changed
@@ -109,6 +109,6 @@ def test_a_field_that_a_config_lacks_cannot_be_asked() -> None:
 
 def test_claims_that_compare_changes_compare_two() -> None:
     for recipe in RECIPES.values():
-        for give in (of_changes.formats, of_changes.limits, of_changes.adapters, of_changes.options):
+        for give in (more_of_forms.formats, more_of_forms.options, more_of_models.limits, more_of_models.adapters):
             for claim in give(recipe):
                 assert len({*map(str, claim.settings)}) == len(claim.settings), str(claim)

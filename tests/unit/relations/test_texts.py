@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trl_hotfix.relations import of_changes  # noqa: F401
+from trl_hotfix.relations import texts as _texts  # noqa: F401
 from trl_hotfix.relations.materials import tokenizer
 from trl_hotfix.relations.setting import Setting
 
