@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from .changes import changed
 from .claims import TRAINED, Claim, Pair, Unlike
+from .of_forms import BY_BATCH, ROW_BY_ROW
 from .of_models import WEIGHTS
 from .recipes import Recipe
 from .setting import ROWS, Setting
@@ -23,12 +24,11 @@ def accumulation(recipe: Recipe) -> Iterator[Claim]:
             loss = {"loss_type": name}
             yield Pair(Setting(batch_size=16, equal_lengths=True, arguments=loss), halves.but(arguments=loss), TRAINED)
     # A trainer of rewards drops the rows that are too long.
-    if recipe.rows in ("pairs", "labelled") and not recipe.labels:
-        for mode in ("keep_start", "keep_end"):
-            cut = Setting(arguments={"max_length": 6, "truncation_mode": mode})
-            yield Pair(cut, cut.but(batch_size=2, accumulation=4), TRAINED)
-        cut = Setting(arguments={"max_length": 6})
-        yield Pair(cut, cut.but(batch_size=2, accumulation=4), TRAINED)
+    if recipe.rows in ("pairs", "labelled") and not recipe.labels and recipe.name not in BY_BATCH:
+        cut = Setting(arguments={**ROW_BY_ROW.get(recipe.name, {}), "max_length": 6})
+        for mode in ({}, {"truncation_mode": "keep_start"}, {"truncation_mode": "keep_end"}):
+            setting = cut.but(arguments=mode)
+            yield Pair(setting, setting.but(batch_size=2, accumulation=4), TRAINED)
     if recipe.name == "SFT":
         seeing = changed(SEEING, "loss by token")
         yield Pair(seeing, seeing.but(batch_size=4, accumulation=2), TRAINED)

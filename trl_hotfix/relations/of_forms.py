@@ -77,17 +77,17 @@ def models(recipe: Recipe) -> Iterator[Claim]:
     if recipe.second_model == "ref_model" and recipe.name not in _ASK_THE_REFERENCE:
         yield Pair(PLAIN.but(reference="same"), PLAIN.but(reference="none"))
     if recipe.name in _SEEING:
-        seeing = Setting(images="picture", arguments=_ROW_BY_ROW.get(recipe.name, {}))
+        seeing = Setting(images="picture", arguments=ROW_BY_ROW.get(recipe.name, {}))
         yield Pair(seeing, seeing.but(batch_size=4, accumulation=2), TRAINED)
         yield Unlike(seeing, seeing.but(images="another"))
     # They are causal models.
     for architecture in BY_ROW if not recipe.labels else ():
-        odd = Setting(architecture=architecture, arguments=_ROW_BY_ROW.get(recipe.name, {}))
-        in_parts = {"batch_size": 4, "accumulation": 2} if recipe.name not in _BY_BATCH else {}
+        odd = Setting(architecture=architecture, arguments=ROW_BY_ROW.get(recipe.name, {}))
+        in_parts = {"batch_size": 4, "accumulation": 2} if recipe.name not in BY_BATCH else {}
         yield Pair(odd, odd.but(**in_parts, width=16), TRAINED)
 
 
-_ROW_BY_ROW: dict[str, dict[str, object]] = {
+ROW_BY_ROW: dict[str, dict[str, object]] = {
     "GRPO": {"loss_type": "grpo"},
     "KTO": {"loss_type": "apo_zero_unpaired"},
     "CPO": {"cpo_alpha": 0.0},
@@ -95,7 +95,7 @@ _ROW_BY_ROW: dict[str, dict[str, object]] = {
 }
 """A loss that is no statistic of its batch, where the default of a release is one."""
 
-_BY_BATCH = ("BCO", "ORPO")
+BY_BATCH = ("BCO", "ORPO")
 """Trainers all of whose losses are statistics of the batch."""
 
 _NOT_BY_PATH = ("PPO", "PRM", "A2PO")
