@@ -18,6 +18,7 @@ from typing import Any
 
 from trl_hotfix.patching import engine
 from trl_hotfix.relations import cells, inside
+from trl_hotfix.relations.changes import applied
 from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.recipes import Recipe
 from trl_hotfix.relations.relations import RELATIONS, is_here
@@ -62,7 +63,7 @@ def main(out: str, task: str) -> None:
     recipe = RECIPES[chosen["trainer"]]
     wanted = {tuple(pair) for pair in chosen["claims"]}
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as lines:
-        runs = NotingRuns(recipe.make, Path(folder))
+        runs = NotingRuns(applied(recipe, recipe.make), Path(folder))
         all_claims = [(name, claim) for name, each in RELATIONS.items() for claim in each.claims(recipe)]
         for name, claim in all_claims:
             if (name, str(claim)) not in wanted:

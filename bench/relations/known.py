@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_hotfix.catalogue import loading
-from trl_hotfix.relations import by_hand, forms
+from trl_hotfix.relations import by_hand, forms, odd_models
+from trl_hotfix.relations.changes import CHANGES, change_of
 from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.recipes import Recipe
 
@@ -38,15 +39,17 @@ def key(recipe: Recipe, relation: str, claim: Claim, place: Place, *, on: bool, 
 
 
 def _of_claim(claim: Claim) -> list[Any]:
-    """Return the code of the forms and of the formula of a claim that are in a module of their own.
+    """Return the code of the forms, changes and formula of a claim that are in a module of their own, and its models.
 
     What ``forms`` and ``by_hand`` have themselves belongs to the machine.
     """
     tables = (forms.FORMS, "form"), (by_hand.FORMULAS, "by_hand")
     named = [(table, getattr(setting, field)) for setting in claim.settings for table, field in tables]
-    functions = [table[name] for table, name in named if name]
+    changes = [CHANGES[change] for setting in claim.settings if (change := change_of(setting))]
+    functions = [*(table[name] for table, name in named if name), *changes]
     own = [(each.__module__, each.__name__) for each in functions if each.__module__ not in _IN_THE_MACHINE]
-    return [keys.SOURCES.code(own)] if own else []
+    models = [odd_models.MODELS[name] for each in claim.settings if (name := each.architecture) in odd_models.MODELS]
+    return [*([keys.SOURCES.code(own)] if own else []), *models]
 
 
 _IN_THE_MACHINE = (forms.__name__, by_hand.__name__)

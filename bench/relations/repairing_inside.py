@@ -2,8 +2,9 @@
 
     python -m bench.relations.repairing_inside OUT TASK.json
 
-A task has ``trainer`` and ``claims``, pairs of a relation and a claim as it is printed. OUT gets a line of JSON for
-each: what differs without patches, and for each patch that acts in its runs what no longer differs when it alone is on.
+A task has ``trainer``, ``claims``, pairs of a relation and a claim as it is printed, and perhaps ``patches``. OUT gets
+a line of JSON for each: what differs without patches, and for each of these patches, or for each that acts in its runs,
+what no longer differs when it alone is on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from trl_hotfix.model import Patch
 from trl_hotfix.patching import engine
 from trl_hotfix.relations import cells, inside
 from trl_hotfix.relations.cells import VIOLATED, Cell
+from trl_hotfix.relations.changes import applied
 from trl_hotfix.relations.claims import Claim
 from trl_hotfix.relations.recipes import Make, Recipe
 from trl_hotfix.relations.relations import RELATIONS
@@ -74,20 +76,24 @@ class Repairing:
         patches = [patch for patch in loading.load() if patch.default and gates.targets_here(patch)]
         self._recipe, self._everything = recipe, tuple(patch.id for patch in patches)
         self._runs = functools.cache(
-            lambda ids: CountingRuns(recipe.make, folder / str(len(ids)) / "".join(ids[:1]), patches)
+            lambda ids: CountingRuns(applied(recipe, recipe.make), folder / str(len(ids)) / "".join(ids[:1]), patches)
         )
 
-    def answer(self, relation: str, claim: Claim) -> dict[str, Any]:
-        """Return what differs without patches, with all, and what each that acts repairs alone."""
-        off, on = self._asked(relation, claim, ()), self._asked(relation, claim, self._everything)
-        acted = self._runs(self._everything).acted()
+    def answer(self, relation: str, claim: Claim, patches: Sequence[str] = ()) -> dict[str, Any]:
+        """Return what differs without patches and with all, and what each repairs alone: of ``patches``, or that acts.
+
+        Those on by default are all. They do not run where ``patches`` are named.
+        """
+        off = self._asked(relation, claim, ())
+        on = None if patches else self._asked(relation, claim, self._everything)
+        acted = patches or self._runs(self._everything).acted()
         repairs = {patch: _gone(off, self._asked(relation, claim, (patch,))) for patch in acted}
         return {
             "relation": relation,
             "setting": str(claim),
             "off": said(off.as_data()),
-            "on": said(on.as_data()),
-            "acted": acted,
+            "on": None if on is None else said(on.as_data()),
+            "acted": list(acted),
             "repairs": {patch: gone for patch, gone in repairs.items() if gone},
         }
 
@@ -116,7 +122,7 @@ def main(out: str, task: str) -> None:
         repairing = Repairing(recipe, Path(folder))
         for name, claim in claims:
             if (name, str(claim)) in wanted:
-                lines.write(json.dumps(repairing.answer(name, claim)) + "\n")
+                lines.write(json.dumps(repairing.answer(name, claim, chosen["patches"])) + "\n")
                 lines.flush()
 
 

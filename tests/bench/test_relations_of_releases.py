@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from trl_hotfix.relations import by_hand, forms
+from trl_hotfix.relations import by_hand, forms, odd_models
+from trl_hotfix.relations.changes import CHANGES, changed
 from trl_hotfix.relations.claims import OfFormula, Pair
 from trl_hotfix.relations.ledger import Finding
 from trl_hotfix.relations.relations import RELATIONS
@@ -87,6 +88,24 @@ def test_a_formula_and_a_form_are_in_the_key_of_their_claims_alone(monkeypatch: 
     monkeypatch.setitem(by_hand.FORMULAS, "KTO", by_hand.FORMULAS["ORPO"])
     assert [one == other for one, other in zip(before, all_keys(), strict=True)] == [False, True, True]
     monkeypatch.setitem(forms.FORMS, "conversation with label", forms.FORMS["conversation of three"])
+    assert [one == other for one, other in zip(before, all_keys(), strict=True)] == [False, False, True]
+
+
+def test_a_change_and_an_odd_model_are_in_the_key_of_their_claims_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Setting()
+    claims = (
+        Pair(plain, changed(plain, "a trained adapter")),
+        Pair(plain, plain.but(architecture="balanced")),
+        Pair(plain, plain.but(architecture="experts")),
+    )
+
+    def all_keys() -> list[str]:
+        return [known.key(RECIPES["SFT"], "adapters", claim, NEWEST, on=True) for claim in claims]
+
+    before = all_keys()
+    monkeypatch.setitem(CHANGES, "a trained adapter", CHANGES["a trained IA3"])
+    assert [one == other for one, other in zip(before, all_keys(), strict=True)] == [False, True, True]
+    monkeypatch.setitem(odd_models.MODELS, "balanced", ("Mixtral", {"router_aux_loss_coef": 0.1}))
     assert [one == other for one, other in zip(before, all_keys(), strict=True)] == [False, False, True]
 
 

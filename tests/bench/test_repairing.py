@@ -9,6 +9,7 @@ from trl_hotfix.relations.cells import ERROR, HOLDS, UNASKED, VIOLATED, Cell
 from trl_hotfix.relations.compare import Difference
 
 from bench.relations import repairing
+from bench.relations.asking import claims_of, works_of
 from bench.relations.repairing_inside import _gone
 from bench.releases import layout
 
@@ -35,8 +36,10 @@ def test_a_patch_repairs_what_differs_no_longer_and_not_what_no_longer_runs(on: 
 def test_the_patch_that_repairs_a_claim_is_found_among_those_that_act() -> None:
     place = layout.main_place(layout.releases()[-1])
     layout.build([place])
-    works = [*repairing.violated([place], ["SFT"], ["evaluation"], 1, Console(quiet=True))]
-    found = {answer["setting"]: answer for answer in repairing.repaired(works, 1, Console(quiet=True))}
+    quiet = Console(quiet=True)
+    asked = works_of(place, "SFT", claims_of("SFT", ["evaluation"]), on=False)
+    works = [*repairing.violated([*asked], 1, quiet)]
+    found = {answer["setting"]: answer for answer in repairing.repaired(works, [], 1, quiet)}
     same = next(answer for setting, answer in found.items() if "training = evaluation" in setting)
     assert "training and evaluation: loss of step 1" in same["off"]
     assert "training and evaluation: loss of step 1" in same["repairs"]["sft-loss-normaliser-counts-first-token"]

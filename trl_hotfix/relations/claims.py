@@ -131,6 +131,21 @@ class Moves(_OfOne):
 
 
 @dataclass(frozen=True)
+class Unmoved(_OfTwo):
+    """Two settings after which the weights that are not trained are exactly the same."""
+
+    def __str__(self) -> str:
+        return f"{self.left} = {self.right}: weights that are not trained"
+
+    def violations(self, run_of: RunOf) -> Iterator[Difference]:
+        left, right = (run_of(setting) for setting in self.settings)
+        for name in left.weights.keys() & right.weights.keys() - left.start.keys():
+            apart = float((left.weights[name] - right.weights[name]).abs().max())
+            if apart:
+                yield Difference(f"base weight {name}", 0.0, apart, apart)
+
+
+@dataclass(frozen=True)
 class Averaged(_OfTwo):
     """Two settings: ``right`` logs the means of what ``left`` logs at each step."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..patching import engine
 from . import ledger
 from .cells import UNASKED, Cell, Runs, asked
+from .changes import applied
 from .recipes import Make, Recipe
 from .relations import claims_of
 from .setting import CannotBeAskedError
@@ -64,8 +65,8 @@ def main(out: str, task: str) -> None:
             for name in () if chosen["having"] else chosen["relations"]:
                 write(Cell(chosen["trainer"], name, "", UNASKED, str(error)))
             return
-        runs = Runs(make, Path(folder, "own"))
-        of_trl = Runs(recipe.make, Path(folder, "trl")) if ":" in chosen["trainer"] else None
+        runs = Runs(applied(recipe, make), Path(folder, "own"))
+        of_trl = Runs(applied(recipe, recipe.make), Path(folder, "trl")) if ":" in chosen["trainer"] else None
         for name in chosen["relations"]:
             for claim in claims_of(name, recipe):
                 if chosen["having"] in str(claim):

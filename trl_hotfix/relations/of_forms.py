@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 # What they define has a name in FORMS and FORMULAS then.
 from . import conversations as _conversations  # noqa: F401
 from . import formulas as _formulas  # noqa: F401
-from .architectures import ARCHITECTURES
 from .by_hand import FORMULAS
 from .claims import TRAINED, Averaged, Claim, OfFormula, Pair, Saved, Unlike
+from .odd_models import BY_ROW
 from .of_steps import PLAIN
 from .recipes import Recipe
 from .setting import ROWS, Setting
@@ -77,17 +77,17 @@ def models(recipe: Recipe) -> Iterator[Claim]:
     if recipe.second_model == "ref_model" and recipe.name not in _ASK_THE_REFERENCE:
         yield Pair(PLAIN.but(reference="same"), PLAIN.but(reference="none"))
     if recipe.name in _SEEING:
-        seeing = Setting(images="picture", arguments=_ROW_BY_ROW.get(recipe.name, {}))
+        seeing = Setting(images="picture", arguments=ROW_BY_ROW.get(recipe.name, {}))
         yield Pair(seeing, seeing.but(batch_size=4, accumulation=2), TRAINED)
         yield Unlike(seeing, seeing.but(images="another"))
     # They are causal models.
-    for architecture in ARCHITECTURES if not recipe.labels else ():
-        odd = Setting(architecture=architecture, arguments=_ROW_BY_ROW.get(recipe.name, {}))
-        in_parts = {"batch_size": 4, "accumulation": 2} if recipe.name not in _BY_BATCH else {}
+    for architecture in BY_ROW if not recipe.labels else ():
+        odd = Setting(architecture=architecture, arguments=ROW_BY_ROW.get(recipe.name, {}))
+        in_parts = {"batch_size": 4, "accumulation": 2} if recipe.name not in BY_BATCH else {}
         yield Pair(odd, odd.but(**in_parts, width=16), TRAINED)
 
 
-_ROW_BY_ROW: dict[str, dict[str, object]] = {
+ROW_BY_ROW: dict[str, dict[str, object]] = {
     "GRPO": {"loss_type": "grpo"},
     "KTO": {"loss_type": "apo_zero_unpaired"},
     "CPO": {"cpo_alpha": 0.0},
@@ -95,7 +95,7 @@ _ROW_BY_ROW: dict[str, dict[str, object]] = {
 }
 """A loss that is no statistic of its batch, where the default of a release is one."""
 
-_BY_BATCH = ("BCO", "ORPO")
+BY_BATCH = ("BCO", "ORPO")
 """Trainers all of whose losses are statistics of the batch."""
 
 _NOT_BY_PATH = ("PPO", "PRM", "A2PO")
@@ -120,7 +120,7 @@ def options(recipe: Recipe) -> Iterator[Claim]:
         whole = Setting(batch_size=ROWS)
         yield Pair(whole, whole.but(arguments={"packing": True, "packing_strategy": "bfd"}), TRAINED)
     if recipe.name == "SFT":
-        for architecture in ("", *ARCHITECTURES):
+        for architecture in ("", *BY_ROW):
             odd = PLAIN.but(architecture=architecture)
             yield Pair(odd, odd.but(arguments={"loss_type": "chunked_nll"}))
     if recipe.answers:
@@ -171,15 +171,15 @@ def saving(recipe: Recipe) -> Iterator[Claim]:
 def formulas(recipe: Recipe) -> Iterator[Claim]:
     if recipe.name not in FORMULAS:
         return
-    plain = Setting(by_hand=recipe.name, arguments=_LOSS.get(recipe.name, {}))
+    plain = Setting(by_hand=recipe.name, arguments=LOSS.get(recipe.name, {}))
     yield OfFormula(plain)
     for options in _OTHER_LOSSES.get(recipe.name, ()):
         yield OfFormula(plain.but(arguments=options))
-    for architecture in ARCHITECTURES if not recipe.labels else ():
+    for architecture in BY_ROW if not recipe.labels else ():
         yield OfFormula(plain.but(architecture=architecture))
 
 
-_LOSS: dict[str, dict[str, object]] = {
+LOSS: dict[str, dict[str, object]] = {
     "GRPO": {"loss_type": "grpo"},
     "GFPO": {"loss_type": "grpo"},
     "IWOPD": {"distillation_objective": "jsd", "loss_top_k": 0},

@@ -9,13 +9,18 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
-from . import of_forms, of_models, of_steps
+from . import more_of_forms, more_of_models, more_of_steps, of_forms, of_models, of_steps
+from .architectures import ARCHITECTURES
+from .changes import NEEDS, change_of
 from .claims import Claim
 from .materials import GROUP
 from .recipes import Recipe, parameters
 from .setting import Setting
+
+Claims = Callable[[Recipe], Iterator[Claim]]
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,12 @@ class Relation:
 
     name: str
     why: str
-    claims: Callable[[Recipe], Iterator[Claim]]
+    claims: Claims
+
+
+def both(one: Claims, other: Claims) -> Claims:
+    """Return what gives the claims of two functions."""
+    return lambda recipe: chain(one(recipe), other(recipe))
 
 
 RELATIONS = {
@@ -33,16 +43,24 @@ RELATIONS = {
         Relation(
             "accumulation",
             "A step is over the same rows, however many are computed at a time.",
-            of_steps.accumulation,
+            both(of_steps.accumulation, more_of_steps.accumulation),
         ),
-        Relation("ranks", "A step is over the same rows, however many processes share them.", of_steps.ranks),
+        Relation(
+            "ranks",
+            "A step is over the same rows, however many processes share them.",
+            both(of_steps.ranks, more_of_steps.ranks),
+        ),
         Relation(
             "padding",
             "Padding is no part of a text. Where it stands and how much there is says nothing.",
-            of_steps.padding,
+            both(of_steps.padding, more_of_steps.padding),
         ),
         Relation("order", "A loss is a sum over the rows of a batch, and a sum has no order.", of_steps.order),
-        Relation("resume", "A run that is saved and goes on is the run that was never stopped.", of_steps.resume),
+        Relation(
+            "resume",
+            "A run that is saved and goes on is the run that was never stopped.",
+            both(of_steps.resume, more_of_steps.resume),
+        ),
         Relation(
             "evaluation",
             "To look at a model does not change it, and shows the same in any batch size.",
@@ -51,26 +69,38 @@ RELATIONS = {
         Relation(
             "adapters",
             "A new adapter is the base, and peft_config makes what get_peft_model makes.",
-            of_models.adapters,
+            both(of_models.adapters, more_of_models.adapters),
         ),
         Relation(
             "limits",
             "At its neutral value an option changes nothing, and at equal lengths means agree.",
-            of_models.limits,
+            both(of_models.limits, more_of_models.limits),
         ),
         Relation(
-            "options", "Packing, workers and caches say how a step is computed, not what it is.", of_forms.options
+            "options",
+            "Packing, workers and caches say how a step is computed, not what it is.",
+            both(of_forms.options, more_of_forms.options),
         ),
-        Relation("formats", "A text, a conversation and its tokens are the same rows.", of_forms.formats),
         Relation(
-            "models", "A model is the same by its path as an object, and whatever its head is like.", of_forms.models
+            "formats",
+            "A text, a conversation and its tokens are the same rows.",
+            both(of_forms.formats, more_of_forms.formats),
+        ),
+        Relation(
+            "models",
+            "A model is the same by its path as an object, and whatever its head is like.",
+            both(of_forms.models, more_of_models.models),
         ),
         Relation(
             "effects", "A trainer changes the model's weights, and nothing else that it was given.", of_models.effects
         ),
         Relation("logging", "A log shows the steps since the last one.", of_forms.logging),
         Relation("saving", "The model on disk is the model in memory.", of_forms.saving),
-        Relation("formulas", "A loss has a formula, which anybody can compute.", of_forms.formulas),
+        Relation(
+            "formulas",
+            "A loss has a formula, which anybody can compute.",
+            both(of_forms.formulas, more_of_forms.formulas),
+        ),
     )
 }
 
@@ -87,7 +117,12 @@ def is_here(claim: Claim, recipe: Recipe) -> bool:
 
 def _exists(setting: Setting, recipe: Recipe) -> bool:
     trainer_class, config_class = recipe.classes()
-    if setting.callback and not hasattr(import_module("trl"), setting.callback):
+    if setting.architecture and not hasattr(
+        import_module("transformers"), f"{ARCHITECTURES[setting.architecture][0]}ForCausalLM"
+    ):
+        return False
+    needed = setting.callback or NEEDS.get(change_of(setting))
+    if needed and not hasattr(import_module("trl"), needed):
         return False
     if setting.data == "stream" and not _takes_streams(trainer_class):
         return False
