@@ -9,7 +9,7 @@ transformers from 4.53 on makes a mask of them. Three kinds of model make none, 
   MiniMax (transformers issues 46093, 45034);
 - prompt tuning, p-tuning and prefix tuning, where PEFT drops the ``position_ids``.
 
-From 1.16.0 on the batch has a ``seq_idx``. transformers 5.23 hands it to the kernels of some of these models, and raises
+From 1.16.0 on the batch has a ``seq_idx``. transformers 5.23 hands it to the kernels of some of these, and raises
 an error where the kernels are not installed. Those are left alone.
 """
 
