@@ -24,6 +24,17 @@ def gpt_neo(folder: str, *, seed: int) -> Any:
     return _from_disk(folder, "GPTNeo", seed, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]])
 
 
+def opt(folder: str, *, seed: int) -> Any:
+    """Return an OPT of two layers. It makes its mask without positions, or itself."""
+    return _from_disk(folder, "OPT", seed, ffn_dim=32, word_embed_proj_dim=16, dropout=0.0, init_std=0.1)
+
+
+def lfm2(folder: str, *, seed: int) -> Any:
+    """Return an LFM2 of two layers, a convolution and an attention."""
+    layers = ["conv", "full_attention"]
+    return _from_disk(folder, "Lfm2", seed, layer_types=layers, block_auto_adjust_ff_dim=False, initializer_range=0.3)
+
+
 def granite(folder: str, *, seed: int, scaling: float = 0.2) -> Any:
     """Return a Granite of two layers, whose logits are divided by ``scaling``."""
     return _from_disk(folder, "Granite", seed, logits_scaling=scaling)

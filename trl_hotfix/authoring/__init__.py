@@ -17,6 +17,7 @@
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``heads``                 TRL's own LM heads: ``with_names``, a copy of a function with other global names, and
                           ``decoder_returns``, a model whose decoder is not run
+``soft_prompts``          what PEFT's soft prompts do to a batch: ``virtual_tokens_come_first``
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
 ========================  =============================================================================================
 
@@ -37,6 +38,7 @@ from .flattened_batches import (
     Places,
     attention_keeps_apart,
     block_diagonal,
+    flattened_again,
     in_rows,
     isolated,
     places_in_rows,
@@ -45,6 +47,7 @@ from .flattened_batches import (
 )
 from .heads import decoder_returns, with_names
 from .once import Once, WarnOnce
+from .soft_prompts import virtual_tokens_come_first
 from .training import (
     GeneratedLabels,
     copies_of_a_loss_of_all_gpus,
@@ -82,6 +85,7 @@ __all__ = [
     "decoder_returns",
     "deepspeed_divides",
     "deepspeed_engine",
+    "flattened_again",
     "has_own_collator",
     "in_rows",
     "is_sharded",
@@ -101,6 +105,7 @@ __all__ = [
     "prepared_first",
     "sequence_numbers",
     "shadowed",
+    "virtual_tokens_come_first",
     "why_sequences_mix",
     "with_config",
     "with_names",

@@ -145,18 +145,34 @@ def in_rows(batch: Mapping[str, Any], places: Places) -> dict[str, Any]:
     return {**kept, **of_tokens, "attention_mask": placed(torch.ones_like(position_ids), 0)}
 
 
+def flattened_again(outputs: Any, places: Places) -> None:
+    """Flatten the logits of ``outputs`` in place, from ``(rows, longest, ...)`` to ``(1, tokens, ...)``.
+
+    Evaluation compares them with the labels of the flattened batch.
+    """
+    rows, columns = (int(place.max()) + 1 for place in places)
+    if getattr(outputs, "logits", None) is not None and outputs.logits.shape[:2] == (rows, columns):
+        outputs["logits"] = outputs.logits[places][None]
+
+
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""The ``layer_types`` without a state. LFM2 and MiniMax have others, and do not say that they are stateful."""
+
+
 def why_sequences_mix(model: Any, *, no_cache: bool = False) -> str | None:
     """Return why ``model``, unwrapped, would attend across the sequences of a flattened batch, or None.
 
     The batch has ``position_ids`` that start anew with each sequence, and no mask. ``no_cache``: the model is called
     with ``use_cache=False``.
     """
-    if getattr(model, "_is_stateful", False):
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    if getattr(model, "_is_stateful", False) or not _ATTENTION_LAYERS.issuperset(
+        getattr(text, "layer_types", None) or ()
+    ):
         return "the model has layers that carry a state from one sequence into the next"
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         return "PEFT's prompt tuning ignores the position_ids that separate them"
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     attention = getattr(text, "_attn_implementation", None) or getattr(config, "_attn_implementation", None)
     if "flash" in str(attention):
         return None if _flash_attention_separates() else "this transformers is older than 4.44"

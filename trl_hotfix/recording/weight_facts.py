@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ..authoring import virtual_tokens_come_first, why_sequences_mix
 from ..catalogue.conditions import Argument
 from ..matching import versions
 from ..matching.model_configs import known, unknown
@@ -82,6 +83,14 @@ def _attends_across(trainer: Any) -> Argument:
     return unknown("the model may have a KV cache, or make its mask itself")
 
 
+def _mixes_sequences(trainer: Any) -> Argument:
+    return known(why_sequences_mix(trainer.model, no_cache=True) is not None, _MODEL)
+
+
+def _soft_prompt(trainer: Any) -> Argument:
+    return known(virtual_tokens_come_first(trainer.model), _MODEL)
+
+
 def _forward_kwargs(trainer: Any) -> Argument:
     parameters = inspect.signature(without_wrappers(trainer.model).forward).parameters.values()
     return known(any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters), _MODEL)
@@ -94,6 +103,8 @@ FACTS: Mapping[str, Callable[[Any], Argument]] = {
     "frozen_parameters": _frozen_parameters,
     "plain_lora": _plain_lora,
     "attends_across": _attends_across,
+    "mixes_sequences": _mixes_sequences,
+    "soft_prompt": _soft_prompt,
     "default_attention": _default_attention,
     "forward_kwargs": _forward_kwargs,
 }

@@ -20,6 +20,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``online``      OnlineDPO, XPO and NashMD: ``online_dpo_stub``; the prompts of A2PO: ``a2po_stub``, ``a2po_prompts``
 ``sft``         SFT prepares a dataset (``sft_prepared``; ``quick_sft_prepared``, and ``quick_rows`` for self-tests) and
                 differentiates the loss of a mixture of experts (``SftMoeStep``)
+``flattened``   SFT's loss of a flattened batch (``flattened_batch``, ``sft_trainer_of``), with a model that shows what
+                its tokens have seen (``model_of_means``, ``gradient_of_seen``)
 ``gkd``         GKD and GOLD: ``distillation_stub``, the ``divergence`` of its models
 ``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``BeginningTokenizer``, ``digit_tokenizer``, ``tiny_tokenizer``
@@ -58,6 +60,7 @@ from .dpo import (
     pair_loss,
     pair_micro_batches,
 )
+from .flattened import flattened_batch, gradient_of_seen, model_of_means, sft_trainer_of
 from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
 from .gkd import distillation_stub, divergence
 from .grpo import metrics_by_mode, stub_grpo_trainer
@@ -115,14 +118,17 @@ __all__ = [
     "distillation_stub",
     "divergence",
     "dpo_stub",
+    "flattened_batch",
     "forwarded",
     "gradient_of_one_of_two",
+    "gradient_of_seen",
     "has_tools_of_rows",
     "lora_gradients",
     "messages",
     "method_that_scores",
     "metrics_by_mode",
     "micro_batch_under_deepspeed",
+    "model_of_means",
     "online_dpo_stub",
     "only_iterable",
     "pair_batch",
@@ -138,6 +144,7 @@ __all__ = [
     "score_texts",
     "scored_completions",
     "sft_prepared",
+    "sft_trainer_of",
     "single_process",
     "stream",
     "stub_grpo_trainer",

@@ -8,22 +8,19 @@ given a mask.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import tempfile
 from typing import Any
 
 from trl_hotfix.authoring import absent, judge
 
 import tiny
+from tiny import flattened_runs
+from tiny.flattened_runs import check, count_of, rows, sum_of
 
 OVERLAYS = ()
 PARITY = True
 MUTANTS_ON = ("0.17.0",)
 EQUIVALENT = {"applied twice": "the second time no batch is flattened, and the collator is as it is made"}
-
-LENGTHS = (5, 9, 3, 7, 4, 8, 6, 3)
-FIRST = 40
-"""Tokens from this one on begin a sequence, and each begins another one."""
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "flattened": ("padding_free", {"padding_free": True}),
@@ -34,63 +31,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 """Each with the field of SFTConfig that a release needs for it."""
 
 
-def rows(*, prompts: bool = False) -> list[dict[str, list[int]]]:
-    token_ids = [
-        [FIRST + row, *[3 + (7 * row + 3 * place) % 37 for place in range(length - 1)]]
-        for row, length in enumerate(LENGTHS)
-    ]
-    masks = {"completion_mask": [0, 0]} if prompts else {}
-    return [
-        {"input_ids": row, **{name: [*mask, *[1] * (len(row) - 2)] for name, mask in masks.items()}}
-        for row in token_ids
-    ]
-
-
 def two_steps(case: str, folder: str) -> Any:
-    """Return a trainer that has trained and evaluated. ``trained_tokens`` is what it has counted."""
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
-    _, settings = CASES[case]
-    dataset = Dataset.from_list(rows(prompts=case == "prompts"))
-    packing = settings.get("packing", False)
-    # Four packed rows. 1.16.0 wants to be told that it need not cut the rows of a flattened batch.
-    sizes = {"max_length": 12 if packing else None, "per_device_train_batch_size": 1 if packing else 2}
-    sizes |= {"gradient_accumulation_steps": 2, "max_steps": 2, "completion_only_loss": False}
+    """Return a trainer that has trained and evaluated."""
     model = tiny.llama(folder, seed=0)
     if case == "no mask":
         (model.get_base_model() if hasattr(model, "get_base_model") else model).config.sliding_window = 4
-    trainer = tiny.trainer(
-        tiny.stepwise(SFTTrainer),
-        model=model,
-        args=tiny.config(SFTConfig, **{**sizes, **settings}),
-        train_dataset=dataset,
-        eval_dataset=dataset.select(range(2)),
-        tokenizer=tiny.tokenizer(),
-    )
-    trainer.train()
-    trainer.trained_tokens = [log["num_tokens"] for log in trainer.state.log_history if "num_tokens" in log]
-    trainer.evaluate()
-    return trainer
-
-
-def sequences(batch: Any) -> list[Any]:
-    """Return the token ids of the sequences in a batch of one row."""
-    (ids,) = batch["input_ids"]
-    begins = [*(ids >= FIRST).nonzero()[:, 0].tolist(), len(ids)]
-    return [ids[begin:end] for begin, end in itertools.pairwise(begins)]
-
-
-def sum_of(model: Any, batch: Any, prompt: int) -> Any:
-    """Return the sum of the cross-entropy after the first ``prompt`` tokens of each sequence, one at a time."""
-    import torch
-
-    return sum(
-        torch.nn.functional.cross_entropy(
-            model(sequence[None]).logits[0, prompt - 1 : -1].float(), sequence[prompt:], reduction="sum"
-        )
-        for sequence in sequences(batch)
-    )
+    _, settings = CASES[case]
+    return flattened_runs.two_steps(model, tiny.tokenizer(), prompts=case == "prompts", **settings)
 
 
 def sum_of_one_sequence(model: Any, batch: Any) -> float:
@@ -134,33 +81,6 @@ def result_of(case: str, folder: str) -> tiny.TrainingResult:
     if outcome.verdict.value == "fixed":
         check(trainer, model, prompt)
     return tiny.TrainingResult(outcome, loss, first.gradients)
-
-
-def count_of(step: tiny.Step) -> int:
-    """Return the number of items that transformers divides the loss by."""
-    return int(step.micro_batches[0].keywords["num_items_in_batch"])
-
-
-def check(trainer: Any, model: Any, prompt: int) -> None:
-    """Compare both steps and the evaluation with the formula."""
-    for step in trainer.steps:
-        predictions = sum(len(sequence) - prompt for one in step.micro_batches for sequence in sequences(one.inputs))
-        assert count_of(step) == predictions, f"{count_of(step)} items are counted: expected {predictions}"
-        expected = tiny.expected_gradients(
-            model,
-            step.weights,
-            lambda model, step=step, predictions=predictions: (
-                sum(sum_of(model, one.inputs, prompt) for one in step.micro_batches) / predictions
-            ),
-        )
-        assert step.difference(expected) < 1e-5, f"gradients differ by {step.difference(expected)}"
-    tokens = sum(one.inputs["input_ids"].numel() for step in trainer.steps for one in step.micro_batches)
-    assert trainer.trained_tokens[-1] == tokens, f"{trainer.trained_tokens} are counted: expected {tokens}"
-    model.load_state_dict(trainer.model.state_dict())
-    for one in trainer.evaluations:
-        right = float(sum_of(model, one.inputs, prompt).detach())
-        right /= sum(len(sequence) - prompt for sequence in sequences(one.inputs))
-        assert abs(one.loss - right) < 1e-5, f"an evaluation has the loss {one.loss}: expected {right}"
 
 
 def unaffected() -> tiny.TrainingResult:

@@ -17,7 +17,7 @@ from trl_hotfix.catalogue.conditions import Kind
 from trl_hotfix.catalogue.facts import FACTS, OF_FILES
 from trl_hotfix.matching.hits import Answer
 from trl_hotfix.model import Hit
-from trl_hotfix.recording import run_hits
+from trl_hotfix.recording import run_hits, weight_facts
 from trl_hotfix.recording.models_within import tokenizer_of, without_wrappers
 from trl_hotfix.recording.trainer_facts import TrainerFacts
 from trl_hotfix.scanning.model_files import model_facts
@@ -331,3 +331,19 @@ def test_a_fact_is_asked_for_once(tmp_path: Path) -> None:
     trainer.model = None
     assert TrainerFacts(trainer, known).find("model_type").value == "llama"
     assert TrainerFacts(trainer).find("model_type").kind is Kind.UNKNOWN
+
+
+@pytest.mark.parametrize("why", [None, "the model has layers that carry a state from one sequence into the next"])
+def test_a_model_mixes_the_sequences_of_a_row_for_a_reason(why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_facts, "why_sequences_mix", lambda model, no_cache: why)
+    assert value(trainer_with(torch.nn.Linear(1, 1)), "mixes_sequences") is (why is not None)
+
+
+@pytest.mark.parametrize(("kind", "is_soft"), [("PromptTuning", True), ("PrefixTuning", False)])
+def test_a_soft_prompt_stands_before_each_row(kind: str, is_soft: bool, tmp_path: Path) -> None:
+    import peft
+
+    model = tiny.llama(str(tmp_path), seed=0)
+    assert value(trainer_with(model), "soft_prompt") is False
+    config = getattr(peft, f"{kind}Config")(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    assert value(trainer_with(peft.get_peft_model(model, config)), "soft_prompt") is is_soft

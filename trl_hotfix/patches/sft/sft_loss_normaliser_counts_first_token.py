@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ...authoring import Call, absent, judge, wrapper
+from ...authoring import Call, absent, judge, virtual_tokens_come_first, wrapper
 from ...model import Outcome
 from ...testing import (
     as_tokenizer_of,
@@ -83,17 +83,11 @@ def _counts_unpredicted_tokens(trainer: Any, name: str) -> bool:
     model, loss_func = trainer.model, getattr(trainer, "compute_loss_func", None)
     return (
         getattr(type(trainer), name) is getattr(Trainer, name)
-        and not _virtual_tokens_predict_the_first(model)
+        and not virtual_tokens_come_first(model)
         and (loss_func is None or getattr(loss_func, "__module__", "").startswith("trl."))
         and getattr(model, "loss_function", None) is ForCausalLMLoss
         and not model.config.is_encoder_decoder
     )
-
-
-def _virtual_tokens_predict_the_first(model: Any) -> bool:
-    """Return whether PEFT puts embeddings of virtual tokens before the row. Prefix tuning puts them into the cache."""
-    config = getattr(model, "active_peft_config", None)
-    return getattr(config, "is_prompt_learning", False) and config.peft_type != "PREFIX_TUNING"  # type: ignore[union-attr]
 
 
 def _without_first_labels(batch: Any) -> Any:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from ...authoring import (
@@ -31,16 +31,16 @@ from ...authoring import (
     Once,
     absent,
     attention_keeps_apart,
+    flattened_again,
     in_rows,
     isolated,
     judge,
     places_in_rows,
     plain_model,
-    sequence_numbers,
     wrapper,
 )
 from ...model import Outcome
-from ...testing import default_arguments, metrics_by_mode, stub_trainer, tiny_causal_lm
+from ...testing import flattened_batch, gradient_of_seen, model_of_means, sft_trainer_of
 
 _log = logging.getLogger("trl_hotfix")
 _first_warning = Once()
@@ -128,10 +128,7 @@ def keep_the_sequences_apart(call: Call) -> Any:
         del batch["position_ids"]
     result = call.with_(model=model, inputs=batch)()
     if call["return_outputs"]:
-        # Evaluation compares the logits with the labels of the caller's batch, which is flattened.
-        outputs = result[1]
-        if getattr(outputs, "logits", None) is not None and outputs.logits.shape[:2] == batch["input_ids"].shape:
-            outputs["logits"] = outputs.logits[places][None]
+        flattened_again(result[1], places)
     return result
 
 
@@ -170,52 +167,10 @@ def _warn_about_padding(trainer: Any, model: Any) -> None:
 
 
 def flattened_batch_has_the_loss_of_the_padded_one(module: ModuleType) -> Outcome:
-    """Differentiate the loss of the second of two sequences by the logit of its token 10 after 8.
-
-    The logits of the model are means over the tokens that it attends to, like an attention whose keys are all equal.
-    Alone 10 has seen 8, and 2 has seen 8 and 10. With the bug both have seen the first sequence, too.
-    """
-    import torch
-
+    """Differentiate the loss of the second of two sequences by what its tokens have seen."""
     if "padding_free" not in module.SFTConfig.__dataclass_fields__:
         return absent("SFTConfig has no padding_free")
-    from transformers import DataCollatorWithFlattening
-
-    class Outputs(dict):  # type: ignore[type-arg]
-        __getattr__ = dict.__getitem__
-
-    class Mean(torch.nn.Module):  # type: ignore[misc]
-        config = SimpleNamespace(model_type="llama", _attn_implementation="sdpa")
-        weight = tiny_causal_lm().weight
-
-        def forward(self, input_ids: Any, labels: Any, attention_mask: Any = None, **others: Any) -> Any:
-            seen = torch.ones(len(input_ids), *[input_ids.shape[1]] * 2).tril()
-            if attention_mask is not None and attention_mask.dim() == 4:
-                seen *= attention_mask[:, 0] == 0
-            elif attention_mask is None and not others.get("use_cache", True):
-                # transformers since 4.53 tells sequences apart by their positions, if there is no cache.
-                number = sequence_numbers(others["position_ids"])
-                seen *= number[:, :, None] == number[:, None]
-            logits = seen @ self.weight[input_ids] / seen.sum(-1, keepdim=True)
-            targets, learned = labels[:, 1:, None].clamp(min=0), labels[:, 1:] != -100
-            log_probs = logits[:, :-1].log_softmax(-1).gather(-1, targets)[..., 0] * learned
-            # TRL's own head, from 1.15.0 on, returns these four.
-            of_head = {"log_probs": log_probs, "label_mask": learned, "entropy": log_probs, "is_top1": learned}
-            return Outputs(loss=-log_probs.sum() / learned.sum(), logits=logits, **of_head)
-
-    collator_class = module.DataCollatorForLanguageModeling
-    # Up to 0.18 the trainer makes that of transformers.
-    is_of_trl = hasattr(collator_class, "padding_free")
-    collate = collator_class(pad_token_id=0, padding_free=True) if is_of_trl else DataCollatorWithFlattening()
-    batch = collate([{"input_ids": [3, 5], "labels": [-100] * 2}, {"input_ids": [8, 10, 2], "labels": [8, 10, 2]}])
-    model, args = Mean(), default_arguments(module.SFTConfig, n_gpu=1, padding_free=True, loss_type="nll")
-    attributes: dict[str, Any] = {"label_smoother": None, "compute_loss_func": None, "model_accepts_loss_kwargs": False}
-    attributes |= {"aux_loss_enabled": False, "num_virtual_tokens": 0, "_total_train_tokens": 0, "_tp_size": 1}
-    attributes |= {"control": SimpleNamespace(should_evaluate=False), "_metrics": metrics_by_mode()}
-    trainer = stub_trainer(module.SFTTrainer, args, model=model, **attributes)
-    vars(trainer.accelerator).update(parallelism_config=None, native_amp=True, mixed_precision="bf16")
-    (gradient,) = torch.autograd.grad(trainer.compute_loss(model, dict(batch)), model.weight)
-    contexts = (8,), (8, 10), (3, 5, 8), (3, 5, 8, 10)
-    p = {seen: float(model.weight[list(seen)].mean(0).softmax(-1)[10]) for seen in contexts}
-    wrong = ((p[3, 5, 8] - 1) / 3 + p[3, 5, 8, 10] / 4) / int((batch["labels"] != -100).sum())
-    return judge(float(gradient[8, 10]), right=(p[8,] - 1 + p[8, 10] / 2) / 2, wrong=wrong)
+    batch, model = flattened_batch(module), model_of_means(keeps_apart=True)
+    loss = sft_trainer_of(module, model).compute_loss(model, dict(batch))
+    measured, right, in_one_row = gradient_of_seen(model, loss)
+    return judge(measured, right=right, wrong=in_one_row / int((batch["labels"] != -100).sum()))
