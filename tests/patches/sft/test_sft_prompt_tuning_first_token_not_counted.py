@@ -54,6 +54,10 @@ def test_first_tokens_are_counted_in_each_step(adapter: Any, training: bool) -> 
     assert count_of(trainer, batches_of(STEP[1])) == 3
 
 
+def test_first_tokens_that_are_no_labels_are_not_counted() -> None:
+    assert count_of(trainer_of(), batches_of([[-100, 6, 7, 8], [-100, 5, 6, -100]])) == 5
+
+
 def test_the_counts_of_all_ranks_are_added() -> None:
     trainer = trainer_of()
     trainer.args.average_tokens_across_devices, trainer.args.world_size = True, 2
