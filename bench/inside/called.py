@@ -350,6 +350,13 @@ UNREACHED: dict[tuple[str, str], str] = {
         ): "it is called with vLLM only, for which the proof has a stand-in"
         for module in ("trl.trainer.online_dpo_trainer", "trl.experimental.online_dpo.online_dpo_trainer")
     },
+    **{
+        (patch.id, target.name): "no case loads the best model"
+        for patch in loading.load()
+        if patch.id == "resume-leaves-tensors-unrestored"
+        for target in patch.targets
+        if target.attribute.endswith("_load_best_model")
+    },
     (
         "grpo-vllm-double-bos",
         "trl.trainer.rloo_trainer:RLOOTrainer._generate_single_turn",

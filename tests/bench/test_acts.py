@@ -117,6 +117,16 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         for run in ("self-test", "proof")
     },
     ("grpo-vlm-token-types-shifted", "proof"): {"DistillationTrainer._generate_and_score_completions": NOT_TRAINED},
+    ("resume-leaves-tensors-unrestored", "self-test"): {
+        target.attribute: "the self-test resumes a run; the proof and the tests load the best model too"
+        for target in PATCHES["resume-leaves-tensors-unrestored"].targets
+        if target.attribute.endswith("._load_best_model")
+    },
+    ("resume-leaves-tensors-unrestored", "proof"): {
+        target.attribute: NOT_TRAINED
+        for target in PATCHES["resume-leaves-tensors-unrestored"].targets
+        if target.attribute.partition("Trainer")[0] not in ("SFT", "Base", "_Base")
+    },
     ("moe-aux-coef-ignores-model-config", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY
     ),
