@@ -117,6 +117,13 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         for run in ("self-test", "proof")
     },
     ("grpo-vlm-token-types-shifted", "proof"): {"DistillationTrainer._generate_and_score_completions": NOT_TRAINED},
+    **{
+        ("weights-in-bf16-updates-vanish", run): {
+            f"{base}._load_from_checkpoint": "it casts for the option float32 only; a test has it"
+            for base in ("BaseTrainer", "_BaseTrainer")
+        }
+        for run in ("self-test", "proof")
+    },
     ("resume-leaves-tensors-unrestored", "self-test"): {
         target.attribute: "the self-test resumes a run; the proof and the tests load the best model too"
         for target in PATCHES["resume-leaves-tensors-unrestored"].targets
