@@ -124,6 +124,11 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    ("resume-replays-epoch-0-order", "proof"): {
+        target.attribute: NOT_TRAINED
+        for target in PATCHES["resume-replays-epoch-0-order"].targets
+        if target.attribute.partition("Trainer")[0] not in ("SFT", "DPO", "Base", "_Base")
+    },
     ("resume-leaves-tensors-unrestored", "self-test"): {
         target.attribute: "the self-test resumes a run; the proof and the tests load the best model too"
         for target in PATCHES["resume-leaves-tensors-unrestored"].targets
