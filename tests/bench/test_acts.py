@@ -124,6 +124,11 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    ("moe-aux-loss-no-gradient-reentrant", "proof"): {
+        target.attribute: NOT_TRAINED
+        for target in PATCHES["moe-aux-loss-no-gradient-reentrant"].targets
+        if target.attribute.partition("Trainer")[0] not in ("SFT", "Base", "_Base")
+    },
     ("resume-replays-epoch-0-order", "proof"): {
         target.attribute: NOT_TRAINED
         for target in PATCHES["resume-replays-epoch-0-order"].targets
