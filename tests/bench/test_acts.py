@@ -124,6 +124,11 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    ("epoch-tail-lost", "proof"): {
+        target.attribute: NOT_TRAINED
+        for target in PATCHES["epoch-tail-lost"].targets
+        if target.attribute.partition("Trainer")[0] not in ("SFT", "DPO")
+    },
     ("moe-aux-loss-no-gradient-reentrant", "proof"): {
         target.attribute: NOT_TRAINED
         for target in PATCHES["moe-aux-loss-no-gradient-reentrant"].targets

@@ -81,7 +81,8 @@ def test_a_choice_is_named_with_what_to_do_and_kept(target: Any, messages: list[
     assert messages == [
         f"{target.attribute.partition('.')[0]}: the router auxiliary loss has no gradient, since gradient "
         "checkpointing is reentrant: nothing balances the experts. Set gradient_checkpointing_kwargs="
-        "{'use_reentrant': False}, or gradient_checkpointing=False. TRL forces reentrant checkpointing with PEFT under ZeRO-3"
+        "{'use_reentrant': False}, or gradient_checkpointing=False. TRL forces reentrant checkpointing with PEFT "
+        "under ZeRO-3"
     ]
     begin(target, trainer)
     begin(target, trainer_of(target, model_of(), {"use_reentrant": True}))
