@@ -124,6 +124,11 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    ("prefix-tuning-dropped-by-gradient-checkpointing", "proof"): {
+        target.attribute: NOT_TRAINED
+        for target in PATCHES["prefix-tuning-dropped-by-gradient-checkpointing"].targets
+        if target.attribute.partition("Trainer")[0] not in ("DPO", "Base", "_Base")
+    },
     ("epoch-tail-lost", "proof"): {
         target.attribute: NOT_TRAINED
         for target in PATCHES["epoch-tail-lost"].targets
