@@ -167,10 +167,11 @@ def test_a_loss_that_is_not_divided_by_the_model_is_left_alone(settings: dict[st
     ("left", "more"),
     [
         ({"logits": None}, {}),
+        ({"aux_loss": torch.tensor(2.0)}, {}),
         ({"logits": torch.zeros(2, 9, 11)}, {}),
         ({}, {"shift_labels": torch.zeros(2, 8)}),
     ],
-    ids=["no logits", "virtual tokens", "shifted labels"],
+    ids=["no logits", "router loss", "virtual tokens", "shifted labels"],
 )
 def test_what_cannot_be_compared_is_left_alone(left: dict[str, Any], more: dict[str, Any]) -> None:
     model, inputs = Model(divides=False, **left), batch(1, 2)

@@ -5,7 +5,7 @@ model with ``**kwargs`` in its forward for one that does. Some drop them: they c
 ``self.loss_function`` without the keywords. transformers has repaired one after the other (issue 39123, pull requests
 37208, 40333). Up to 1.14.2 TRL takes the loss of the model, from 1.6.0 on if ``loss_type`` is "nll".
 
-Which models these are depends on the release, so the first micro-batch of a trainer tells: the sum of the
+Which models these are depends on the release, so the first micro-batch of a trainer shows it: the sum of the
 cross-entropies of its logits is divided by its own tokens or by the items of the step, and the loss is one of the two.
 """
 
@@ -52,7 +52,10 @@ def _ignores_items(trainer: Any, loss: Any, outputs: Any, labels: Any, predicted
     if trainer in _ignoring:
         return _ignoring[trainer]
     logits = outputs.get("logits") if isinstance(outputs, dict) else None
-    if logits is None or logits.shape[:-1] != labels.shape or loss.numel() != 1:
+    # An auxiliary loss is part of the loss, and sft-moe-aux-loss-times-gas weighs it.
+    if logits is None or outputs.get("aux_loss") is not None:
+        return False
+    if logits.shape[:-1] != labels.shape or loss.numel() != 1:
         return False
     total = _cross_entropy(logits.detach(), labels)
     mean, share = total / float(predicted), total / float(items)
@@ -76,7 +79,14 @@ def each_micro_batch_has_its_share(module: ModuleType) -> Outcome:
 
     if Version(transformers.__version__) < Version("4.48"):
         return absent("accelerate divides, or this is a bug of every model: transformers-gradients-times-gas")
-    step = SftMoeStep(module, 0.0)
-    step.trainer.current_gradient_accumulation_steps = 4
+    step = SftMoeStep(module, 0.0, aux_loss_enabled=False, current_gradient_accumulation_steps=4)
+    forward = step.model.forward
+
+    def without_aux_loss(**inputs: Any) -> Any:
+        outputs = forward(**inputs)
+        del outputs["aux_loss"]
+        return outputs
+
+    step.model.forward = without_aux_loss
     gradient, _ = step.weights(items=12)
     return judge(gradient, right=0.25, wrong=1.0)
