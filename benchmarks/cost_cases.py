@@ -435,6 +435,14 @@ def _(size: Size) -> Call:
     return called(size.patch.warn_of_a_frozen_model, lambda: None, trainer)
 
 
+@case("weights-in-bf16-updates-vanish")
+def _(size: Size) -> Call:
+    trainer = SimpleNamespace(
+        model=size.model, accelerator=size.accelerator, is_deepspeed_enabled=False, is_fsdp_enabled=False
+    )
+    return called(size.patch.warn_or_train_in_float32, lambda: None, trainer, options={"weights": "as-loaded"})
+
+
 @case("dpo-wpo-weights-not-clamped")
 def _(size: Size) -> Call:
     import torch

@@ -350,6 +350,29 @@ UNREACHED: dict[tuple[str, str], str] = {
         ): "it is called with vLLM only, for which the proof has a stand-in"
         for module in ("trl.trainer.online_dpo_trainer", "trl.experimental.online_dpo.online_dpo_trainer")
     },
+    **{
+        (patch.id, target.name): "no case loads the best model"
+        for patch in loading.load()
+        if patch.id == "resume-leaves-tensors-unrestored"
+        for target in patch.targets
+        if target.attribute.endswith("_load_best_model")
+    },
+    **{
+        (
+            "weights-in-bf16-updates-vanish",
+            f"trl.trainer.base_trainer:{base}.{method}",
+        ): "it requires transformers 5, and the cases run on 4"
+        for base in ("BaseTrainer", "_BaseTrainer")
+        for method in ("create_optimizer", "_load_from_checkpoint")
+    },
+    **{
+        (
+            "epoch-tail-lost",
+            f"trl.trainer.{name.lower()}_trainer:{name}Trainer.{method}",
+        ): "no case trains it with transformers 4.51"
+        for name in ("Reward", "PRM")
+        for method in ("get_batch_samples", "set_initial_training_values")
+    },
     (
         "grpo-vllm-double-bos",
         "trl.trainer.rloo_trainer:RLOOTrainer._generate_single_turn",
@@ -404,13 +427,18 @@ ELSEWHERE = {
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._generate": "1.13.0",
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._calculate_rewards_from_functions": "1.13.0",
     "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss": "0.19.1",
+    **{
+        f"trl.trainer.{name.lower()}_trainer:{name}Trainer.{method}": "0.13.0"
+        for name in ("DPO", "KTO", "CPO", "BCO")
+        for method in ("get_batch_samples", "set_initial_training_values")
+    },
     "trl.trainer.reward_trainer:maybe_apply_chat_template": "0.22.2",
 }
 """The release in which a target is shown to be what is declared, if it is not the newest one of its range.
 
 Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward, _generate and the
 rewards of functions and calls none of them; 1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which calls
-no dpo_loss. The reward model is trained in 0.22.2.
+no dpo_loss. The reward model is trained in 0.22.2. On transformers 4.51 the cases of 0.13.0 have the most trainers.
 """
 
 
