@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 from trl.trainer import grpo_trainer
 
-from trl_hotfix.patches.grpo.grpo_vllm_is_ratio_truncated_support import _log_mass, _with_vllm
+from trl_hotfix.patches.grpo.grpo_vllm_is_ratio_truncated_support import _log_mass, _unfused, _with_vllm
 from trl_hotfix.testing import PromptTokenizer, scored_completions, stub_that_scores, tiny_attention_model
 
 import tiny
@@ -25,6 +25,7 @@ RELEASE = Version(version("trl"))
 TRUNCATIONS = {
     "top_p": {"top_p": 0.6},
     "top_k": {"top_k": 3},
+    "top_k of 1": {"top_k": 1},
     "min_p": {"min_p": 0.8},
     "all": {"top_p": 0.8, "top_k": 9, "min_p": 0.3},
     "temperature": {"top_p": 0.6, "temperature": 0.5},
@@ -348,3 +349,53 @@ def test_the_mass_is_that_of_the_tokens_that_vllm_keeps(top_p: float, top_k: int
     keep = [kept(row, int(token), top_p, min(top_k, 7), min_p) for row, token in zip(logits, sampled, strict=True)]
     expected = torch.where(torch.tensor(keep), logits.softmax(-1), 0.0).sum(-1)
     torch.testing.assert_close(masses, expected)
+    several = _log_mass(logits[:, None], sampled[:, None], top_p=top_p, top_k=top_k, min_p=min_p).exp()
+    torch.testing.assert_close(several, expected[:, None])
+
+
+class Whole(torch.nn.Module):
+    """A model that notes what it is given, and returns all logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[dict[str, Any]] = []
+
+    def forward(self, input_ids: Any, use_cache: bool | None = None, **others: Any) -> Any:
+        self.given.append({"use_cache": use_cache, **others})
+
+
+class Keeping(Whole):
+    """A model that returns the last logits alone if it is asked to."""
+
+    def forward(self, input_ids: Any, use_cache: bool | None = None, logits_to_keep: int = 0, **others: Any) -> Any:
+        self.given.append({"use_cache": use_cache, "logits_to_keep": logits_to_keep, **others})
+
+
+class Adapted(Keeping):
+    """A PeftModel: its forward takes what that of its base does not."""
+
+    def get_base_model(self) -> Any:
+        return Whole()
+
+    def forward(self, input_ids: Any, **others: Any) -> Any:
+        self.given.append(others)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [(Whole(), {}), (Keeping(), {"logits_to_keep": 4}), (Adapted(), {})],
+    ids=lambda each: type(each).__name__,
+)
+def test_the_models_own_forward_returns_the_logits_of_the_completion(model: Any, expected: dict[str, Any]) -> None:
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(unwrap_model=lambda model: model))
+    kwargs = {"input_ids": torch.ones(1, 5), "attention_mask": 7, "labels": 8}
+    _unfused(trainer, model, 3, (), kwargs)
+    assert model.given[-1] == {"attention_mask": 7, "use_cache": False, **expected}
+
+
+def test_the_policy_is_scored_once() -> None:
+    trainer, scored = stub(top_k=3), []
+    method = trainer._get_per_token_logps_and_entropies
+    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (scored.append(1), method(*args, **kwargs))[1]
+    scored_completions(trainer)
+    assert scored == [1]

@@ -22,6 +22,10 @@ import tiny
 OVERLAYS = ()
 PARITY = False
 MUTANTS_ON = ("1.14.2",)
+EQUIVALENT = {
+    "_log_mass: `last = ((probs.cumsum(-1) - probs) < top_p).sum(-1, keepdim=True) - 1` -> "
+    "`last = ((probs.cumsum(-1) - probs) <= top_p).sum(-1, keepdim=True) - 1`": "no sum is just top_p",
+}
 
 ID = "grpo-vllm-is-ratio-truncated-support"
 TARGET = "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions"

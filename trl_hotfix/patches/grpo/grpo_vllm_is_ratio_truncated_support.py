@@ -80,12 +80,14 @@ def _kept(trainer: Any) -> dict[str, Any]:
         or args.repetition_penalty != 1.0
     ):
         return {}
-    top_p, top_k, min_p = (asked.get(name, getattr(args, name)) for name in ("top_p", "top_k", "min_p"))
-    kept = {"top_p": top_p, "top_k": top_k or 0, "min_p": min_p or 0.0}
-    return kept if top_p < 1 or kept["top_k"] > 0 or kept["min_p"] > 0 else {}
+    # top_k and min_p may be None.
+    kept = {name: asked.get(name, getattr(args, name)) or 0 for name in ("top_p", "top_k", "min_p")}
+    return kept if kept["top_p"] < 1 or kept["top_k"] > 0 or kept["min_p"] > 0 else {}
 
 
 def _compared(call: Call) -> Any:
+    import torch
+
     trainer, kept = call.trainer, _kept(call.trainer)
     if not kept:
         return call()
@@ -96,8 +98,7 @@ def _compared(call: Call) -> Any:
         # The first ones are the policy's, and the next ones the reference's.
         if scored:
             return method(model, *inputs, **kwargs)
-        attention_mask, logits_to_keep = inputs[1:3]
-        view, masses = _noting_masses(trainer, model, logits_to_keep, kept)
+        view, masses = _noting_masses(trainer, model, inputs[2], kept)
         if hasattr(trainer, "_chunked_logps") and trainer.use_liger_kernel:
             # 1.14 computes these without logits.
             result = method(model, *inputs, **kwargs)
@@ -105,7 +106,7 @@ def _compared(call: Call) -> Any:
                 method(view, *inputs, **kwargs)
         else:
             result = method(view, *inputs, **kwargs)
-        scored.extend([result[0], _of_completions(masses, attention_mask, logits_to_keep)])
+        scored.extend([result[0], torch.cat(masses)])
         return (result[0] - scored[1], *result[1:])
 
     with shadowed(trainer, "_get_per_token_logps_and_entropies", log_probs_of_what_is_kept):
@@ -114,13 +115,6 @@ def _compared(call: Call) -> Any:
     if "sampling_per_token_logps" in output:
         output["sampling_per_token_logps"] = output["sampling_per_token_logps"] + scored[1]
     return output
-
-
-def _of_completions(masses: list[Any], attention_mask: Any, count: int) -> Any:
-    import torch
-
-    # Some releases score no padding.
-    return torch.cat(masses).masked_fill(attention_mask[:, -count:] == 0, 0.0)
 
 
 def _noting_masses(trainer: Any, model: Any, count: int, kept: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -156,21 +150,23 @@ def _unfused(trainer: Any, model: Any, count: int, args: tuple[Any, ...], kwargs
     return model(*args, **kwargs, use_cache=False)
 
 
-def _log_mass(logits: Any, sampled: Any, *, top_p: float, top_k: int, min_p: float) -> Any:
-    """Return the log of the probability of the tokens that vLLM keeps: by min_p, of these by top_k, then by top_p."""
+def _log_mass(logits: Any, sampled: Any, top_p: float, top_k: int, min_p: float) -> Any:
+    """Return the log of the probability of the tokens that vLLM keeps: by min_p, of these by top_k, then by top_p.
+
+    Of ``logits`` ``(..., vocabulary)`` and ``sampled`` ``(...)``, the ids of the tokens that vLLM has sampled.
+    """
     import torch
 
     log_probs = logits.float().log_softmax(-1)
     ordered = log_probs.sort(descending=True).values
-    least = ordered[:, :1] + (math.log(min_p) if min_p > 0 else -math.inf)
-    if 0 < top_k < log_probs.shape[-1]:
-        least = torch.maximum(least, ordered[:, top_k - 1 : top_k])
-    if top_p < 1:
-        probs = ordered.masked_fill(ordered < least, -math.inf).softmax(-1)
-        last = ((probs.cumsum(-1) - probs) < top_p).sum(-1, keepdim=True) - 1
-        least = torch.maximum(least, ordered.gather(-1, last))
+    least = ordered[..., :1] + (math.log(min_p) if min_p > 0 else -math.inf)
+    if top_k > 0:
+        least = torch.maximum(least, ordered[..., :top_k][..., -1:])
+    probs = ordered.masked_fill(ordered < least, -math.inf).softmax(-1)
+    last = ((probs.cumsum(-1) - probs) < top_p).sum(-1, keepdim=True) - 1
+    least = torch.maximum(least, ordered.gather(-1, last))
     # vLLM has kept what it sampled, and its numbers are not quite the trainer's.
-    least = torch.minimum(least, log_probs.gather(-1, sampled[:, None]))
+    least = torch.minimum(least, log_probs.gather(-1, sampled[..., None]))
     return log_probs.masked_fill(log_probs < least, -math.inf).logsumexp(-1)
 
 
