@@ -63,7 +63,7 @@ def resumed_run_is_in_its_epoch(module: ModuleType) -> Outcome:
     if int(transformers.__version__.partition(".")[0]) >= 5:
         return absent("transformers tells the loader its epoch after it has skipped batches")
     rows, one_process = list(range(8)), SimpleNamespace(distributed_type="NO", _add_dataloader=len)
-    sampler = beneath.SeedableRandomSampler(rows, generator=torch.Generator(), data_seed=0)
+    sampler = beneath.SeedableRandomSampler(rows, generator=torch.Generator())
     trainer = stub_trainer(
         trainer_class,
         default_arguments(transformers.TrainingArguments, process_index=0, precompute_ref_log_probs=False),
