@@ -36,7 +36,7 @@ OF_TRAINERS: Mapping[str, str] = {
     "trained_dtype": "the dtype of the parameters that are trained, such as float32",
     "mixed_precision": "bf16 or fp16 of the config, whichever is on",
     "default_attention": "the attention is what transformers takes by default, sdpa for most models: true or false",
-    "mixes_sequences": "the model mixes the sequences of a row whose position_ids start anew: true or false",
+    "mixes_sequences": "the model mixes the sequences of a row whose position_ids start again: true or false",
     "attends_across": "sequences in one row attend to one another, as without FlashAttention they may: true or false",
     "soft_prompt": "PEFT puts virtual tokens before each row, as in prompt tuning and p-tuning: true or false",
     "frozen_parameters": "a parameter of the model is frozen: true or false",

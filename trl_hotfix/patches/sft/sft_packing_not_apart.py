@@ -1,6 +1,6 @@
 """SFT gives flattened batches to models that do not keep their sequences apart.
 
-``packing`` and ``padding_free`` make one row of all sequences of a batch, whose ``position_ids`` start anew with each.
+``packing`` and ``padding_free`` make one row of all sequences of a batch, whose ``position_ids`` start again with each.
 transformers from 4.53 on makes a mask of them. Three kinds of model make none, and nothing warns of it since TRL 1.1:
 
 - those whose mask is made without the positions: GPT-OSS with eager attention, OPT, MPT, Bloom, and on transformers
