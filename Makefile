@@ -86,6 +86,7 @@ release: $(VENV)/ready
 matrix: $(VENV)/ready
 	$(BIN)/python -m bench run --again $(if $(SHARD),--shard $(SHARD) --into build/evidence-$(subst /,-,$(SHARD)))
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m matrix --shard $(or $(SHARD),1/1)
+	$(BIN)/python -m bench.relations --on --recorded $(if $(SHARD),--shard $(SHARD))
 
 # Two runs that must agree, on TRL's trainers of each release, without the patches and with them; what is known is not run again:
 # `make relations RELEASES=1.16.0`, or a part, `make relations SHARD=3/20`. The answers are in build/relations.json.

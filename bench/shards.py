@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +26,3 @@ class Shard:
         """Return whether the name is in this part."""
         digest = hashlib.sha256(name.encode()).digest()
         return int.from_bytes(digest[:8], "big") % self.count == self.number - 1
-
-    def turn(self, count: int, chosen: int) -> Shard:
-        """Return one of ``count`` parts of this part, which any number chooses."""
-        return Shard(self.number + self.count * (chosen % count), self.count * count)
-
-
-def number_of_commit() -> int:
-    """Return a number that another commit changes. It is not of the digits by which .ci/run chooses its shard."""
-    command = ["git", "rev-parse", "HEAD"]
-    process = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return int(process.stdout.strip()[-8:] or "0", 16)

@@ -29,7 +29,7 @@ from bench.relations.known import Answer, find, keep, key
 from bench.relations.ledger import not_seen, without_cause
 from bench.releases import layout
 from bench.releases.layout import BENCH, Place
-from bench.shards import Shard, number_of_commit
+from bench.shards import Shard
 
 SECONDS_A_CLAIM = 60
 Named = tuple[str, Claim]
@@ -167,7 +167,7 @@ trainers_option = click.option("--trainers", callback=names_of(RECIPES), help="S
 @click.option("--off", "only_off", is_flag=True, help="Only without the patches.")
 @click.option("--on", "only_on", is_flag=True, help="Only with the patches.")
 @shard_option
-@click.option("--turns", type=click.IntRange(1), default=1, help="Of the shard only one of N parts, by the commit.")
+@click.option("--recorded", is_flag=True, help="Only what evidence/relations has: releases, trainers and ways.")
 @jobs_option
 @click.option("--into", type=click.Path(dir_okay=False, path_type=Path), default=BENCH.parent / "build/relations.json")
 @click.option("--write", "writes", is_flag=True, help="Write the answers into evidence/relations, too.")
@@ -178,7 +178,7 @@ def command(
     only_off: bool,
     only_on: bool,
     shard: Shard,
-    turns: int,
+    recorded: bool,
     jobs: int,
     into: Path,
     writes: bool,
@@ -188,14 +188,15 @@ def command(
     Exit code 1 if a run failed, a violation has no cause in the ledger, or a finding of the ledger is not seen.
     """
     ways = [on for on in (False, True) if not (only_off and on) and not (only_on and not on)]
-    part = shard.turn(turns, number_of_commit())
+    known = record.subjects() if recorded else None
     works = [
         work
         for place in places
         if place.is_main
         for trainer in trainers
         for on in ways
-        for work in works_of(place, trainer, claims_of(trainer, chosen(part, place, trainer, relations)), on=on)
+        if known is None or (str(place), on, trainer) in known
+        for work in works_of(place, trainer, claims_of(trainer, chosen(shard, place, trainer, relations)), on=on)
     ]
     console = Console()
     answers = ask(works, jobs, console)

@@ -61,6 +61,11 @@ def read_all(folder: Path = FOLDER) -> list[Answer]:
     return [answer for path in sorted(folder.glob("*.json")) for answer in read(path)]
 
 
+def subjects() -> set[tuple[str, bool, str]]:
+    """Return who is on record: the place, whether the patches are on, and the trainer."""
+    return {(answer["place"], answer["on"], answer["cell"]["trainer"]) for answer in read_all()}
+
+
 def short(answer: Answer) -> Answer:
     """Return what a record keeps of an answer. The largest difference comes first, and it alone has numbers."""
     cell = answer["cell"]

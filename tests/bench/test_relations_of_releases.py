@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from trl_hotfix.relations import by_hand, forms, odd_models
@@ -124,13 +125,24 @@ def test_claims_that_need_other_packages_are_asked_apart() -> None:
     assert {work.overlays for work in early} == {(), ("deepspeed-0.15.4",)}
 
 
-def test_each_relation_of_a_trainer_is_asked_in_one_turn_of_one_shard() -> None:
-    parts = [Shard(number, 4).turn(3, commit) for number in range(1, 5) for commit in range(3)]
-    asked = [relation for part in parts for relation in asking.chosen(part, NEWEST, "SFT", RELATIONS)]
+def test_each_relation_of_a_trainer_is_asked_in_one_shard() -> None:
+    asked = [
+        relation for number in range(1, 5) for relation in asking.chosen(Shard(number, 4), NEWEST, "SFT", RELATIONS)
+    ]
     assert sorted(asked) == sorted(RELATIONS)
-    shard = asking.chosen(Shard(2, 4), NEWEST, "SFT", RELATIONS)
-    of_its_turns = [asking.chosen(Shard(2, 4).turn(3, commit), NEWEST, "SFT", RELATIONS) for commit in range(3)]
-    assert sorted(relation for turn in of_its_turns for relation in turn) == sorted(shard)
+
+
+def test_the_record_alone_is_asked_of_whom_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[asking.Work] = []
+    monkeypatch.setattr(asking.record, "subjects", lambda: {(str(NEWEST), True, "SFT"), (str(OLDER), False, "DPO")})
+    monkeypatch.setattr(asking, "ask", lambda works, jobs, console: asked.extend(works) or [])
+    arguments = ["--recorded", "--releases", f"{OLDER.release},{NEWEST.release}", "--into", str(tmp_path / "answers")]
+    assert CliRunner().invoke(asking.command, arguments).exit_code == 0
+    assert {(str(work.place), work.on, work.trainer) for work in asked} == asking.record.subjects()
+
+
+def test_the_record_says_who_is_on_it() -> None:
+    assert (str(NEWEST), True, "GRPO") in asking.record.subjects()
 
 
 def test_what_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
