@@ -37,7 +37,8 @@ def divide_by_the_items(call: Call) -> Any:
     by_model = trainer.model_accepts_loss_kwargs and not (trainer.compute_loss_func or trainer.label_smoother)
     copies = copies_of_the_loss(trainer)
     is_whole = micro_batches(trainer) * copies == 1 or "shift_labels" in inputs
-    if is_whole or items is None or labels is None or not (by_model and call.is_training):
+    heeds = _ignoring.get(trainer) is False
+    if heeds or is_whole or items is None or labels is None or not (by_model and call.is_training):
         return call()
     loss, outputs = call.with_(return_outputs=True)()
     predicted = (labels[..., 1:] != -100).sum()
