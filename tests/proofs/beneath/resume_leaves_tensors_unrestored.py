@@ -27,6 +27,10 @@ STOP, STEPS = 1, 3
 
 
 def train() -> tiny.TrainingResult:
+    import transformers
+
+    if in_range(transformers.__version__, "<4.52"):
+        return tiny.TrainingResult(absent("this transformers saves each tensor by its own name"))
     runs: dict[str, Any] = {}
     measured = wrong = 0
     for method, kinds in models().items():

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -76,7 +77,7 @@ def _sends_texts(name: str) -> bool:
         return False
     if name == "OnlineDPO":
         # Its own loop calls what transformers 5 no longer has.
-        if in_range(trl.__version__, "<0.28") and in_range(transformers.__version__, ">=5"):
+        if in_range(version("trl"), "<0.28") and in_range(transformers.__version__, ">=5"):
             return False
         return "images" in inspect.signature(getattr(trainer_class, "_generate_vllm", id)).parameters
     if "vllm_client.generate(" not in _source(name) and "llm.generate(" not in _source(name):
