@@ -15,8 +15,6 @@ import math
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from packaging.version import Version
-
 from ...authoring import Call, absent, judge, wrapper
 from ...model import Outcome
 from ...testing import class_with_steps, default_arguments, stub_trainer
@@ -47,6 +45,7 @@ def count_the_last_step(call: Call) -> Any:
 def all_of_an_epoch_is_trained_on(module: ModuleType) -> Outcome:
     """Count the steps of an epoch of 30 micro-batches of two rows, eight a step, and fetch the last of them."""
     import transformers
+    from packaging.version import Version
 
     trainer_class = class_with_steps(module)
     if trainer_class is None:

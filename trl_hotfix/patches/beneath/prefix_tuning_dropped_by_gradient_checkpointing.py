@@ -14,8 +14,6 @@ import logging
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from packaging.version import Version
-
 from ...authoring import Call, Once, absent, judge, wrapper
 from ...model import Outcome
 from ...testing import class_with_steps, default_arguments, recorded_warnings, stub_trainer
@@ -48,6 +46,7 @@ def _has_prefix(model: Any) -> bool:
 def checkpointing_is_off_for_a_prefix(module: ModuleType) -> Outcome:
     """Begin to train a prefix with gradient checkpointing, and ask whether ``train`` will switch it on."""
     import transformers
+    from packaging.version import Version
 
     trainer_class = class_with_steps(module)
     if trainer_class is None or any(base.__module__.startswith("trl.") for base in trainer_class.__mro__[1:]):

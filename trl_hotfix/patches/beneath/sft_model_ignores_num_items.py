@@ -15,8 +15,6 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from packaging.version import Version
-
 from ...authoring import Call, absent, copies_of_the_loss, judge, micro_batches, module_of, wrapper
 from ...model import Outcome
 from ...testing import SftMoeStep
@@ -77,9 +75,10 @@ def _cross_entropy(logits: Any, labels: Any) -> float:
 def each_micro_batch_has_its_share(module: ModuleType) -> Outcome:
     """Differentiate the loss of a model that ignores that its three tokens are of twelve."""
     import transformers
+    from packaging.version import Version
 
-    if Version(transformers.__version__) < Version("4.48"):
-        return absent("accelerate divides, or this is a bug of every model: transformers-gradients-times-gas")
+    if not Version("4.48") <= Version(transformers.__version__) < Version("5.3"):
+        return absent("this is a bug of every model, or of none that was run")
     if module_of(module.SFTTrainer.compute_loss) is not module:
         return absent("SFT of this release has the compute_loss of transformers")
     step = SftMoeStep(module, 0.0, aux_loss_enabled=False, current_gradient_accumulation_steps=4)
