@@ -53,8 +53,10 @@ def _set_epoch(trainer: Any, set_epoch: Callable[[int], None], act: Callable[[],
 
 def resumed_run_is_in_its_epoch(module: ModuleType) -> Outcome:
     """Resume a run in its second epoch, and ask the sampler which epoch it has when the pass begins."""
+    import accelerate  # type: ignore[import-untyped]
     import torch
     import transformers
+    from packaging.version import Version
     from torch.utils.data import BatchSampler
 
     beneath, trainer_class = _accelerate(), class_with_steps(module)
@@ -62,6 +64,8 @@ def resumed_run_is_in_its_epoch(module: ModuleType) -> Outcome:
         return absent("this module has no trainer, one with a loop of its own, or one with a base in TRL")
     if int(transformers.__version__.partition(".")[0]) >= 5:
         return absent("transformers tells the loader its epoch after it has skipped batches")
+    if not Version("1.7") <= Version(accelerate.__version__) < Version("1.15"):
+        return absent("accelerate hands the epoch on, or does not reach the sampler")
     rows, one_process = list(range(8)), SimpleNamespace(distributed_type="NO", _add_dataloader=len)
     sampler = beneath.SeedableRandomSampler(rows, generator=torch.Generator())
     trainer = stub_trainer(
