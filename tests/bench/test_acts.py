@@ -26,6 +26,27 @@ NOTES_COLLATOR = "it notes whether the trainer is given a collator, and _prepare
 NOTES_ADAPTER = "it keeps the weights of the adapter, which are taken where the reference is computed"
 UNDER_DEEPSPEED = ("deepspeed-offload-drops-micro-batches", "deepspeed-divides-by-accumulation-twice")
 NOTES = "it notes the dataset that is cut, and _prepare_dataset says what is lost"
+
+TRAINED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(UNDER_DEEPSPEED, ("SFT", "DPO", "CPO", "Base", "_Base")),
+    "prefix-tuning-dropped-by-gradient-checkpointing": ("DPO", "Base", "_Base"),
+    "epoch-tail-lost": ("SFT", "DPO"),
+    "moe-aux-loss-no-gradient-reentrant": ("SFT", "Base", "_Base"),
+    "resume-replays-epoch-0-order": ("SFT", "DPO", "Base", "_Base"),
+    "resume-leaves-tensors-unrestored": ("SFT", "Base", "_Base"),
+}
+"""The trainers, or bases, that the proofs of patches with many trainers train."""
+
+
+def not_trained(patch_id: str, trained: tuple[str, ...]) -> dict[str, str]:
+    """Return the methods of the trainers that the proof does not train."""
+    return {
+        target.attribute: NOT_TRAINED
+        for target in PATCHES[patch_id].targets
+        if target.attribute.partition("Trainer")[0] not in trained
+    }
+
+
 IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("dpo-aux-loss-dropped", "self-test"): {"DPOTrainer._compute_loss_liger": WARNS},
     ("dpo-aux-loss-dropped", "proof"): {"DPOTrainer._compute_loss_liger": WARNS},
@@ -36,14 +57,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         (patch_id, "self-test"): {target.attribute: ENDS_EARLY for target in PATCHES[patch_id].targets}
         for patch_id in UNDER_DEEPSPEED
     },
-    **{
-        (patch_id, "proof"): {
-            target.attribute: NOT_TRAINED
-            for target in PATCHES[patch_id].targets
-            if target.attribute.partition("Trainer")[0] not in ("SFT", "DPO", "CPO", "Base", "_Base")
-        }
-        for patch_id in UNDER_DEEPSPEED
-    },
+    **{(patch_id, "proof"): not_trained(patch_id, trained) for patch_id, trained in TRAINED.items()},
     **{
         ("dpo-fully-truncated-completions-kept", run): {
             f"{method}Trainer.__init__": NOTES_COLLATOR for method in ("DPO", "KTO")
@@ -124,35 +138,10 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
-    ("prefix-tuning-dropped-by-gradient-checkpointing", "proof"): {
-        target.attribute: NOT_TRAINED
-        for target in PATCHES["prefix-tuning-dropped-by-gradient-checkpointing"].targets
-        if target.attribute.partition("Trainer")[0] not in ("DPO", "Base", "_Base")
-    },
-    ("epoch-tail-lost", "proof"): {
-        target.attribute: NOT_TRAINED
-        for target in PATCHES["epoch-tail-lost"].targets
-        if target.attribute.partition("Trainer")[0] not in ("SFT", "DPO")
-    },
-    ("moe-aux-loss-no-gradient-reentrant", "proof"): {
-        target.attribute: NOT_TRAINED
-        for target in PATCHES["moe-aux-loss-no-gradient-reentrant"].targets
-        if target.attribute.partition("Trainer")[0] not in ("SFT", "Base", "_Base")
-    },
-    ("resume-replays-epoch-0-order", "proof"): {
-        target.attribute: NOT_TRAINED
-        for target in PATCHES["resume-replays-epoch-0-order"].targets
-        if target.attribute.partition("Trainer")[0] not in ("SFT", "DPO", "Base", "_Base")
-    },
     ("resume-leaves-tensors-unrestored", "self-test"): {
         target.attribute: "the self-test resumes a run; the proof and the tests load the best model too"
         for target in PATCHES["resume-leaves-tensors-unrestored"].targets
         if target.attribute.endswith("._load_best_model")
-    },
-    ("resume-leaves-tensors-unrestored", "proof"): {
-        target.attribute: NOT_TRAINED
-        for target in PATCHES["resume-leaves-tensors-unrestored"].targets
-        if target.attribute.partition("Trainer")[0] not in ("SFT", "Base", "_Base")
     },
     ("moe-aux-coef-ignores-model-config", "self-test"): dict.fromkeys(
         (f"{method}Trainer.__init__" for method in ("SFT", "GRPO", "RLOO", "DPO", "KTO")), ENDS_EARLY

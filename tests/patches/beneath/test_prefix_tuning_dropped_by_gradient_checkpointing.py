@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +10,10 @@ from transformers import TrainingArguments
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
-from trl_hotfix.testing import default_arguments, stub_trainer
+from trl_hotfix.testing import default_arguments
 
 import tiny
+from tiny.beginning import about_to_train
 
 ID = "prefix-tuning-dropped-by-gradient-checkpointing"
 (PATCH,) = (patch for patch in loading.load() if patch.id == ID)
@@ -45,19 +45,8 @@ def prefix() -> Any:
 
 def trainer_of(target: Any, model: Any, *, on: bool = True, main: bool = True, **state: Any) -> Any:
     settings = {"gradient_checkpointing": on, "process_index": 0, "precompute_ref_log_probs": False}
-    trainer = stub_trainer(
-        getattr(import_module(target.module), target.attribute.partition(".")[0]),
-        default_arguments(TrainingArguments, **settings),
-        model=model,
-        train_dataset=[1],
-        data_collator=list,
-        _train_batch_size=1,
-        _get_train_sampler=lambda *args: None,
-        _get_collator_with_removed_columns=lambda collator, description: collator,
-        **{"is_in_train": True, **state},
-    )
-    trainer.accelerator = SimpleNamespace(is_main_process=main, prepare=lambda loader: LOADER)
-    return trainer
+    args = default_arguments(TrainingArguments, **settings)
+    return about_to_train(target, args, LOADER, main=main, model=model, **state)
 
 
 def begin(target: Any, trainer: Any) -> tuple[bool, int | None]:
