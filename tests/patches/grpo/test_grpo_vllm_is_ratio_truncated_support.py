@@ -377,7 +377,7 @@ class Adapted(Keeping):
     def get_base_model(self) -> Any:
         return Whole()
 
-    def forward(self, input_ids: Any, **others: Any) -> Any:
+    def forward(self, input_ids: Any, **others: Any) -> Any:  # type: ignore[override]
         self.given.append(others)
 
 

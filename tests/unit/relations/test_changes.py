@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_a_changed_setting_is_another_and_says_so(more: str) -> None:
 
 
 def test_all_that_a_claim_names_is_there() -> None:
-    tables = {
+    tables: dict[str, Mapping[str, Any]] = {
         "form": forms.FORMS,
         "images": HELD,
         "architecture": ARCHITECTURES,

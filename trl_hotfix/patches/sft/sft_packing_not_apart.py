@@ -76,7 +76,7 @@ def give_each_sequence_its_row(call: Call) -> Any:
 def _kernels_keep_apart(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Return whether the kernels of the model keep sequences apart, or transformers raises an error without them."""
     config = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
     is_adapted = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
     hands_on = getattr(text, "model_type", None) in _HAND_SEQ_IDX_ON and "seq_idx" in inputs
     return hands_on and not is_adapted and _transformers_asks_for_kernels()
