@@ -177,7 +177,14 @@ def _model(method: str, folder: str) -> Any:
     if method != "PRM":
         return policy
     torch.manual_seed(0)
-    return AutoModelForTokenClassification.from_pretrained(f"{folder}/llama-0", num_labels=2)
+    steps_classified = AutoModelForTokenClassification.from_pretrained(f"{folder}/llama-0", num_labels=2)
+    if tiny.state.variant != "lora":
+        return steps_classified
+    from peft import get_peft_model
+
+    adapter = tiny.lora()
+    adapter.task_type = "TOKEN_CLS"
+    return get_peft_model(steps_classified, adapter)
 
 
 def _projected(gradients: dict[str, Any]) -> float:
