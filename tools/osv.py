@@ -18,7 +18,7 @@ from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
 from trl_hotfix.matching.fingerprints import bodies
 from trl_hotfix.model import Bug, Patch
-from trl_hotfix.reporting.sentences import no_repair
+from trl_hotfix.reporting.sentences import fixed_of, no_repair
 
 CHECKOUT = Path(__file__).parents[1]
 FOLDER = CHECKOUT / "build" / "osv"
@@ -55,7 +55,7 @@ def record(patch: Bug, modified: str) -> dict[str, Any]:
 def _repair(bug: Bug) -> str:
     if isinstance(bug, Patch):
         return f"Repair by trl_hotfix: {bug.how}"
-    return f"Repair by trl_hotfix: none ({no_repair(bug.upstream.fixed_in)})"
+    return f"Repair by trl_hotfix: none ({no_repair(fixed_of(bug))})"
 
 
 def _in_database(bug: Bug) -> dict[str, Any]:

@@ -241,7 +241,8 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
 
     ``not_repaired`` describes the part of the bug that the patch leaves. ``review_by`` is for a bug that is open in the
     newest release: the day by which newer releases are to be checked for it. ``formerly`` are the ids that the patch
-    had before; a user may still name it so.
+    had before; a user may still name it so. ``layer`` is the distribution in ``requires`` that has the bug, if it is
+    not TRL.
     """
 
     id: str
@@ -256,6 +257,7 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     self_test: str
     not_repaired: str | None = None
     requires: Mapping[str, str] = {}
+    layer: str | None = None
     default: bool = True
     options: Mapping[str, Option] = {}
     review_by: date | None = None
@@ -292,6 +294,7 @@ class KnownBug(Struct, frozen=True, forbid_unknown_fields=True):
     why: str
     hits: tuple[Hit, ...]
     requires: Mapping[str, str] = {}
+    layer: str | None = None
     review_by: date | None = None
 
 

@@ -154,17 +154,18 @@ def stack_key(stack: str) -> str:
 
 
 def _stack_key(stack: str) -> str:
-    return _key(_lock(stack).read_text(), *settings()["plugin"])
+    return _key(lock(stack).read_text(), *settings()["plugin"])
 
 
-def _lock(stack: str) -> Path:
+def lock(stack: str) -> Path:
+    """Return the file with the pins of a stack."""
     return HERE / "stacks" / f"{stack}.txt"
 
 
 @functools.cache
 def versions(stack: str) -> dict[str, str]:
     """Return the versions that the lock of a stack pins."""
-    lines = _lock(stack).read_text().splitlines()
+    lines = lock(stack).read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line)
 
 
@@ -292,7 +293,7 @@ def _build_stack(stack: str, report: Callable[[str], None]) -> None:
     uv("venv", "--python", sys.executable, str(folder))
     python = str(folder / "bin" / "python")
     # --no-deps: the lock is complete, and a dependency could bring another torch.
-    uv("pip", "install", "--no-deps", "--python", python, "-r", str(_lock(stack)), *settings()["plugin"])
+    uv("pip", "install", "--no-deps", "--python", python, "-r", str(lock(stack)), *settings()["plugin"])
     (folder / ".ready").write_text(key)
 
 

@@ -19,7 +19,7 @@ from trl_hotfix.catalogue import loading, on_record
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Bug, KnownBug, Patch, Severity, Target
-from trl_hotfix.reporting.sentences import links
+from trl_hotfix.reporting.sentences import fixed_in_layers, links
 
 from bench.results import gpu_record
 from bench.results.matrix import matrix
@@ -205,9 +205,11 @@ def _facts(bug: Bug) -> str:
     facts = {
         "severity": f"{bug.severity.value}: {SEVERITY_MEANINGS[bug.severity]}",
         "in": prose(trainers(patch)) if patch else _trainers_hit(bug),
+        "bug of": bug.layer or "",
         "TRL": f"{_releases(bug.trl)} (`{bug.trl}`)" + (f", fixed in {fixed_in}" if fixed_in else ""),
-        "open": f"in the newest release that was looked at; looked at again by {review_by}" if review_by else "",
+        "open": f"in the newest release we checked; we check again by {review_by}" if review_by else "",
         "requires": ", ".join(f"{name} `{specifiers}`" for name, specifiers in bug.requires.items()),
+        "fixed": ", ".join(f"{name} {version}" for name, version in fixed_in_layers(bug).items()),
         "upstream": ", ".join(f"[{kind} {number}]({url})" for kind, number, url in threads),
         "paper": ", ".join(f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" for paper in papers),
     }

@@ -25,7 +25,7 @@ from trl_hotfix.relations import ledger
 from bench.pages import picture
 from bench.relations import record
 from bench.results.matrix import matrix, rows
-from tools.pages import bug_pages, chooser, relation_pages
+from tools.pages import bug_pages, chooser, relation_pages, your_stack
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -40,6 +40,7 @@ SECTIONS = {
         "five-questions.md",
         "scan.md",
         "audit.md",
+        your_stack.PATH,
         "upgrade.md",
         "relations.md",
         relation_pages.PATH,
@@ -71,7 +72,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
     pages = bug_pages.pages() | {
-        relation_pages.PATH: relation_pages.page(record.read_all(), ledger.load(), loading.load())
+        relation_pages.PATH: relation_pages.page(record.read_all(), ledger.load(), loading.load()),
+        your_stack.PATH: your_stack.page(config.use_directory_urls),
     }
     pages["index.md"] = index(readme, config.use_directory_urls)
     for name, path in FROM_THE_TOP.items():

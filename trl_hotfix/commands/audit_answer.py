@@ -10,6 +10,7 @@ from .. import __version__
 from ..matching.hits import Answer as HitAnswer
 from ..model import Bug as AnyBug
 from ..model import Severity
+from ..reporting.sentences import fixed_in_layers
 from .accepted import IgnoreProblem, Ignores
 
 
@@ -18,8 +19,11 @@ class Bug(TypedDict):
 
     It is "cannot tell" where something is unknown. ``repaired``: "by default", "if named" or, for a run, the word of
     its record; "no" if the record lacks the patch; "none" if there is no patch. ``run_repairs``: whether a run would
-    repair it, by ``--policy`` or the environment; null if nobody asks. ``fixed_in`` is the first release of TRL with
-    the fix, if there is one. ``source`` of the answer: "pins", the "files" of a run, its "record" or "scripts".
+    repair it, by ``--policy`` or the environment; null if nobody asks. ``layer`` is the distribution beneath TRL that
+    has the bug; null: TRL. ``fixed_in`` is the first release of TRL with the fix, if there is one, and
+    ``fixed_in_layers`` the first without the bug of each other distribution, such as ``{"transformers": "5.3"}``;
+    ``>0.18.3`` if only 0.18.3 has it. ``source`` of the answer: "pins", the "files" of a run, its "record" or
+    "scripts".
     """
 
     id: str
@@ -28,7 +32,9 @@ class Bug(TypedDict):
     answer: str
     repaired: str
     run_repairs: bool | None
+    layer: str | None
     fixed_in: str | None
+    fixed_in_layers: dict[str, str]
     symptom: str
     because: list[str]
     unknown: list[str]
@@ -93,7 +99,9 @@ def bug_of(
         "answer": answer,
         "repaired": repaired,
         "run_repairs": None,
+        "layer": patch.layer,
         "fixed_in": patch.upstream.fixed_in,
+        "fixed_in_layers": fixed_in_layers(patch),
         "symptom": symptom,
         "because": list(because),
         "unknown": list(unknown),

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..errors import LONG, plain, printable
 from ..model import Bug as AnyBug
 from ..reporting.lines import width
-from ..reporting.sentences import no_repair
+from ..reporting.sentences import no_repair, where_fixed
 from ..reporting.table import NARROW, block, bug_block, show
 from .annotations import annotate, annotate_ignores
 from .audit_answer import CANNOT_TELL, Accepted, Answer, Bug
@@ -57,14 +57,15 @@ def _table(bugs: Sequence[Bug]) -> Table:
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     # An id must be easy to copy, so it is never folded.
     view.add_column("bug", overflow="fold", width=max(len(bug["id"]) for bug in bugs))
-    for name in ("severity", "fixed in", "repaired here", "answer"):
+    for name in ("severity", "bug of", "fixed in", "repaired here", "answer"):
         view.add_column(name, overflow="fold")
     for bug in bugs:
         reasons = Text(f": {printable('; '.join(bug['unknown']), 2 * LONG)}" if bug["unknown"] else "")
         view.add_row(
             Text(bug["id"], style="bold"),
             Text(bug["severity"]),
-            Text(bug["fixed_in"] or "no release"),
+            Text(bug["layer"] or "TRL"),
+            Text(_fixed(bug) or "no release"),
             Text(_repaired_here(bug)),
             Text.assemble(_answer(bug), reasons),
         )
@@ -74,9 +75,14 @@ def _table(bugs: Sequence[Bug]) -> Table:
 def _narrow(bug: Bug) -> RenderableType:
     """Return the row of a bug for a narrow terminal, with the id on a line of its own."""
     head = Padding(Text(bug["id"], style="bold"), (0, 0, 0, 2))
-    row = f"{bug['severity']}; fixed in {bug['fixed_in'] or 'no release'}; repaired here: {_repaired_here(bug)}"
+    fixed = f"a bug of {bug['layer'] or 'TRL'}; fixed in {_fixed(bug) or 'no release'}"
+    row = f"{bug['severity']}; {fixed}; repaired here: {_repaired_here(bug)}"
     reasons = f": {'; '.join(bug['unknown'])}" if bug["unknown"] else ""
     return Group(head, block(f"{row}; {bug['answer']}{reasons}", 6))
+
+
+def _fixed(bug: Bug) -> str | None:
+    return where_fixed(bug["fixed_in"], bug["fixed_in_layers"])
 
 
 def _repaired_here(bug: Bug) -> str:
@@ -88,7 +94,7 @@ def _repaired_here(bug: Bug) -> str:
 def _of_record(bug: Bug) -> str:
     repaired = bug["repaired"]
     if repaired == "none":
-        return no_repair(bug["fixed_in"])
+        return no_repair(_fixed(bug))
     words = {"unknown": "the run has no record of trl_hotfix", "no": "its record does not have the patch"}
     return words.get(repaired, f"its record has the patch: {printable(repaired, LONG)}")
 
@@ -157,7 +163,7 @@ def _level(bug: Bug, of_repaired: str) -> str:
 
 
 def _message(answer: Answer, bug: Bug) -> str:
-    fix = f"fixed in TRL {bug['fixed_in']}" if bug["fixed_in"] else "no release of TRL has the fix"
+    fix = f"fixed in {_fixed(bug)}" if _fixed(bug) else "no release has the fix"
     reasons = "".join(f" {reason};" for reason in (*bug["unknown"], *bug["because"]))
     return f"{bug['symptom']}.{reasons} {fix}; repaired here: {_repaired_here(bug)}. trl-hotfix explain {bug['id']}"
 

@@ -15,7 +15,7 @@ from ..matching.fingerprints import bodies, unproven
 from ..matching.hits import Answer as HitAnswer
 from ..model import Bug as AnyBug
 from ..model import Severity
-from ..reporting.sentences import repair_of
+from ..reporting.sentences import fixed_in_layers, repair_of
 from ..reporting.table import show
 from ..scanning.default_changes import default_changes
 from ..scanning.found import TrainerCall
@@ -147,7 +147,9 @@ def _bugs(
             "severity": patch.severity.value,
             "on_by_default": repair_of(patch) == "by default",
             "repair": repair_of(patch),
+            "layer": patch.layer,
             "fixed_in": patch.upstream.fixed_in,
+            "fixed_in_layers": fixed_in_layers(patch),
             "hits": answers.get(patch.id) if calls is not None else None,
         }
         for patch in present

@@ -9,6 +9,7 @@ class Bug(TypedDict):
     """A known bug. ``hits``: whether it hits the script on the release that has it; None without a script.
 
     ``repair`` of trl_hotfix: "by default", "if named" or "none"; ``fixed_in`` is the first release with TRL's own.
+    ``layer`` is the distribution that has the bug, null: TRL; ``fixed_in_layers`` has the first without it of others.
     """
 
     id: str
@@ -16,7 +17,9 @@ class Bug(TypedDict):
     severity: str
     on_by_default: bool
     repair: str
+    layer: str | None
     fixed_in: str | None
+    fixed_in_layers: dict[str, str]
     hits: str | None
 
 

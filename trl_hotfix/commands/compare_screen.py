@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ..errors import plain
-from ..reporting.sentences import no_repair
+from ..reporting.sentences import no_repair, where_fixed
 from ..reporting.table import block
 from ..scanning.default_changes import Change
 from .compare_answer import Answer, TrainerDefaults
@@ -31,7 +31,8 @@ def _blocks(answer: Answer) -> list[RenderableType]:
         blocks.append(block(f"{title}: {len(bugs) or 'nothing that is known'}", 0, style="bold"))
         for bug in bugs:
             hits = f"{bug['hits']}  " if bug["hits"] is not None else ""
-            notes = {"if named": "; the patch is off unless named", "none": f"; {no_repair(bug['fixed_in'])}"}
+            known = no_repair(where_fixed(bug["fixed_in"], bug["fixed_in_layers"]))
+            notes = {"if named": "; the patch is off unless named", "none": f"; {known}"}
             off = notes.get(bug["repair"], "")
             blocks.append(Padding(Text.assemble(hits, (bug["id"], "bold")), (0, 0, 0, 2)))
             blocks.append(block(f"{bug['title']} ({bug['severity']}{off})", 6))

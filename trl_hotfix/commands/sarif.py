@@ -9,7 +9,7 @@ from typing import Any
 from .. import __version__
 from ..errors import SHOWN, shortened
 from ..model import Bug, Patch
-from ..reporting.sentences import no_repair
+from ..reporting.sentences import fixed_of, no_repair
 from .accepted import REVIEW_IS_DUE, IgnoreProblem
 from .gate import level_of
 
@@ -77,7 +77,7 @@ def _due(problem: IgnoreProblem) -> dict[str, Any]:
 
 
 def _rule(bug: Bug) -> dict[str, Any]:
-    repair = bug.how if isinstance(bug, Patch) else f"trl_hotfix: {no_repair(bug.upstream.fixed_in)}"
+    repair = bug.how if isinstance(bug, Patch) else f"trl_hotfix: {no_repair(fixed_of(bug))}"
     rule = {
         "id": bug.id,
         "shortDescription": {"text": bug.title},

@@ -12,7 +12,8 @@ class Bug(TypedDict):
 
     ``positions`` has the places in words, once each: a cell of a notebook, a line of a config that the command line
     names, or "the command line". ``repair`` of trl_hotfix: "by default", "if named" or
-    "none"; ``fixed_in`` is the first release of TRL with the fix, if there is one.
+    "none"; ``fixed_in`` is the first release of TRL with the fix, if there is one, and ``fixed_in_layers`` the first
+    without the bug of each other distribution; ``layer`` is the distribution that has the bug, null: TRL.
 
     ``run_repairs``: whether the run would repair it, by ``--policy`` or the environment; null without ``--policy`` and
     ``--fail-on unrepaired``.
@@ -29,7 +30,9 @@ class Bug(TypedDict):
     on_by_default: bool
     repair: str
     run_repairs: bool | None
+    layer: str | None
     fixed_in: str | None
+    fixed_in_layers: dict[str, str]
 
 
 class Accepted(Bug):

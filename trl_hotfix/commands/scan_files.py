@@ -9,7 +9,7 @@ from ..catalogue.conditions import Argument, Lookup
 from ..errors import LONG, ScriptError, printable
 from ..matching.hits import Finding
 from ..model import Bug as AnyBug
-from ..reporting.sentences import repair_of
+from ..reporting.sentences import fixed_in_layers, repair_of
 from ..scanning.command_lines import texts
 from ..scanning.facts import facts_for
 from ..scanning.files import files_to_scan
@@ -133,5 +133,7 @@ class Scan:
             "on_by_default": repair_of(finding.patch) == "by default",
             "repair": repair_of(finding.patch),
             "run_repairs": finding.patch.id in self._repaired if self._repaired is not None else None,
+            "layer": finding.patch.layer,
             "fixed_in": finding.patch.upstream.fixed_in,
+            "fixed_in_layers": fixed_in_layers(finding.patch),
         }

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..errors import SHOWN, plain, printable
 from ..model import Bug as AnyBug
 from ..reporting.lines import folded, say, width
-from ..reporting.sentences import no_repair
+from ..reporting.sentences import no_repair, where_fixed
 from ..reporting.table import block, bug_block, show
 from .annotations import annotate, annotate_ignores
 from .common import say_json
@@ -75,13 +75,17 @@ def _command(command: str) -> Text:
 
 
 def _block(trainer: Trainer, bug: Bug, answer: Text, reasons: Sequence[str]) -> Iterator[RenderableType]:
-    notes = {"if named": "; the patch is off unless named", "none": f"; {no_repair(bug['fixed_in'])}"}
+    notes = {"if named": "; the patch is off unless named", "none": f"; {_no_repair(bug)}"}
     off = "; this run repairs it" if bug["run_repairs"] else notes.get(bug["repair"], "")
     because = "; ".join(reasons) or "whatever the arguments"
     # The head has the line of the trainer, and a reason that of its value.
     named = [place for place in bug["positions"] if place != trainer["position"] and f"({place})" not in because]
     places = f"{', '.join(named)}: " if named else ""
     yield from bug_block(answer, bug["id"], f"{bug['symptom']} ({bug['severity']}{off})", f"{places}{because}")
+
+
+def _no_repair(bug: Bug) -> str:
+    return no_repair(where_fixed(bug["fixed_in"], bug["fixed_in_layers"]))
 
 
 def _not_used(given: NotUsed) -> str:
@@ -116,7 +120,7 @@ def as_annotations(answer: Answer, patches: Sequence[AnyBug]) -> None:
 
 
 def _annotate_hit(bug: Bug, file: str, trl: str) -> None:
-    without = f" It is {no_repair(bug['fixed_in'])}." if bug["repair"] == "none" else ""
+    without = f" It is {_no_repair(bug)}." if bug["repair"] == "none" else ""
     repaired = " This run repairs it." if bug["run_repairs"] else ""
     because = "; ".join(bug["because"])
     message = f"{bug['symptom']} ({because}).{without}{repaired} trl-hotfix explain {bug['id']}"

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 from ..catalogue import on_record
 from .report import PatchStatus
-from .sentences import because, links, turn_off
+from .sentences import because, fixed_of, links, turn_off
 
 
 def explanation(status: PatchStatus, journal: Sequence[str]) -> str:
     """Return one patch in words: the bug, the repair, its state here, and the steps that led to it (``journal``)."""
     patch = status.patch
-    fixed_in = f"; fixed upstream in {patch.upstream.fixed_in}" if patch.upstream.fixed_in else ""
+    fixed = fixed_of(patch)
     lines = [
         f"{patch.id} (revision {patch.revision}): {patch.title}",
         f"severity   {patch.severity.value}",
-        f"TRL        {patch.trl}{fixed_in}",
+        f"bug of     {patch.layer or 'TRL'}{f'; fixed in {fixed}' if fixed else ''}",
+        f"TRL        {patch.trl}",
     ]
     if patch.review_by:
-        lines.append(f"open       in the newest release that was looked at; to be reviewed by {patch.review_by}")
+        lines.append(f"open       in the newest release we checked; we check again by {patch.review_by}")
     lines += [f"requires   {name} {versions}" for name, versions in patch.requires.items()]
     lines.append(f"evidence   {on_record.in_words(patch)}")
     lines += [f"upstream   {link}" for link in links(patch.upstream)]

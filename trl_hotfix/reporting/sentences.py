@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from ..errors import printable
 from ..model import Bug, Decision, Evidence, KnownBug, Patch, Reason, Upstream
 
@@ -85,9 +87,31 @@ def repair_of(bug: Bug) -> str:
     return "by default" if bug.default else "if named"
 
 
-def no_repair(fixed_in: str | None) -> str:
-    """Return what there is for a bug without a patch."""
-    return f"known, no repair here; {f'fixed in TRL {fixed_in}' if fixed_in else 'no release of TRL has it fixed'}"
+def fixed_in_layers(bug: Bug) -> dict[str, str]:
+    """Return the first version without the bug of each other distribution; ``>0.18.3`` if only 0.18.3 has it."""
+    ends = {
+        distribution: {each.operator: each.version for each in SpecifierSet(specifiers)}
+        for distribution, specifiers in bug.requires.items()
+    }
+    return {
+        distribution: end.get("<") or f">{end['==']}" for distribution, end in ends.items() if "<" in end or "==" in end
+    }
+
+
+def where_fixed(fixed_in: str | None, layers: Mapping[str, str]) -> str | None:
+    """Return the releases without the bug, such as ``TRL 1.9.0, or transformers 5.3``. None: no release lacks it."""
+    releases = {**({"TRL": fixed_in} if fixed_in else {}), **layers}
+    return ", or ".join(f"{distribution} {version}" for distribution, version in releases.items()) or None
+
+
+def fixed_of(bug: Bug) -> str | None:
+    """Return the releases without the bug in words."""
+    return where_fixed(bug.upstream.fixed_in, fixed_in_layers(bug))
+
+
+def no_repair(fixed: str | None) -> str:
+    """Return what there is for a bug without a patch. ``fixed``: the releases without the bug."""
+    return f"known, no repair here; {f'fixed in {fixed}' if fixed else 'no release fixes it'}"
 
 
 def turn_off(patch: Patch) -> list[str]:

@@ -38,6 +38,12 @@ def test_an_invalid_range_of_a_requirement_is_at_its_line() -> None:
     assert message.startswith("requires deepspeed: 'new' is not a PEP 440 range")
 
 
+def test_a_layer_has_its_versions_in_requires() -> None:
+    line, message = the_mistake(ENTRY + '  requires: {peft: ">=0.8"}\n  layer: transformers\n')
+    assert line == 15
+    assert message == "layer: 'transformers' has no versions in requires, which has peft"
+
+
 def test_an_invalid_fixed_version_is_a_mistake() -> None:
     assert the_mistake(with_lines({6: "  upstream: {fixed_in: soon}"})) == (6, "fixed_in: 'soon' is not a version")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_hotfix.catalogue import data_files, loading
+from trl_hotfix.catalogue import data_files, loading, modules
 from trl_hotfix.commands.new import LONGEST_TITLE
 from trl_hotfix.errors import CatalogueError, DamagedError
 from trl_hotfix.matching import gates, versions
@@ -39,6 +39,12 @@ def test_a_title_reads_right_after_bug_in_a_line_of_the_log(bug: Bug) -> None:
 def test_no_two_bugs_have_one_title() -> None:
     titles = Counter(bug.title.lower() for bug in (*SHIPPED, *loading.without_repair()))
     assert [title for title, count in titles.items() if count > 1] == []
+
+
+def test_a_bug_beneath_trl_says_whose_it_is() -> None:
+    beneath = [patch for patch in SHIPPED if modules.family_of(patch.id) == "beneath"]
+    assert beneath
+    assert [patch.id for patch in beneath if patch.layer is None] == []
 
 
 def test_the_shipped_bugs_without_a_repair_are_in_some_release_and_end_where_they_are_fixed() -> None:

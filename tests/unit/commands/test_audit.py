@@ -51,9 +51,9 @@ def test_the_pins_decide_which_bugs_are_here(tmp_path: Path) -> None:
     assert run(file, "--fail-on", "never").return_value is Exit.FINE
     lines = run(file).output.splitlines()
     assert lines[0] == f"{file}: pins on TRL 0.16.1 (transformers 4.50.3)"
-    assert lines[2].split() == ["bug", "severity", "fixed", "in", "repaired", "here", "answer"]
+    assert lines[2].split() == ["bug", "severity", "bug", "of", "fixed", "in", "repaired", "here", "answer"]
     (row,) = [line.split() for line in lines if line.strip().startswith(f"{NORMALISER} ")]
-    assert row[2:] == ["no", "release", "by", "default", "here"]
+    assert row[2:] == ["transformers", "transformers", "5.10.1", "by", "default", "here"]
 
 
 def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
     assert answers(file)["gold-eos-masked-when-pad-is-eos"] == ("here", "none")
     output = run(file).output
     (row,) = [line.split() for line in output.splitlines() if "gold-eos-masked-when-pad-is-eos" in line]
-    assert row == ["gold-eos-masked-when-pad-is-eos", "wrong-gradient", "1.9.0", "no", "here"]
+    assert row == ["gold-eos-masked-when-pad-is-eos", "wrong-gradient", "TRL", "TRL", "1.9.0", "no", "here"]
     without = [bug.id for bug in loading.without_repair() if gates.has_bug("0.28.0", bug)]
     assert f"and has no repair for {len(without)}. " in output
     of_4_48 = answers(pins(tmp_path, "trl==0.13.0\ntransformers==4.48.1\n"))

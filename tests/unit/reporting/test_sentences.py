@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from trl_hotfix.model import Decision, Reason, State, Upstream
 from trl_hotfix.reporting import sentences
+
+from helpers.patch_examples import PATCH
 
 
 def test_a_reason_is_a_sentence_with_its_evidence() -> None:
@@ -27,3 +32,23 @@ def test_links_are_issues_then_pull_requests() -> None:
     trl = "https://github.com/huggingface/trl"
     assert sentences.links(Upstream(issue=1, fix=(2, 3))) == [f"{trl}/issues/1", f"{trl}/pull/2", f"{trl}/pull/3"]
     assert sentences.links(Upstream()) == []
+
+
+@pytest.mark.parametrize(
+    ("fixed_in", "requires", "words"),
+    [
+        (None, {}, None),
+        (None, {"transformers": ">=5.0"}, None),
+        ("1.9.0", {"transformers": ">=4.46,<5.3", "peft": ">=0.8"}, "TRL 1.9.0, or transformers 5.3"),
+        (None, {"deepspeed": "==0.18.3"}, "deepspeed >0.18.3"),
+    ],
+)
+def test_a_bug_is_gone_where_the_range_of_a_layer_ends(
+    fixed_in: str | None, requires: dict[str, str], words: str | None
+) -> None:
+    bug = replace(PATCH, upstream=Upstream(fixed_in=fixed_in), requires=requires)
+    assert sentences.fixed_of(bug) == words
+    assert (
+        sentences.no_repair(words)
+        == f"known, no repair here; {f'fixed in {words}' if words else 'no release fixes it'}"
+    )

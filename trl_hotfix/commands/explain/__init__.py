@@ -25,7 +25,7 @@ from ...matching import sources, versions
 from ...model import KnownBug, Patch
 from ...patching.previews import preview
 from ...reporting.report import PatchStatus
-from ...reporting.sentences import because, links, turn_off
+from ...reporting.sentences import because, fixed_in_layers, links, turn_off
 from ...reporting.table import show
 from ...reporting.trail import Step, trail
 from ...selection.selection import Selection
@@ -91,7 +91,7 @@ def _explain_known(bug: KnownBug, as_data: bool) -> int:
     if as_data:
         click.echo(json.dumps(answer, indent=2))
     else:
-        show(known_view(answer))
+        show(known_view(answer, bug))
     return Exit.NO_TRL if unsupported(answer["installed"]) else Exit.FINE
 
 
@@ -134,7 +134,9 @@ def _answer(patch: Patch, status: PatchStatus, steps: list[Step], differences: d
         "trl": patch.trl,
         "requires": dict(patch.requires),
         "review_by": patch.review_by.isoformat() if patch.review_by is not None else None,
+        "layer": patch.layer,
         "fixed_in": patch.upstream.fixed_in,
+        "fixed_in_layers": fixed_in_layers(patch),
         "links": links(patch.upstream),
         "why": patch.why,
         "when": ways_into(patch),

@@ -40,7 +40,9 @@ class ParityAnswer(TypedDict):
 class Answer(TypedDict):
     """``state`` is "known" for a bug without a repair: its ``revision`` and ``how`` are null, its ``targets`` empty.
 
-    ``when`` tells how the bug is hit: a line for each way, by trainer.
+    ``when`` tells how the bug is hit: a line for each way, by trainer. ``layer`` is the distribution that has the bug,
+    null: TRL. ``fixed_in`` is the first release of TRL with the fix, and ``fixed_in_layers`` the first without the bug
+    of each other distribution; ``>0.18.3`` if only 0.18.3 has it.
     """
 
     trl_hotfix: str
@@ -51,7 +53,9 @@ class Answer(TypedDict):
     trl: str
     requires: dict[str, str]
     review_by: str | None
+    layer: str | None
     fixed_in: str | None
+    fixed_in_layers: dict[str, str]
     links: list[str]
     why: str
     when: list[str]

@@ -8,10 +8,10 @@ from rich.text import Text
 from ... import __version__
 from ...matching import gates
 from ...model import Bug, KnownBug
-from ...reporting.sentences import links, no_repair
+from ...reporting.sentences import fixed_in_layers, fixed_of, links, no_repair
 from ...reporting.table import facts
 from .answer import Answer
-from .screen import section
+from .screen import section, whose
 
 
 def known_answer(bug: KnownBug, installed: str | None) -> Answer:
@@ -31,7 +31,9 @@ def known_answer(bug: KnownBug, installed: str | None) -> Answer:
         "trl": bug.trl,
         "requires": dict(bug.requires),
         "review_by": bug.review_by.isoformat() if bug.review_by is not None else None,
+        "layer": bug.layer,
         "fixed_in": bug.upstream.fixed_in,
+        "fixed_in_layers": fixed_in_layers(bug),
         "links": links(bug.upstream),
         "why": bug.why,
         "when": ways_into(bug),
@@ -76,13 +78,11 @@ def _in_words(condition: object) -> str:
     return str(condition).lower() if isinstance(condition, bool) or condition is None else str(condition)
 
 
-def known_view(answer: Answer) -> Group:
+def known_view(answer: Answer, bug: KnownBug) -> Group:
     """Return the answer as text."""
-    open_end = f"still in the newest release looked at; to be reviewed by {answer['review_by']}"
     rows = [
         ("severity", answer["severity"]),
-        ("TRL", f"{answer['trl']}; {'fixed in ' + answer['fixed_in'] if answer['fixed_in'] else open_end}"),
-        *(("requires", f"{name} {specifiers}") for name, specifiers in answer["requires"].items()),
+        *whose(answer),
         *(("upstream", link) for link in answer["links"]),
         *(("hits", line) for line in answer["when"]),
     ]
@@ -92,5 +92,5 @@ def known_view(answer: Answer) -> Group:
         *section("What you see, and why", answer["why"]),
         Text(""),
         facts(rows),
-        *section(f"Here: {no_repair(answer['fixed_in'])}", answer["because"]),
+        *section(f"Here: {no_repair(fixed_of(bug))}", answer["because"]),
     )

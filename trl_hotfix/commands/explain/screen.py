@@ -21,11 +21,9 @@ from .answer import Answer, TargetAnswer
 
 def answer_view(answer: Answer, patch: Patch) -> Group:
     """Return the answer as text and tables."""
-    open_end = f"still in the newest release looked at; to be reviewed by {answer['review_by']}"
     rows = [
         ("severity", answer["severity"]),
-        ("TRL", f"{answer['trl']}; {'fixed in ' + answer['fixed_in'] if answer['fixed_in'] else open_end}"),
-        *(("requires", f"{name} {versions}") for name, versions in answer["requires"].items()),
+        *whose(answer),
         *(("upstream", link) for link in answer["links"]),
         *(("target", _target(target)) for target in answer["targets"]),
         ("evidence", on_record.in_words(patch)),
@@ -53,6 +51,17 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
     if any(step["passed"] is False and "on record for no release" in step["found"] for step in answer["trail"]):
         parts.append(Text(_hint(patch)))
     return Group(*parts)
+
+
+def whose(answer: Answer) -> list[tuple[str, str]]:
+    """Return a row for TRL, and for each other distribution that the bug needs: where it begins and ends."""
+    open_end = f"still in the newest release we checked; we check again by {answer['review_by']}"
+    of_trl = f"fixed in {answer['fixed_in']}" if answer["fixed_in"] else "" if answer["fixed_in_layers"] else open_end
+    rows = [("bug of", answer["layer"] or "TRL"), ("TRL", "; ".join(filter(None, [answer["trl"], of_trl])))]
+    for name, versions in answer["requires"].items():
+        fixed = answer["fixed_in_layers"].get(name)
+        rows.append(("requires", f"{name} {versions}" + (f"; fixed in {fixed}" if fixed else "")))
+    return rows
 
 
 def _gate_by_gate(answer: Answer) -> RenderableType:

@@ -27,7 +27,9 @@ def an_answer(**changes: Any) -> Answer:
         "trl": ">=0.11",
         "requires": {"deepspeed": ">=0.14.5"},
         "review_by": "2027-01-31",
+        "layer": None,
         "fixed_in": None,
+        "fixed_in_layers": {},
         "links": ["https://example.org/1"],
         "why": "One\nparagraph.\n\nAnother.",
         "how": "So.",
@@ -77,7 +79,8 @@ def test_every_fact_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     for line in (
         "severity crash",
-        "TRL >=0.11; still in the newest release looked at; to be reviewed by 2027-01-31",
+        "bug of TRL",
+        "TRL >=0.11; still in the newest release we checked; we check again by 2027-01-31",
         "requires deepspeed >=0.14.5",
         "upstream https://example.org/1",
         "target trl.trainer.utils: pad (==0.11.4; called: some steps)",
@@ -91,6 +94,20 @@ def test_every_fact_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     undeclared = {"module": "trl.trainer.utils", "attribute": "pad", "trl": "==0.11.4", "called": None}
     assert "target trl.trainer.utils: pad (==0.11.4)" in lines_of(an_answer(targets=[undeclared]), capsys)
     assert "TRL >=0.11; fixed in 0.12.0" in lines_of(an_answer(fixed_in="0.12.0"), capsys)
+
+
+def test_a_bug_of_a_layer_ends_where_the_layer_fixed_it(capsys: pytest.CaptureFixture[str]) -> None:
+    requires = {"peft": ">=0.8", "transformers": ">=4.46,<5.3"}
+    of_layer = {"layer": "transformers", "fixed_in_layers": {"transformers": "5.3"}}
+    lines = lines_of(an_answer(requires=requires, **of_layer), capsys)
+    rows = [
+        "bug of transformers",
+        "TRL >=0.11",
+        "requires peft >=0.8",
+        "requires transformers >=4.46,<5.3; fixed in 5.3",
+    ]
+    start = lines.index("bug of transformers")
+    assert lines[start : start + 4] == rows
 
 
 def test_a_gate_passes_or_not_or_cannot_be_told(capsys: pytest.CaptureFixture[str]) -> None:
