@@ -24,6 +24,18 @@ class Severity(str, Enum):
     DIAGNOSIS = "diagnosis"
 
 
+class Harm(str, Enum):
+    """What a run with the bug leaves behind."""
+
+    SCALE = "scale"
+    OBJECTIVE = "objective"
+    DATA = "data"
+    WEIGHTS = "weights"
+    METRIC = "metric"
+    EVALUATION = "evaluation"
+    CRASH = "crash"
+
+
 class State(str, Enum):
     """The state of a patch in this process."""
 
@@ -242,7 +254,7 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     ``not_repaired`` describes the part of the bug that the patch leaves. ``review_by`` is for a bug that is open in the
     newest release: the day by which newer releases are to be checked for it. ``formerly`` are the ids that the patch
     had before; a user may still name it so. ``layer`` is the distribution in ``requires`` that has the bug, if it is
-    not TRL.
+    not TRL. ``retrain`` answers whether a model that was trained with the bug must be trained again.
     """
 
     id: str
@@ -258,6 +270,8 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     not_repaired: str | None = None
     requires: Mapping[str, str] = {}
     layer: str | None = None
+    harm: Harm | None = None
+    retrain: str | None = None
     default: bool = True
     options: Mapping[str, Option] = {}
     review_by: date | None = None
@@ -295,6 +309,8 @@ class KnownBug(Struct, frozen=True, forbid_unknown_fields=True):
     hits: tuple[Hit, ...]
     requires: Mapping[str, str] = {}
     layer: str | None = None
+    harm: Harm | None = None
+    retrain: str | None = None
     review_by: date | None = None
 
 

@@ -19,7 +19,7 @@ from trl_hotfix.catalogue import loading, on_record
 from trl_hotfix.matching import fingerprints
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Bug, KnownBug, Patch, Severity, Target
-from trl_hotfix.reporting.sentences import fixed_in_layers, links
+from trl_hotfix.reporting.sentences import fixed_in_layers, harm_in_words, links
 
 from bench.results import gpu_record
 from bench.results.matrix import matrix
@@ -204,6 +204,7 @@ def _facts(bug: Bug) -> str:
     fixed_in, review_by = bug.upstream.fixed_in, bug.review_by
     facts = {
         "severity": f"{bug.severity.value}: {SEVERITY_MEANINGS[bug.severity]}",
+        "harm": harm_in_words(bug.harm) or "",
         "in": prose(trainers(patch)) if patch else _trainers_hit(bug),
         "bug of": bug.layer or "",
         "TRL": f"{_releases(bug.trl)} (`{bug.trl}`)" + (f", fixed in {fixed_in}" if fixed_in else ""),

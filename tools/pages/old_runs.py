@@ -7,30 +7,10 @@ from collections.abc import Callable, Iterator
 
 from trl_hotfix.model import Bug, Hit, Severity
 
-MEANING = {
-    Severity.WRONG_GRADIENT: (
-        "its weights were trained by a wrong gradient, and nothing in its log can be corrected into the right run. "
-        "Train again with the repair, or go on from a checkpoint with it, and compare the two on data of your own."
-    ),
-    Severity.WRONG_LOSS: (
-        "its weights were trained by a wrong loss, and nothing in its log can be corrected into the right run. "
-        "Train again with the repair, or go on from a checkpoint with it, and compare the two on data of your own."
-    ),
-    Severity.DATA_LOSS: (
-        "some of its data were trained on twice and others never. Its weights are those of a shorter run on fewer data."
-    ),
-    Severity.WRONG_METRIC: (
-        "its weights are right, and the logged number is wrong: compare it with no run that is repaired."
-    ),
-    Severity.CRASH: "it ended with an error, so a run that came to its end was not.",
-    Severity.WASTED_COMPUTE: "its result is right, and it took more time or memory than it should have.",
-}
-"""What a hit means, after ``If your run was hit,``. A diagnosis hits no run."""
-
 
 def section(bug: Bug, as_markdown: Callable[[str], str]) -> Iterator[str]:
     """Yield the blocks of the section. ``as_markdown`` makes Markdown of the plain text of the catalogue."""
-    if bug.severity not in MEANING:
+    if bug.severity is Severity.DIAGNOSIS:
         return
     yield "## Your old run"
     yield "It was hit if its TRL is in the range above, and one of these is so:"
@@ -40,7 +20,8 @@ def section(bug: Bug, as_markdown: Callable[[str], str]) -> Iterator[str]:
         "It reads [what the run has left](../audit.md#was-my-old-run-hit): its arguments, its TRL, what was repaired. "
         f"{_not_in_the_folder(bug)}"
     ).strip()
-    yield f"If your run was hit, {MEANING[bug.severity]}"
+    if bug.retrain is not None:
+        yield f"**Must I train again?** {as_markdown(bug.retrain)}"
 
 
 def _not_in_the_folder(bug: Bug) -> str:

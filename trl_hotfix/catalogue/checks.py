@@ -54,6 +54,9 @@ def _check_bug(bug: Bug, line_of: Callable[..., int]) -> Iterator[Mistake]:
     yield from _check_review(bug, line_of)
     for distribution, specifiers in bug.requires.items():
         yield from check_range(specifiers, f"requires {distribution}", line_of("requires", distribution))
+    if (bug.harm is None) != (bug.retrain is None):
+        given, lacking = ("harm", "retrain") if bug.harm is not None else ("retrain", "harm")
+        yield Mistake(line_of(given), f"{given} is given without {lacking}: an entry has both or neither")
     if bug.layer is not None and bug.layer not in bug.requires:
         message = f"layer: {bug.layer!r} has no versions in requires, which has {', '.join(bug.requires) or 'none'}"
         yield Mistake(line_of("layer"), message)

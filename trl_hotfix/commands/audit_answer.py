@@ -20,7 +20,8 @@ class Bug(TypedDict):
     It is "cannot tell" where something is unknown. ``repaired``: "by default", "if named" or, for a run, the word of
     its record; "no" if the record lacks the patch; "none" if there is no patch. ``run_repairs``: whether a run would
     repair it, by ``--policy`` or the environment; null if nobody asks. ``layer`` is the distribution beneath TRL that
-    has the bug; null: TRL. ``fixed_in`` is the first release of TRL with the fix, if there is one, and
+    has the bug; null: TRL. ``harm`` is what a run with the bug leaves behind, such as "scale", and ``retrain`` whether
+    its model must be trained again. ``fixed_in`` is the first release of TRL with the fix, if there is one, and
     ``fixed_in_layers`` the first without the bug of each other distribution, such as ``{"transformers": "5.3"}``;
     ``>0.18.3`` if only 0.18.3 has it. ``source`` of the answer: "pins", the "files" of a run, its "record" or
     "scripts".
@@ -29,6 +30,8 @@ class Bug(TypedDict):
     id: str
     title: str
     severity: str
+    harm: str | None
+    retrain: str | None
     answer: str
     repaired: str
     run_repairs: bool | None
@@ -96,6 +99,8 @@ def bug_of(
         "id": patch.id,
         "title": patch.title,
         "severity": patch.severity.value,
+        "harm": patch.harm.value if patch.harm is not None else None,
+        "retrain": patch.retrain,
         "answer": answer,
         "repaired": repaired,
         "run_repairs": None,

@@ -39,7 +39,9 @@ def _blocks(answer: Answer) -> Iterator[RenderableType]:
     for bug in answer["bugs"] if answer["kind"] == "run" else ():
         witnessed = ["found out by the run itself"] if bug["source"] == "record" else []
         reasons = "; ".join([_of_record(bug), *witnessed, *bug["unknown"], *bug["because"]])
-        yield from bug_block(_answer(bug), bug["id"], f"{bug['symptom']} ({bug['severity']})", reasons)
+        yield from bug_block(_answer(bug), bug["id"], f"{bug['symptom']} ({_severity(bug)})", reasons)
+        if bug["retrain"] is not None and bug["repaired"] != "repaired":
+            yield block(f"train again? {bug['retrain']}", 6)
     for accepted in answer["accepted"]:
         yield block(f"accepted: {accepted['id']}: {accepted['reason']} ({accepted['accepted_by']})", 0, hanging=2)
     yield block(_last_line(answer), 0)
@@ -63,7 +65,7 @@ def _table(bugs: Sequence[Bug]) -> Table:
         reasons = Text(f": {printable('; '.join(bug['unknown']), 2 * LONG)}" if bug["unknown"] else "")
         view.add_row(
             Text(bug["id"], style="bold"),
-            Text(bug["severity"]),
+            Text(_severity(bug)),
             Text(bug["layer"] or "TRL"),
             Text(_fixed(bug) or "no release"),
             Text(_repaired_here(bug)),
@@ -76,9 +78,13 @@ def _narrow(bug: Bug) -> RenderableType:
     """Return the row of a bug for a narrow terminal, with the id on a line of its own."""
     head = Padding(Text(bug["id"], style="bold"), (0, 0, 0, 2))
     fixed = f"a bug of {bug['layer'] or 'TRL'}; fixed in {_fixed(bug) or 'no release'}"
-    row = f"{bug['severity']}; {fixed}; repaired here: {_repaired_here(bug)}"
+    row = f"{_severity(bug)}; {fixed}; repaired here: {_repaired_here(bug)}"
     reasons = f": {'; '.join(bug['unknown'])}" if bug["unknown"] else ""
     return Group(head, block(f"{row}; {bug['answer']}{reasons}", 6))
+
+
+def _severity(bug: Bug) -> str:
+    return ", ".join(filter(None, (bug["severity"], bug["harm"])))
 
 
 def _fixed(bug: Bug) -> str | None:

@@ -75,6 +75,8 @@ def _bugs_of_packs(run: OldRun, patches: Sequence[AnyBug]) -> Iterator[Bug]:
                 "id": hit.id,
                 "title": hit.symptom,
                 "severity": hit.severity.value,
+                "harm": None,
+                "retrain": None,
                 "answer": hit.answer,
                 "repaired": (run.repaired or {}).get(hit.id, "no"),
                 "run_repairs": None,

@@ -13,7 +13,8 @@ class Bug(TypedDict):
     ``positions`` has the places in words, once each: a cell of a notebook, a line of a config that the command line
     names, or "the command line". ``repair`` of trl_hotfix: "by default", "if named" or
     "none"; ``fixed_in`` is the first release of TRL with the fix, if there is one, and ``fixed_in_layers`` the first
-    without the bug of each other distribution; ``layer`` is the distribution that has the bug, null: TRL.
+    without the bug of each other distribution; ``layer`` is the distribution that has the bug, null: TRL. ``harm`` is
+    what a run with the bug leaves behind, such as "scale".
 
     ``run_repairs``: whether the run would repair it, by ``--policy`` or the environment; null without ``--policy`` and
     ``--fail-on unrepaired``.
@@ -22,6 +23,7 @@ class Bug(TypedDict):
     id: str
     title: str
     severity: str
+    harm: str | None
     symptom: str
     lines: list[int]
     positions: list[str]

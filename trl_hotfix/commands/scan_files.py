@@ -125,6 +125,7 @@ class Scan:
             "id": finding.patch.id,
             "title": finding.patch.title,
             "severity": finding.patch.severity.value,
+            "harm": finding.patch.harm.value if finding.patch.harm is not None else None,
             "symptom": finding.symptom,
             "lines": list(finding.lines),
             "positions": list(finding.places),

@@ -76,12 +76,18 @@ def _command(command: str) -> Text:
 
 def _block(trainer: Trainer, bug: Bug, answer: Text, reasons: Sequence[str]) -> Iterator[RenderableType]:
     notes = {"if named": "; the patch is off unless named", "none": f"; {_no_repair(bug)}"}
+    kind = ", ".join(filter(None, (bug["severity"], bug["harm"])))
     off = "; this run repairs it" if bug["run_repairs"] else notes.get(bug["repair"], "")
     because = "; ".join(reasons) or "whatever the arguments"
     # The head has the line of the trainer, and a reason that of its value.
     named = [place for place in bug["positions"] if place != trainer["position"] and f"({place})" not in because]
     places = f"{', '.join(named)}: " if named else ""
-    yield from bug_block(answer, bug["id"], f"{bug['symptom']} ({bug['severity']}{off})", f"{places}{because}")
+    yield from bug_block(
+        answer,
+        bug["id"],
+        f"{bug['symptom']} ({kind}{off})",
+        f"{places}{because}",
+    )
 
 
 def _no_repair(bug: Bug) -> str:

@@ -11,6 +11,7 @@ import click
 
 from ..catalogue import loading
 from ..errors import plain
+from ..model import Patch
 from ..reporting.lines import folded
 from .common import Exit, say_json
 from .status_records import Record, RecordedHit, RecordedPatch, files, not_repaired, read
@@ -42,12 +43,12 @@ def command(path: Path, as_data: bool) -> int:
         say_json(answer)
     else:
         width = min(max(shutil.get_terminal_size((80, 24)).columns, 40), 160)
-        titles = {patch.id: patch.title for patch in loading.load()}
-        click.echo("\n\n".join("\n".join(_lines(one, titles, width)) for one in records))
+        known = {patch.id: patch for patch in loading.load()}
+        click.echo("\n\n".join("\n".join(_lines(one, known, width)) for one in records))
     return Exit.FINE if fine else Exit.DEGRADED
 
 
-def _lines(record: Record, titles: dict[str, str], width: int) -> Iterator[str]:
+def _lines(record: Record, known: dict[str, Patch], width: int) -> Iterator[str]:
     name = record["path"] if record["rank"] is None else f"rank {record['rank']}, {record['path']}"
     versions = f"TRL {record['trl'] or 'unknown'}, trl_hotfix {record['trl_hotfix'] or 'unknown'}"
     yield from folded(f"{name}:", width, 0, 2)
@@ -63,7 +64,7 @@ def _lines(record: Record, titles: dict[str, str], width: int) -> Iterator[str]:
             yield f"{title}: {len(entries)}"
         for first, patch_id, more in entries:
             yield from folded(first, width, 2, 2)
-            for text in [*([f"bug: {titles[patch_id]}"] if patch_id in titles else []), *more]:
+            for text in [*([f"bug: {known[patch_id].title}"] if patch_id in known else []), *more]:
                 yield from folded(text, width, 6, 2)
 
     def of(word: str) -> list[RecordedPatch]:
@@ -72,7 +73,11 @@ def _lines(record: Record, titles: dict[str, str], width: int) -> Iterator[str]:
     yield from section(
         "hit by this run, and NOT repaired",
         (
-            (f"{hit['id']} ({hit['severity']}): {hit['state']} ({hit['reason']})", hit["id"], _cause(hit))
+            (
+                f"{hit['id']} ({hit['severity']}): {hit['state']} ({hit['reason']})",
+                hit["id"],
+                [*_cause(hit), *_retrain(known, hit)],
+            )
             for hit in not_repaired(record)
         ),
     )
@@ -144,3 +149,8 @@ def _run(hits: dict[str, RecordedHit], patch: RecordedPatch) -> list[str]:
 
 def _cause(hit: RecordedHit) -> list[str]:
     return [f"your run: {', '.join(hit['because']) or 'as every run of this trainer'}"]
+
+
+def _retrain(known: dict[str, Patch], hit: RecordedHit) -> list[str]:
+    retrain = known[hit["id"]].retrain if hit["id"] in known else None
+    return [f"train again? {retrain}"] if retrain is not None else []

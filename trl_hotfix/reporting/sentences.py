@@ -8,7 +8,18 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from ..errors import printable
-from ..model import Bug, Decision, Evidence, KnownBug, Patch, Reason, Upstream
+from ..model import Bug, Decision, Evidence, Harm, KnownBug, Patch, Reason, Upstream
+
+HARMS = {
+    Harm.SCALE: "a constant factor; Adam cancels it, but for clipping, epsilon and weight decay",
+    Harm.OBJECTIVE: "the gradients of another objective",
+    Harm.DATA: "rows or tokens were lost, doubled or wrong",
+    Harm.WEIGHTS: "the weights that were saved, loaded or handed on are not the trained ones",
+    Harm.METRIC: "only the log is wrong",
+    Harm.EVALUATION: "evaluation is wrong, and so the checkpoint that it chooses",
+    Harm.CRASH: "the run stopped with an error",
+}
+"""What a run with the bug leaves behind."""
 
 _OF_A_TARGET = {
     Reason.MISSING_TARGET: "this TRL has no {target}",
@@ -112,6 +123,11 @@ def fixed_of(bug: Bug) -> str | None:
 def no_repair(fixed: str | None) -> str:
     """Return what there is for a bug without a patch. ``fixed``: the releases without the bug."""
     return f"known, no repair here; {f'fixed in {fixed}' if fixed else 'no release fixes it'}"
+
+
+def harm_in_words(harm: Harm | None) -> str | None:
+    """Return the kind of harm and what it means."""
+    return f"{harm.value}: {HARMS[harm]}" if harm is not None else None
 
 
 def turn_off(patch: Patch) -> list[str]:

@@ -44,6 +44,13 @@ def test_a_layer_has_its_versions_in_requires() -> None:
     assert message == "layer: 'transformers' has no versions in requires, which has peft"
 
 
+def test_harm_and_retrain_come_together() -> None:
+    line, message = the_mistake(ENTRY + "  harm: scale\n")
+    assert (line, message) == (14, "harm is given without retrain: an entry has both or neither")
+    line, message = the_mistake(ENTRY + '  retrain: "No."\n')
+    assert (line, message) == (14, "retrain is given without harm: an entry has both or neither")
+
+
 def test_an_invalid_fixed_version_is_a_mistake() -> None:
     assert the_mistake(with_lines({6: "  upstream: {fixed_in: soon}"})) == (6, "fixed_in: 'soon' is not a version")
 

@@ -47,6 +47,14 @@ def test_a_bug_beneath_trl_says_whose_it_is() -> None:
     assert [patch.id for patch in beneath if patch.layer is None] == []
 
 
+@pytest.mark.parametrize("bug", [*SHIPPED, *loading.without_repair()], ids=lambda bug: bug.id)
+def test_a_shipped_bug_says_whether_to_train_again(bug: Bug) -> None:
+    assert bug.harm is not None
+    assert bug.retrain is not None
+    assert len(bug.retrain) <= 200
+    assert bug.retrain.split()[0].rstrip(".,:;") in ("No", "Yes", "Only", "Perhaps")
+
+
 def test_the_shipped_bugs_without_a_repair_are_in_some_release_and_end_where_they_are_fixed() -> None:
     for bug in loading.without_repair():
         releases = [trl for trl in bodies().releases if gates.has_bug(trl, bug)]

@@ -53,7 +53,7 @@ def test_the_pins_decide_which_bugs_are_here(tmp_path: Path) -> None:
     assert lines[0] == f"{file}: pins on TRL 0.16.1 (transformers 4.50.3)"
     assert lines[2].split() == ["bug", "severity", "bug", "of", "fixed", "in", "repaired", "here", "answer"]
     (row,) = [line.split() for line in lines if line.strip().startswith(f"{NORMALISER} ")]
-    assert row[2:] == ["transformers", "transformers", "5.10.1", "by", "default", "here"]
+    assert row[1:] == ["wrong-gradient,", "scale", "transformers", "transformers", "5.10.1", "by", "default", "here"]
 
 
 def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_pins_bring_known_bugs_without_a_repair_too(tmp_path: Path) -> None:
     assert answers(file)["gold-eos-masked-when-pad-is-eos"] == ("here", "none")
     output = run(file).output
     (row,) = [line.split() for line in output.splitlines() if "gold-eos-masked-when-pad-is-eos" in line]
-    assert row == ["gold-eos-masked-when-pad-is-eos", "wrong-gradient", "TRL", "TRL", "1.9.0", "no", "here"]
+    assert row == ["gold-eos-masked-when-pad-is-eos", "wrong-gradient,", "data", "TRL", "TRL", "1.9.0", "no", "here"]
     without = [bug.id for bug in loading.without_repair() if gates.has_bug("0.28.0", bug)]
     assert f"and has no repair for {len(without)}. " in output
     of_4_48 = answers(pins(tmp_path, "trl==0.13.0\ntransformers==4.48.1\n"))
@@ -88,7 +88,11 @@ def test_the_arguments_of_an_old_run_decide_which_bugs_hit_it(tmp_path: Path) ->
     bugs = answers(str(folder))
     assert bugs[EXTRA_EOS][1] == "repaired"
     assert bugs["dpo-precomputed-ref-logps-dropped"][1] == "no"
-    assert "its record has the patch: repaired" in run(str(folder)).output
+    output = " ".join(run(str(folder)).output.split())
+    assert "its record has the patch: repaired" in output
+    retrain = {patch.id: patch.retrain for patch in loading.load()}
+    assert f"train again? {retrain['dpo-precomputed-ref-logps-dropped']}" in output
+    assert f"train again? {retrain[EXTRA_EOS]}" not in output
 
 
 def test_what_the_run_found_out_itself_comes_before_what_its_files_tell(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_a_hit_that_the_run_would_repair_does_not_fail(
     monkeypatch.setenv("TRL_HOTFIX", "1")
     on = run(file, "--fail-on", "unrepaired", "--with", "transformers==4.46.3")
     assert on.return_value is Exit.FINE
-    assert "(wrong-gradient; this run repairs it)" in on.output
+    assert "(wrong-gradient, data; this run repairs it)" in on.output
     assert run(file).return_value is Exit.DEGRADED
     monkeypatch.setenv("TRL_HOTFIX_SKIP", DROPPED)
     assert run(file, "--fail-on", "unrepaired").return_value is Exit.DEGRADED

@@ -426,7 +426,7 @@ def test_a_bug_without_a_repair_is_told_as_such_in_every_form(tmp_path: Path) ->
     )
     result = run(str(file), "--trl", "0.27.0", "--fail-on", "unknown")
     assert f"  cannot tell  {bug_id}" in result.output.splitlines()
-    assert "(wrong-gradient; known, no repair here; fixed in TRL 1.9.0)" in result.output
+    assert "(wrong-gradient, data; known, no repair here; fixed in TRL 1.9.0)" in result.output
     assert result.return_value is Exit.DEGRADED
     (trainer,) = json.loads(run(str(file), "--trl", "0.27.0", "--json").output)["files"][0]["trainers"]
     repairs = {bug["id"]: (bug["repair"], bug["on_by_default"], bug["fixed_in"]) for bug in trainer["cannot_tell"]}

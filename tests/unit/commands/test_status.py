@@ -75,6 +75,8 @@ def test_a_hit_that_is_not_repaired_comes_first_and_is_exit_1(tmp_path: Path, fi
     result = ask(tmp_path)
     assert result.return_value is Exit.DEGRADED
     assert result.output.split("\n\n")[1].startswith("hit by this run, and NOT repaired: 1\n  grpo-dapo-normaliser (")
+    (retrain,) = (patch.retrain for patch in loading.load() if patch.id == "grpo-dapo-normaliser")
+    assert f"train again? {retrain}" in " ".join(result.output.split())
     assert json.loads(ask(tmp_path, "--json").output)["fine"] is False
 
 

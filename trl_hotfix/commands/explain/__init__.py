@@ -131,6 +131,7 @@ def _answer(patch: Patch, status: PatchStatus, steps: list[Step], differences: d
         "revision": patch.revision,
         "title": patch.title,
         "severity": patch.severity.value,
+        "harm": patch.harm.value if patch.harm is not None else None,
         "trl": patch.trl,
         "requires": dict(patch.requires),
         "review_by": patch.review_by.isoformat() if patch.review_by is not None else None,
@@ -142,6 +143,7 @@ def _answer(patch: Patch, status: PatchStatus, steps: list[Step], differences: d
         "when": ways_into(patch),
         "how": patch.how,
         "not_repaired": patch.not_repaired,
+        "retrain": patch.retrain,
         "notes": _notes(patch),
         "options": {
             name: {"choices": dict(option.choices), "default": option.default} for name, option in patch.options.items()

@@ -43,6 +43,7 @@ class Answer(TypedDict):
     ``when`` tells how the bug is hit: a line for each way, by trainer. ``layer`` is the distribution that has the bug,
     null: TRL. ``fixed_in`` is the first release of TRL with the fix, and ``fixed_in_layers`` the first without the bug
     of each other distribution; ``>0.18.3`` if only 0.18.3 has it.
+    ``retrain`` answers whether a model that was trained with the bug must be trained again.
     """
 
     trl_hotfix: str
@@ -50,6 +51,7 @@ class Answer(TypedDict):
     revision: int | None
     title: str
     severity: str
+    harm: str | None
     trl: str
     requires: dict[str, str]
     review_by: str | None
@@ -61,6 +63,7 @@ class Answer(TypedDict):
     when: list[str]
     how: str | None
     not_repaired: str | None
+    retrain: str | None
     notes: str
     options: dict[str, OptionAnswer]
     targets: list[TargetAnswer]

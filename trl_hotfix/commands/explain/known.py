@@ -11,7 +11,7 @@ from ...model import Bug, KnownBug
 from ...reporting.sentences import fixed_in_layers, fixed_of, links, no_repair
 from ...reporting.table import facts
 from .answer import Answer
-from .screen import section, whose
+from .screen import must_train_again, section, whose
 
 
 def known_answer(bug: KnownBug, installed: str | None) -> Answer:
@@ -28,6 +28,7 @@ def known_answer(bug: KnownBug, installed: str | None) -> Answer:
         "revision": None,
         "title": bug.title,
         "severity": bug.severity.value,
+        "harm": bug.harm.value if bug.harm is not None else None,
         "trl": bug.trl,
         "requires": dict(bug.requires),
         "review_by": bug.review_by.isoformat() if bug.review_by is not None else None,
@@ -39,6 +40,7 @@ def known_answer(bug: KnownBug, installed: str | None) -> Answer:
         "when": ways_into(bug),
         "how": None,
         "not_repaired": None,
+        "retrain": bug.retrain,
         "notes": "",
         "options": {},
         "targets": [],
@@ -90,6 +92,7 @@ def known_view(answer: Answer, bug: KnownBug) -> Group:
         Text(answer["id"], style="bold"),
         Text(answer["title"]),
         *section("What you see, and why", answer["why"]),
+        *must_train_again(answer),
         Text(""),
         facts(rows),
         *section(f"Here: {no_repair(fixed_of(bug))}", answer["because"]),

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from ...catalogue import on_record
 from ...matching.fingerprints import bodies_for
-from ...model import Patch, Target
+from ...model import Harm, Patch, Target
 from ...reporting.lines import width
+from ...reporting.sentences import harm_in_words
 from ...reporting.table import NARROW, block, facts
 from .answer import Answer, TargetAnswer
 
@@ -38,6 +39,7 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
         Text(f"{answer['id']} (revision {answer['revision']})", style="bold"),
         Text(answer["title"]),
         *section("What you see, and why", answer["why"]),
+        *must_train_again(answer),
         *section("What the patch does", answer["how"] or ""),
         *(section("What is not repaired", answer["not_repaired"]) if answer["not_repaired"] else []),
         *section("More", answer["notes"]),
@@ -51,6 +53,12 @@ def answer_view(answer: Answer, patch: Patch) -> Group:
     if any(step["passed"] is False and "on record for no release" in step["found"] for step in answer["trail"]):
         parts.append(Text(_hint(patch)))
     return Group(*parts)
+
+
+def must_train_again(answer: Answer) -> list[Any]:
+    """Return the section on models that were trained with the bug, if the entry has one."""
+    harm = harm_in_words(Harm(answer["harm"])) if answer["harm"] is not None else None
+    return section("Must I train again?", f"{answer['retrain']} ({harm})") if harm is not None else []
 
 
 def whose(answer: Answer) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ def an_answer(**changes: Any) -> Answer:
         "revision": 3,
         "title": "The [bold]loss",
         "severity": "crash",
+        "harm": None,
         "trl": ">=0.11",
         "requires": {"deepspeed": ">=0.14.5"},
         "review_by": "2027-01-31",
@@ -34,6 +35,7 @@ def an_answer(**changes: Any) -> Answer:
         "why": "One\nparagraph.\n\nAnother.",
         "how": "So.",
         "not_repaired": None,
+        "retrain": None,
         "notes": "Notes.",
         "options": {"over": {"choices": {"all": "every token", "rows": "every row"}, "default": "all"}},
         "targets": [{"module": "trl.trainer.utils", "attribute": "pad", "trl": "==0.11.4", "called": "some steps"}],
@@ -94,6 +96,13 @@ def test_every_fact_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     undeclared = {"module": "trl.trainer.utils", "attribute": "pad", "trl": "==0.11.4", "called": None}
     assert "target trl.trainer.utils: pad (==0.11.4)" in lines_of(an_answer(targets=[undeclared]), capsys)
     assert "TRL >=0.11; fixed in 0.12.0" in lines_of(an_answer(fixed_in="0.12.0"), capsys)
+
+
+def test_the_answer_for_a_trained_model_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Must I train again?" not in lines_of(an_answer(), capsys)
+    lines = lines_of(an_answer(harm="metric", retrain="No: the weights are right."), capsys)
+    start = lines.index("Must I train again?")
+    assert lines[start + 1] == "No: the weights are right. (metric: only the log is wrong)"
 
 
 def test_a_bug_of_a_layer_ends_where_the_layer_fixed_it(capsys: pytest.CaptureFixture[str]) -> None:
