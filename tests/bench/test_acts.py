@@ -238,6 +238,7 @@ ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
         "GRPOTrainer._get_per_token_logps_and_entropies": f"{A_VIEW}: the model",
         "GRPOTrainer._full_logits_logps": f"{A_VIEW}: the model",
     },
+    "neftune-noise-by-padded-length": {"SFTTrainer.compute_loss": ALWAYS},
     "online-dpo-metrics-include-padding": {"OnlineDPOTrainer._forward": ALWAYS},
     "orpo-nan-gradient-near-certainty": {"ORPOTrainer.odds_ratio_loss": ALWAYS},
     "ref-model-dtype-mismatch": {
