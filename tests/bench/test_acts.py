@@ -113,6 +113,14 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    ("grpo-prompt-learning-left-padding", "self-test"): dict.fromkeys(
+        (
+            "GRPOTrainer._prepare_inputs",
+            "GRPOTrainer._generate_and_score_completions",
+            "RLOOTrainer._generate_and_score_completions",
+        ),
+        "the self-test scores; the proof and the tests generate too",
+    ),
     ("grpo-resume-replays-epoch-0-order", "proof"): {"DistillationTrainer._get_train_sampler": NOT_TRAINED},
     **{
         (f"transformers-divides-gradients{others}-twice", "proof"): {"DistillationTrainer.training_step": NOT_TRAINED}
@@ -227,12 +235,22 @@ ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
         "it keeps the buffers too, also where every weight has the dtype that they are cast to",
     ),
     "grpo-loss-normalisation": {"GRPOTrainer.compute_loss": ALWAYS},
+    "grpo-prompt-learning-left-padding": dict.fromkeys(
+        (
+            "GRPOTrainer._prepare_inputs",
+            "GRPOTrainer._generate_and_score_completions",
+            "GRPOTrainer._get_per_token_logps",
+            "GRPOTrainer._get_per_token_logps_and_entropies",
+        ),
+        ALWAYS,
+    ),
     "grpo-scale-rewards-swapped": {"GRPOTrainer._generate_and_score_completions": ALWAYS},
     "left-padded-logprobs-absolute-positions": {
         "GRPOTrainer._get_per_token_logps": f"{A_VIEW}: the model, for a table of positions without padding",
         "GRPOTrainer._get_per_token_logps_and_entropies": f"{A_VIEW}: the model",
         "GRPOTrainer._full_logits_logps": f"{A_VIEW}: the model",
     },
+    "neftune-noise-by-padded-length": {"SFTTrainer.compute_loss": ALWAYS},
     "online-dpo-metrics-include-padding": {"OnlineDPOTrainer._forward": ALWAYS},
     "orpo-nan-gradient-near-certainty": {"ORPOTrainer.odds_ratio_loss": ALWAYS},
     "ref-model-dtype-mismatch": {
