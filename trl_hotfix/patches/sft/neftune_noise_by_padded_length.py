@@ -1,8 +1,8 @@
 """NEFTune's noise in SFT is smaller, the longer the other rows of a batch or the other sequences of a row are.
 
-The paper scales the noise of a sequence by ``alpha / sqrt(L * d)``, where ``L`` is the length of that sequence. The
-authors train so: they sum the attention mask of each row. The hook of transformers takes the second dimension of the
-embeddings for ``L``: all columns of a padded batch, and all tokens of a packed or a flattened row.
+The paper scales the noise of a sequence by ``alpha / sqrt(L * d)``, where ``L`` is the length of that sequence
+(arXiv:2310.05914). The hook of transformers takes the second dimension of the embeddings for ``L``: all columns
+of a padded batch, and all tokens of a packed or a flattened row.
 
 One hook of the embeddings keeps them as they were, another one scales what transformers' hook has added between. The
 lengths are those that the model is given, since other patches change the batch on its way there.
