@@ -98,8 +98,8 @@ Next, in this order:
   4. Write the proof in {proof}, until
          python -m bench run --releases {release} --patches {id} --no-write
      says `proven` for the cell and the proof.
-  5. Write title, why, how, severity, harm, retrain and upstream in patches.yaml, and the module's docstring; and under hits the
-     arguments that the bug needs, so that
+  5. Write title, why, how, severity, harm, retrain and upstream in patches.yaml, and the module's docstring; and under
+     hits the arguments that the bug needs, so that
          trl-hotfix scan
      of a training script says it for whom it hits, and not for others. Under called: the moment of a run at which TRL
      calls the target; tests/bench/test_called.py compares it with runs of real trainers.
