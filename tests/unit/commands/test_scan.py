@@ -61,7 +61,7 @@ def test_each_trainer_has_a_section_with_hits_first(script: Path) -> None:
     answers = [line.strip() for line in lines if line.startswith(("  hit", "  cannot"))]
     assert answers == [f"hit  {DROPPED}", *(f"cannot tell  {bug_id}" for bug_id in UNTOLD)]
     shown = [bug for bug in BUGS if repair_of(bug) != "if named" and bug.severity is not Severity.DIAGNOSIS]
-    assert lines[-2] == f"1 hit, cannot tell 3; {len(shown) - 4} of the {len(shown)} known bugs it does not hit."
+    assert lines[-2] == f"1 hit, 3 unknown; {len(shown) - 4} of the {len(shown)} known bugs it does not hit."
 
 
 def test_no_id_is_cut_on_a_narrow_screen(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
