@@ -25,6 +25,7 @@ WARNS = "it warns, and changes nothing"
 NOTES_COLLATOR = "it notes whether the trainer is given a collator, and _prepare_dataset drops rows"
 NOTES_ADAPTER = "it keeps the weights of the adapter, which are taken where the reference is computed"
 UNDER_DEEPSPEED = ("deepspeed-offload-drops-micro-batches", "deepspeed-divides-by-accumulation-twice")
+COUNTS = "it counts, and training_step divides by that count"
 NOTES = "it notes the dataset that is cut, and _prepare_dataset says what is lost"
 
 TRAINED: Mapping[str, tuple[str, ...]] = {
@@ -47,6 +48,12 @@ def not_trained(patch_id: str, trained: tuple[str, ...]) -> dict[str, str]:
     }
 
 
+COUNTING = {
+    target.attribute: COUNTS
+    for target in PATCHES["last-step-divided-by-all-micro-batches"].targets
+    if target.wrapper == "count_the_micro_batches"
+}
+
 IDLE: dict[tuple[str, str], dict[str, str]] = {
     ("dpo-aux-loss-dropped", "self-test"): {"DPOTrainer._compute_loss_liger": WARNS},
     ("dpo-aux-loss-dropped", "proof"): {"DPOTrainer._compute_loss_liger": WARNS},
@@ -58,6 +65,11 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         for patch_id in UNDER_DEEPSPEED
     },
     **{(patch_id, "proof"): not_trained(patch_id, trained) for patch_id, trained in TRAINED.items()},
+    ("last-step-divided-by-all-micro-batches", "self-test"): COUNTING,
+    ("last-step-divided-by-all-micro-batches", "proof"): {
+        **not_trained("last-step-divided-by-all-micro-batches", ("DPO", "KTO", "ORPO", "CPO", "BCO", "Reward")),
+        **COUNTING,
+    },
     **{
         ("dpo-fully-truncated-completions-kept", run): {
             f"{method}Trainer.__init__": NOTES_COLLATOR for method in ("DPO", "KTO")
@@ -101,6 +113,14 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    ("grpo-prompt-learning-left-padding", "self-test"): dict.fromkeys(
+        (
+            "GRPOTrainer._prepare_inputs",
+            "GRPOTrainer._generate_and_score_completions",
+            "RLOOTrainer._generate_and_score_completions",
+        ),
+        "the self-test scores; the proof and the tests generate too",
+    ),
     ("grpo-resume-replays-epoch-0-order", "proof"): {"DistillationTrainer._get_train_sampler": NOT_TRAINED},
     **{
         (f"transformers-divides-gradients{others}-twice", "proof"): {"DistillationTrainer.training_step": NOT_TRAINED}
@@ -215,12 +235,22 @@ ACTING_UNAFFECTED: dict[str, dict[str, str]] = {
         "it keeps the buffers too, also where every weight has the dtype that they are cast to",
     ),
     "grpo-loss-normalisation": {"GRPOTrainer.compute_loss": ALWAYS},
+    "grpo-prompt-learning-left-padding": dict.fromkeys(
+        (
+            "GRPOTrainer._prepare_inputs",
+            "GRPOTrainer._generate_and_score_completions",
+            "GRPOTrainer._get_per_token_logps",
+            "GRPOTrainer._get_per_token_logps_and_entropies",
+        ),
+        ALWAYS,
+    ),
     "grpo-scale-rewards-swapped": {"GRPOTrainer._generate_and_score_completions": ALWAYS},
     "left-padded-logprobs-absolute-positions": {
         "GRPOTrainer._get_per_token_logps": f"{A_VIEW}: the model, for a table of positions without padding",
         "GRPOTrainer._get_per_token_logps_and_entropies": f"{A_VIEW}: the model",
         "GRPOTrainer._full_logits_logps": f"{A_VIEW}: the model",
     },
+    "neftune-noise-by-padded-length": {"SFTTrainer.compute_loss": ALWAYS},
     "online-dpo-metrics-include-padding": {"OnlineDPOTrainer._forward": ALWAYS},
     "orpo-nan-gradient-near-certainty": {"ORPOTrainer.odds_ratio_loss": ALWAYS},
     "ref-model-dtype-mismatch": {

@@ -38,6 +38,7 @@ class Model:
     def __init__(self, divides: bool, **left: Any) -> None:
         torch.manual_seed(0)
         self.weight, self.divides, self.left = torch.nn.Parameter(torch.randn(8, 11)), divides, left
+        self.asked_for_outputs: list[bool] = []
 
     def __call__(self, inputs: dict[str, Any], items: Any) -> tuple[Any, Outputs]:
         logits = self.weight.expand(len(inputs["labels"]), -1, -1)
@@ -72,6 +73,8 @@ def loss_of(model: Any, trainer: Any, inputs: Any, items: Any = ITEMS, **options
         model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> tuple[Any, Outputs] | Any:
         loss, outputs = model(inputs, num_items_in_batch)
+        if isinstance(model, Model):
+            model.asked_for_outputs.append(return_outputs)
         loss = loss * trainer.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
@@ -101,13 +104,24 @@ def test_gradients_are_those_of_a_model_that_divides() -> None:
     torch.testing.assert_close(*of_both)
 
 
-def test_a_model_that_divides_is_left_alone() -> None:
+@pytest.mark.parametrize("first", [(1, 2), (4, 2), (6,)])
+def test_a_model_that_divides_is_asked_once_and_left_alone(first: tuple[int, ...]) -> None:
     model, trainer = Model(divides=True), trainer_of()
-    for lengths in ((1, 2), (4, 1)):
+    for lengths in (first, (4, 1)):
         inputs = batch(*lengths)
         loss, acted = loss_of(model, trainer, inputs)
         assert float(loss) == pytest.approx(model.total(inputs) / ITEMS)
         assert acted == 0
+    assert model.asked_for_outputs == [True, False]
+
+
+def test_once_known_a_model_needs_no_logits_to_be_given_its_share() -> None:
+    trainer = trainer_of()
+    loss_of(Model(divides=False), trainer, batch(1, 2))
+    model, inputs = Model(divides=False, logits=None), batch(2, 2)
+    loss, acted = loss_of(model, trainer, inputs)
+    assert float(loss) == pytest.approx(model.total(inputs) / ITEMS)
+    assert acted == 1
 
 
 def test_each_trainer_is_asked_about_its_own_model() -> None:
@@ -120,10 +134,14 @@ def test_each_trainer_is_asked_about_its_own_model() -> None:
             assert acted == (not divides)
 
 
-def test_a_micro_batch_that_tells_nothing_is_not_the_answer() -> None:
-    trainer, inputs = trainer_of(), batch(6, 6)
+@pytest.mark.parametrize("sure", [False, True])
+def test_a_micro_batch_that_tells_nothing_is_not_the_answer(sure: bool) -> None:
+    trainer, inputs, model = trainer_of(), batch(6, 6), Model(divides=True)
+    if sure:
+        inputs = batch(7)
+        model.weight.data = 4.0 * torch.nn.functional.one_hot(inputs["labels"][0].roll(-1), 11).float()
     # The other micro-batches of this step have no labels, so both numbers are one.
-    loss_of(Model(divides=True), trainer, inputs)
+    loss_of(model, trainer, inputs, 7 if sure else ITEMS)
     loss, acted = loss_of(Model(divides=False), trainer, batch(1, 2))
     assert acted == 1
     assert float(loss) == pytest.approx(Model(divides=False).total(batch(1, 2)) / ITEMS)
@@ -142,6 +160,15 @@ def test_on_two_ranks_the_loss_is_multiplied_as_before() -> None:
     loss, acted = loss_of(model, trainer, inputs)
     assert float(loss) == pytest.approx(2 * model.total(inputs) / ITEMS)
     assert acted == 1
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_on_two_ranks_with_two_micro_batches_each(divides: bool) -> None:
+    model, inputs, trainer = Model(divides), batch(1, 2), trainer_of(steps=2)
+    trainer.accelerator.num_processes = 2
+    loss, acted = loss_of(model, trainer, inputs)
+    assert float(loss) == pytest.approx(2 * model.total(inputs) / ITEMS)
+    assert acted == (not divides)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +204,20 @@ def test_what_cannot_be_compared_is_left_alone(left: dict[str, Any], more: dict[
     model, inputs = Model(divides=False, **left), batch(1, 2)
     loss, acted = loss_of(model, trainer_of(), {**inputs, **more})
     assert float(loss) == pytest.approx(model.total(inputs) / 3)
+    assert acted == 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs"),
+    [
+        (torch.tensor([1.0, 2.0]), Outputs(logits=torch.zeros(2, 8, 11))),
+        (torch.tensor([1.0]), (torch.zeros(2, 8, 11),)),
+    ],
+    ids=["a loss for each GPU", "a tuple"],
+)
+def test_other_outputs_are_left_alone(loss: Any, outputs: Any) -> None:
+    found, acted = loss_of(lambda inputs, items: (loss, outputs), trainer_of(), batch(1, 2))
+    assert found.equal(loss)
     assert acted == 0
 
 

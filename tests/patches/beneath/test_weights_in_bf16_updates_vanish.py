@@ -129,3 +129,11 @@ def test_a_resumed_run_keeps_what_the_checkpoint_has_in_float32(
         stub(model)._load_from_checkpoint(str(tmp_path))
     assert float(model[0].weight) == (value if weights == "float32" else 1.0)
     assert messages == []
+
+
+def test_a_resumed_run_in_another_dtype_stays_in_it(switch: Any, tmp_path: Any) -> None:
+    model = layers(torch.float16)
+    save_file({"0.weight": torch.full((1, 1), 0.5, dtype=torch.float16)}, tmp_path / "model.safetensors")
+    with switch.on(weights="float32"):
+        stub(model)._load_from_checkpoint(str(tmp_path))
+    assert model[0].weight.dtype is torch.float16

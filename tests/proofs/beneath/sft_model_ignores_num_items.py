@@ -18,6 +18,12 @@ import tiny
 ID, TARGET = "sft-model-ignores-num-items", "trl.trainer.sft_trainer:SFTTrainer.compute_loss"
 OVERLAYS = ()
 PARITY = False
+EQUIVALENT = {
+    "_ignores_items: `if share < _CLEARLY * mean:` -> `if share <= _CLEARLY * mean:`": "the two are never equal",
+    "_ignores_items: `ignores = abs(float(loss) - mean) < abs(float(loss) - share)` -> "
+    "`ignores = abs(float(loss) - mean) <= abs(float(loss) - share)`": "the two are never equal",
+    "_ignores_items: `logits.detach()` with its gradient": "what is made of them is a number",
+}
 VARIANTS = "the loss is changed after the model, whatever part of it is trained"
 
 SIZES = ((8, 1), (4, 2), (2, 4))

@@ -20,6 +20,10 @@ from tiny.gkd_steps import words
 ID = "weights-in-bf16-updates-vanish"
 OVERLAYS = ()
 PARITY = False
+EQUIVALENT = {
+    "_trained: `return [], 0` -> `return [], 1`": "the number is in a line that an engine's weights never get",
+    "_trained: `return [], 0` -> `return [], -1`": "the number is in a line that an engine's weights never get",
+}
 VARIANTS = "It changes nothing that is computed, and its proof trains an adapter too."
 
 METHODS = ("SFT", "DPO", "GRPO")

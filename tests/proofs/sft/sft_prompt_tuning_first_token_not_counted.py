@@ -20,7 +20,10 @@ TARGET = "trl.trainer.sft_trainer:SFTTrainer._get_num_items_in_batch"
 OVERLAYS = ()
 PARITY = False
 VARIANTS = "it is for one kind of adapter, and has it in every run"
-EQUIVALENT = {"applied twice": "one more column without labels"}
+EQUIVALENT = {
+    'count_what_virtual_tokens_predict: `shifts = getattr(trainer, "_loss_shifts_labels", False)` -> '
+    '`shifts = getattr(trainer, "_loss_shifts_labels", True)`': "each transformers in the range has the attribute",
+}
 
 LENGTHS = (5, 9, 3, 7, 4, 8, 6, 3)
 ROWS = [

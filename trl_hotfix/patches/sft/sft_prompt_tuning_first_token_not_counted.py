@@ -8,7 +8,6 @@ without them (pull request 46204). The wrapper has it count the labels behind on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -30,12 +29,12 @@ def count_what_virtual_tokens_predict(call: Call) -> Any:
 
 
 def _behind_a_column(batch: Any) -> Any:
-    """Return the batch with ``labels`` ``(rows, 1 + length)``; unchanged if it has no labels that are shifted."""
+    """Return the batch with ``labels`` ``(rows, 1 + length)``, of which transformers drops the first column."""
     import torch
 
-    if not isinstance(batch, Mapping) or "labels" not in batch or "shift_labels" in batch:
+    if "labels" not in batch:
         return batch
-    return {**batch, "labels": torch.nn.functional.pad(batch["labels"], (1, 0), value=-100)}
+    return {**batch, "labels": torch.cat([batch["labels"][:, :1], batch["labels"]], dim=1)}
 
 
 def first_tokens_are_counted(module: ModuleType) -> Outcome:
