@@ -39,8 +39,8 @@ def apply(
     by commas, else the defaults of the catalogue). ``packs`` are names of packs of third parties whose patches are
     used too (default: ``TRL_HOTFIX_PACKS``, else none); their patches have ids ``pack/id``.
 
-    A call with another selection than the last takes off the patches that are not in it, and puts on anew those with
-    other options. A reverted patch goes on again; a failed one is tried again only after ``revert()``. With
+    A call with another selection than the last takes off the patches that are not in it, and puts those with other
+    options on again. A reverted patch goes on again; a failed one is tried again only after ``revert()``. With
     ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. A method is left alone if the
     patch was not proven on its body; ``unknown_body="try"`` (default: ``TRL_HOTFIX_UNKNOWN_BODY``, else ``"skip"``)
     lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with a warning.
@@ -51,7 +51,7 @@ def apply(
     and at the import of a trainer, too. Both give every trainer a ``HotfixCallback``, which decides.
 
     With ``observe`` (default: whether ``TRL_HOTFIX=observe``) nothing is repaired and no number changes: the self-tests
-    tell which bugs are here, and the record of a run which of them it hits. A later call without it repairs. Under
+    show which bugs are here, and the record of a run which of them it hits. A later call without it repairs. Under
     ``TRL_HOTFIX=observe`` it takes ``observe=False`` to repair, and ``strict`` has no effect while nothing is repaired.
 
     Raises ``CatalogueError``, ``PackError``, ``UnknownPatchError``, ``SettingError``, ``NotAppliedError``; after any of

@@ -1,4 +1,4 @@
-"""One class for each kind of error. Its docstring tells what happened and what to do."""
+"""One class for each kind of error. Its docstring says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class DamagedError(HotfixError):
 class ScriptError(HotfixError, ValueError):
     """The file cannot be scanned: it is missing, is neither Python nor YAML, or is for an unknown trainer.
 
-    The message tells what was expected and what was found.
+    The message says what was expected and what was found.
     """
 
 
@@ -190,7 +190,7 @@ def quoted(text: object, longest: int = LONG) -> str:
 
 
 def listed(mistakes: Sequence[str]) -> str:
-    """Return a line for each mistake, of which there may be too many to be read."""
+    """Return a line for each mistake. There may be too many to read, so the last ones may be a number only."""
     more = [f"and {len(mistakes) - MANY} more"] if len(mistakes) > MANY else []
     return "".join(f"\n  {mistake}" for mistake in [*mistakes[:MANY], *more])
 

@@ -5,9 +5,9 @@ and before other code takes a name from it. wrapt's importer is lost on reload, 
 raises, fires on half-initialised modules and passes on the discarded module of a lazy package.
 
 A finder of somebody else that stands in front of this one, as jaxtyping, typeguard and pytest put theirs, would hide
-every module that it finds itself. So the finder also looks at each spec that the import system has found, whoever found
-it. ``sys.addaudithook`` cannot do that: it is not told of ``importlib.import_module``, by which TRL imports its
-trainers, and an audit hook can never be removed.
+every module that it finds itself. So the finder also looks at each spec that the import system has found, by any
+finder. ``sys.addaudithook`` cannot do that: it does not see ``importlib.import_module``, by which TRL imports its
+trainers, and nobody can remove an audit hook.
 
 No lock is held during an import or a callback. Only the standard library is imported: this runs at interpreter start.
 """
@@ -128,7 +128,7 @@ class Finder:
         """See every spec that the import system finds, also if it does not ask this finder.
 
         ``_find_spec`` is what an import statement, ``import_module`` and a reload call to ask ``sys.meta_path``. It is
-        not public. Where Python has none, only a finder in front of this one goes unseen.
+        not public. Where Python lacks it, only a finder in front of this one goes unseen.
         """
         importlib: Any = _frozen_importlib
         if not self._observing and hasattr(importlib, "_find_spec"):
@@ -143,9 +143,9 @@ class Finder:
         return spec
 
     def _run_all_before(self, name: str) -> None:
-        """Call what is to be called before ``name`` is executed: first that of its packages, if it is overdue.
+        """Make the calls that are due before ``name`` is executed: first those of its packages, if they are overdue.
 
-        It is if a loader of the package was called by hand, so that no import of it was seen.
+        They are if somebody called the package's loader by hand, so that we saw no import of it.
         """
         for module in _and_packages(name)[::-1]:
             self.run_before_import(module)

@@ -117,7 +117,7 @@ def event(name: str, **fields: Any) -> dict[str, Any]:
 def level_of_repairs() -> int:
     """Return the level of what is the same on every rank: INFO on the first, and DEBUG on the others.
 
-    Processes that ``multiprocessing`` starts, such as those that prepare data, are none of the first.
+    Processes that ``multiprocessing`` starts, such as those that prepare data, do not count as the first.
     """
     if log.isEnabledFor(logging.DEBUG):
         return logging.INFO

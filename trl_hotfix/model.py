@@ -53,7 +53,7 @@ class State(str, Enum):
 
 
 class Reason(str, Enum):
-    """The reason for the state of a patch. The slugs are stable; docs/reference.md tells what to do about each."""
+    """The reason for the state of a patch. The slugs are stable; docs/reference.md says what to do about each."""
 
     SWITCHED_OFF = "switched-off"
     NOT_SELECTED = "not-selected"
@@ -252,7 +252,7 @@ class Patch(Struct, frozen=True, forbid_unknown_fields=True):
     """One upstream bug and its repair, as declared in ``patches.yaml``.
 
     ``not_repaired`` describes the part of the bug that the patch leaves. ``review_by`` is for a bug that is open in the
-    newest release: the day by which newer releases are to be checked for it. ``formerly`` are the ids that the patch
+    newest release: the day by which newer releases must be checked for it. ``formerly`` are the ids that the patch
     had before; a user may still name it so. ``layer`` is the distribution in ``requires`` that has the bug, if it is
     not TRL. ``retrain`` answers whether a model that was trained with the bug must be trained again.
     """

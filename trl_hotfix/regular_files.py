@@ -21,7 +21,7 @@ _OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 class UnfitFileError(ValueError):
-    """The file has too many bytes, or is none. The message says what was found."""
+    """The file has too many bytes, or is not a file. The message says what was found."""
 
 
 def read(path: str | Path, largest: int) -> bytes:
@@ -29,8 +29,8 @@ def read(path: str | Path, largest: int) -> bytes:
     if str(path).startswith(_OPENED) and stat.S_ISFIFO(Path(path).stat().st_mode):
         with Path(path).open("rb") as pipe:
             return _not_too_large(pipe.read(largest + 1), largest)
-    # To open a device can have an effect, so it is looked at first. It is looked at again, since it may be another now.
-    # The files of /proc, some of which wait for something to be written, are regular and have no size.
+    # To open a device can have an effect, so we check first. We check again later, since it may be another file now.
+    # The files of /proc are regular and have no size, and some wait for something to be written.
     if not _checked_size(Path(path).stat(), largest):
         return b""
     with open(path, "rb", opener=_open_without_waiting) as file:

@@ -108,7 +108,7 @@ def rank() -> int | None:
 
 
 def json_line(level: str, message: str, fields: "dict[str, object] | None" = None) -> str:
-    """Return one line of the log as JSON. ``fields`` are those of its event."""
+    """Return one line of the log as JSON. ``fields`` has the fields of its event."""
     import json
     from datetime import datetime, timezone
 

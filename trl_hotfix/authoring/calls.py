@@ -23,7 +23,7 @@ def argument(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
 def shadowed(instance: Any, name: str, value: Any) -> Iterator[None]:
     """Set ``instance.name`` to ``value`` inside the block, and restore it afterwards.
 
-    If the instance had no such attribute of its own before, it has none afterwards. The wrapper that does this acts.
+    If the instance had no such attribute of its own before, it loses it afterwards. The wrapper that does this acts.
     """
     act()
     before = vars(instance).copy()
@@ -55,8 +55,8 @@ def with_config(model: Any, config: Any) -> Any:
 def called_with(model: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """Return a view of ``model``, wrapped or not, whose calls are given ``change(keyword arguments)``.
 
-    The call is that of the complete model with everything that wraps it (DDP, a DeepSpeed engine, FSDP, PEFT). A
-    forward hook would do as well, but Dynamo does not look again whether it is still the same.
+    The call goes through everything that wraps the model (DDP, a DeepSpeed engine, FSDP, PEFT). A forward hook would do
+    as well, but Dynamo does not look again whether it is still the same.
     """
     import wrapt
 

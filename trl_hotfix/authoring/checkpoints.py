@@ -1,7 +1,7 @@
 """Tensors that a callback keeps beside a checkpoint, and finds again when the run is resumed from it.
 
-A callback is told neither where a checkpoint is written nor which one a run is resumed from. The folders are those that
-transformers gives checkpoints, and what lies there is taken only if it was written with the weights that the run has.
+transformers does not tell a callback where it writes a checkpoint, nor from which one a run resumes. So we take the
+folders that transformers gives checkpoints, and use what lies there only if it was written with the run's weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 _log = logging.getLogger("trl_hotfix")
 
 _SAMPLE = 64
-"""How many values of each parameter tell whether weights are the same."""
+"""How many values of each parameter we compare to recognise the weights."""
 
 
 def keep_beside_checkpoint(args: Any, state: Any, name: str, model: Any, tensors: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ def has_own_collator(trainer: Any) -> bool:
 
 
 def only_rows(module: ModuleType, dataset: Any, keep: Callable[[Any], bool], settings: Any, doing: str) -> Any:
-    """Return the rows of ``dataset`` of which ``keep(row)`` is true, or the dataset itself if all are.
+    """Return the rows of ``dataset`` for which ``keep(row)`` is true, or the dataset itself if all are.
 
     The main process goes first, as in this module's ``_prepare_dataset``, so that the others find the result in the
     cache: every rank must call this, unless the dataset is a stream, which is filtered when it is read. ``settings`` is

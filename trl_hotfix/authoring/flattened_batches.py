@@ -1,4 +1,4 @@
-"""Flattened batches: several sequences in one row without padding, told apart by ``position_ids`` that start anew."""
+"""Flattened batches: several sequences in one row without padding, told apart by ``position_ids`` that start again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FLASH_ATTENTION_KEYS = frozenset({"seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", 
 def attention_keeps_apart(model: Any) -> str:
     """Return how ``model``, unwrapped, can be kept from attending across the sequences of a flattened batch.
 
-    ``flash``: it does not attend across them, because FlashAttention starts anew where the position ids do
+    ``flash``: it does not attend across them, because FlashAttention starts again where the position ids do
     (transformers 4.44 and later). transformers has refused to load such a model where FlashAttention cannot run, so the
     config names the attention that really runs. ``mask``: it needs the mask of ``block_diagonal``. ``pad``: no way is
     known here, so the batch has to be a padded one.
@@ -78,7 +78,7 @@ def block_diagonal(position_ids: Any, dtype: Any) -> Any:
 def isolated(model: Any, position_ids: Any, dtype: Any) -> Any:
     """Return a view of ``model``, wrapped or not, whose forward keeps the sequences of ``position_ids`` apart.
 
-    ``dtype`` is that of the attention's queries, so that no layer has to cast the mask. The mask goes into the call and
+    ``dtype``: the attention's queries have it, so that no layer has to cast the mask. The mask goes into the call and
     not into the batch, since TRL counts tokens by the ``attention_mask`` of the batch. A hook would do as well, but
     Dynamo does not look again whether it is still the same. The cache is switched off: with a cache, transformers
     treats masks and restarts of the position ids differently.
@@ -162,7 +162,7 @@ _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_a
 def why_sequences_mix(model: Any, *, no_cache: bool = False) -> str | None:
     """Return why ``model``, unwrapped, would attend across the sequences of a flattened batch, or None.
 
-    The batch has ``position_ids`` that start anew with each sequence, and no mask. ``no_cache``: the model is called
+    The batch has ``position_ids`` that start again with each sequence, and no mask. ``no_cache``: the model is called
     with ``use_cache=False``.
     """
     config: Any = getattr(model, "config", None)

@@ -85,7 +85,7 @@ def copies_of_a_loss_of_all_gpus(trainer: Any) -> int:
 
 
 class GeneratedLabels:
-    """The labels that were generated last, by which such a batch is told from one of the dataset.
+    """The labels that were generated last: they distinguish a generated batch from one of the dataset.
 
     One object is for all trainers of a process, since a static method has no trainer to store them on. They are
     compared by value: ``Trainer`` may copy them on their way.

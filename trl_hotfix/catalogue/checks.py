@@ -41,7 +41,7 @@ def check_known_bug(bug: KnownBug, line_of: Callable[..., int], patch_ids: Colle
     """Yield every mistake in an entry of ``known.yaml`` whose types are right."""
     yield from _check_bug(bug, line_of)
     if bug.id in patch_ids:
-        yield Mistake(line_of("id"), f"id {bug.id!r} is that of a patch in patches.yaml: delete the entry here")
+        yield Mistake(line_of("id"), f"id {bug.id!r} belongs to a patch in patches.yaml: delete the entry here")
     if not bug.hits:
         yield Mistake(line_of("hits"), "hits is empty: an entry without a repair is there to tell who is hit")
 
@@ -80,7 +80,7 @@ def _check_option(name: str, option: Option, line_of: Callable[..., int]) -> Ite
             line_of("choices"), f"the option {name!r} has {len(option.choices)} choices, expected two or more"
         )
     if option.default not in option.choices:
-        message = f"default {option.default!r} is none of the choices{suggestion(option.default, option.choices)}"
+        message = f"default {option.default!r} is not one of the choices{suggestion(option.default, option.choices)}"
         yield Mistake(line_of("default"), message)
 
 
@@ -147,6 +147,4 @@ def _check_review(patch: Bug, line_of: Callable[..., int]) -> Iterator[Mistake]:
         remedy = 'review_by: "2027-05-21", say, is the day by which to look whether newer releases still have the bug'
         yield Mistake(line_of("trl"), f"trl: {patch.trl!r} has no end and the patch no review_by; {remedy}")
     if not open_ended and patch.review_by is not None:
-        yield Mistake(
-            line_of("review_by"), f"review_by: the range {patch.trl!r} has an end, so nothing is to be reviewed"
-        )
+        yield Mistake(line_of("review_by"), f"review_by: the range {patch.trl!r} has an end, so it needs no review")

@@ -58,8 +58,8 @@ class Argument(Struct, frozen=True):
     """One argument of a trainer, as far as a script, or the trainer itself, tells it.
 
     ``made_by`` has the dotted names of the classes or functions that make an object; ``complete`` is False if there may
-    be more. ``reason`` tells why the argument is unknown. ``is_default``: it is that of a real trainer, and may
-    as well not have been given. ``may_be_default``: it is that of an old run, and whether it was given is not known.
+    be more. ``reason`` says why the argument is unknown. ``is_default``: a real trainer has the default, given or not.
+    ``may_be_default``: an old run has the default, and we do not know whether it was given.
     ``alternatives``: the argument is unknown, and it is one of these. ``place`` names where the value stands if that is
     not in the script, such as "c.yaml, line 3"; ``line`` is then where the script uses it.
     """

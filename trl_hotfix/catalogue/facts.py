@@ -19,7 +19,7 @@ OF_FILES: Mapping[str, str] = {
     "scales_logits": "the model scales its logits by logits_scaling or lm_head_multiplier: true or false",
     "quantized": "the model, or the base of its adapter, is loaded in 4 or 8 bits of bitsandbytes: true or false",
     "labels": "the number of labels of the model's config: a number",
-    "pad_is_eos": "the tokenizer's padding token is its end-of-sequence token, or it has none: true or false",
+    "pad_is_eos": "the tokenizer's padding token is its end-of-sequence token, or is missing: true or false",
     "adds_bos": "the tokenizer puts a beginning-of-sequence token before a text: true or false",
     "other_ends": "the model lists an end-of-sequence token that is not the tokenizer's: true or false",
     "sampling_settings": "the generation config has a temperature, top_p, top_k, ... of its own: true or false",
@@ -46,7 +46,7 @@ OF_TRAINERS: Mapping[str, str] = {
     "epochs_before": "the number of whole epochs before this training, as it was resumed: a number",
     "synchronized": "the reference model was synchronized before this training, as it was resumed: true or false",
 }
-"""The facts that only a trainer tells which is about to train."""
+"""The facts that only a trainer knows, when it begins to train."""
 
 OF_DATASETS: Mapping[str, str] = {
     "columns": "the columns of the training dataset, as it was given to the trainer",

@@ -45,7 +45,7 @@ def parse(text: str, path: str, pack: str = "", *, modules: bool = True) -> tupl
 def parse_known(text: str, path: str, patch_ids: Collection[str]) -> tuple[KnownBug, ...]:
     """Return the known bugs without a repair that ``text`` declares. Raises ``CatalogueError`` with every mistake.
 
-    ``patch_ids`` are those of the patches, none of which an entry may have.
+    No entry may have an id of ``patch_ids``, the ids of the patches.
     """
 
     def build(node: Node, mistakes: list[Mistake]) -> KnownBug | None:

@@ -1,4 +1,4 @@
-"""``audit`` tells which known bugs a set of pins brings, and which of them hit an old run."""
+"""``audit`` shows which known bugs a set of pins brings, and which of them hit an old run."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def command(
     FILE has pinned versions: requirements.txt, pip freeze, uv.lock, pylock.toml, poetry.lock, environment.yml. If there
     are scripts in its folder, only what hits them, or may, is shown. FOLDER
     is the output folder of a run, or one of its checkpoints: its model card tells the versions, and training_args.bin
-    the arguments, which is read as data, and not run. What a run was not given by its config cannot be told. What its
-    record says, whose trainer was asked when training began, comes before what these files tell. --trl and --with come
-    before the versions of any file.
+    the arguments, which is read as data, and not run. We do not know what else a run was given than
+    its config. The run's record comes before these files, since it asked the trainer when training began. --trl and
+    --with come before the versions of any file.
 
     Exit codes: 0 no bug; 1 the pins bring a bug, the run was hit by one that its record does not repair, or the review
     of an ignore is due; 2 the file cannot be read, or usage; 4 the release of TRL is too old.

@@ -87,7 +87,7 @@ def warn_of_unproven(*releases: str | None) -> None:
     for trl in releases:
         doubt = unproven(trl) if trl is not None else None
         if doubt is not None:
-            say(f"{doubt}: what is said of it is a guess.", err=True)
+            say(f"{doubt}: the answer is a guess.", err=True)
 
 
 def told_versions(texts: Iterable[str]) -> dict[str, str]:
@@ -100,7 +100,7 @@ def told_versions(texts: Iterable[str]) -> dict[str, str]:
         except ValueError:
             raise click.UsageError(f"--with: expected NAME==VERSION, found {quoted(text)}") from None
     if "trl" in told:
-        raise click.UsageError(f"--with: the release of TRL is told by --trl {told['trl']}")
+        raise click.UsageError(f"--with: give the release of TRL as --trl {told['trl']}")
     return told
 
 

@@ -1,4 +1,4 @@
-"""``compare`` tells which known bugs an upgrade of TRL repairs, which stay, and which it brings."""
+"""``compare`` shows which known bugs an upgrade of TRL repairs, which stay, and which it brings."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def command(
 
 
 def _excluded(bug: AnyBug, told: Mapping[str, str]) -> bool:
-    """Return whether a version that was given is none with which the bug is there."""
+    """Return whether the bug is not there with a version that was given."""
     return any(not need.met for need in gates.requirements(bug, told.get) if need.installed is not None)
 
 

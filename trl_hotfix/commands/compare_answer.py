@@ -38,7 +38,7 @@ class Default(TypedDict):
 
 
 class TrainerDefaults(TypedDict):
-    """The defaults that change for one trainer of the script. ``unknown``: why they cannot be told, or null."""
+    """The defaults that change for one trainer of the script. ``unknown``: why we do not know them, or null."""
 
     trainer: str
     position: str
@@ -49,7 +49,7 @@ class TrainerDefaults(TypedDict):
 class Answer(TypedDict):
     """What ``compare --json`` prints. ``newer_than_evidence``: nobody has proved the patches on these releases.
 
-    ``versions`` are those of other distributions, as ``--with`` gives them.
+    ``versions`` has the versions of other distributions, as ``--with`` gives them.
     ``defaults`` has an entry for each trainer of the script; without a script it is null.
     """
 

@@ -1,4 +1,4 @@
-"""``diff`` tells what two runs, or two machines, do not have in common."""
+"""``diff`` shows what two runs, or two machines, do not have in common."""
 
 from __future__ import annotations
 

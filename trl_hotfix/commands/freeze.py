@@ -69,8 +69,8 @@ def command(
     followed.
 
     For another release (--trl, --wheel) the evidence on record decides, or the files that are given: a patch is in the
-    file if it is proven on the code of that release. What is left out is said on stderr. Other distributions are those
-    that are installed here, or those of --with.
+    file if it is proven on the code of that release. stderr names what it leaves out. Of other distributions it takes
+    the installed versions, or those of --with.
     """
     told = told_versions(versions_told)
     if trl is None and wheel is None:
@@ -105,7 +105,7 @@ def _elsewhere(trl: str | None, wheel: Path | None, told: Mapping[str, str], pac
     if files is None and version == versions.installed("trl"):
         files = sources.installed()
     if files is None and version not in bodies().releases and not unsupported(version):
-        raise click.UsageError(f"TRL {version} is none of the releases on record: give its files, --wheel FILE")
+        raise click.UsageError(f"TRL {version} is not a release on record: give its files, --wheel FILE")
 
     version_of = versions.installed_but(version, told)
     names = named(packs, os.environ)

@@ -1,7 +1,7 @@
 """The patches that would be on with another release of TRL than the installed one: what ``freeze --trl`` writes.
 
-A process decides by the versions and by the body of each method. Here the versions are told, and the bodies are those
-of the files that are given, or else those on record for the release. What TRL's class inherits has the body that is on
+A process decides by the versions and by the body of each method. Here the user gives the versions, and the bodies
+come from the files that the user gives, or from the record of the release. What TRL's class inherits has the body on
 record for the version of transformers.
 """
 
@@ -27,8 +27,8 @@ def report_elsewhere(
 ) -> Report:
     """Return the report that a process with these versions would give before it has imported TRL's trainers.
 
-    A patch is pending only if the release has a body that is known to have the bug at each target. ``files`` are those
-    of the release; without them its bodies are those on record.
+    A patch is pending only if the release has a body that is known to have the bug at each target. ``files`` are the
+    release's; without them its bodies come from the record.
     """
     report = preview(patches, selection, version_of, files=files)
     statuses = []

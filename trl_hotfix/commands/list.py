@@ -211,7 +211,7 @@ def _show_known(bugs: Sequence[KnownBug]) -> None:
     if not bugs:
         return
     blocks: list[RenderableType] = [
-        block("Known, no repair here (trl-hotfix scan tells whether they hit a script):", 0)
+        block("Known, no repair here (trl-hotfix scan shows whether they hit a script):", 0)
     ]
     for bug in bugs:
         others = "".join(f", {name} {specifiers}" for name, specifiers in bug.requires.items())

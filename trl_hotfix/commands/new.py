@@ -63,7 +63,10 @@ class Answer(TypedDict):
     help=f"Its folder, by default that of most patches of its target: {', '.join(modules.families())}.",
 )
 @click.option(
-    "--trl", "specifiers", metavar="RANGE", help="The releases that have the bug; default: the one looked at."
+    "--trl",
+    "specifiers",
+    metavar="RANGE",
+    help="The releases that have the bug; default: that of --wheel, or the installed one.",
 )
 @click.option(
     "--severity",
@@ -197,7 +200,7 @@ def with_entry(manifest: str, entry: str, patch_id: str, family: str) -> str:
 
 
 def _range(specifiers: str | None, release: Release) -> str:
-    """Return the range of the new patch: by default the one release that was looked at. The bench finds the others."""
+    """Return the range of the new patch: by default the one release with its target. The bench finds the others."""
     if specifiers is None:
         return f"=={release.version}"
     try:

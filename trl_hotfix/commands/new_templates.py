@@ -98,7 +98,7 @@ Next, in this order:
   4. Write the proof in {proof}, until
          python -m bench run --releases {release} --patches {id} --no-write
      says `proven` for the cell and the proof.
-  5. Write title, why, how, severity, harm, retrain and upstream in patches.yaml, the docstring of the module, and under
+  5. Write title, why, how, severity, harm, retrain and upstream in patches.yaml, and the module's docstring; and under
      hits the arguments that the bug needs, so that
          trl-hotfix scan
      of a training script says it for whom it hits, and not for others. Under called: the moment of a run at which TRL

@@ -42,9 +42,9 @@ def command(
 ) -> int:
     """Run CMD with TRL_HOTFIX=1, in place of this process: trl-hotfix run -- accelerate launch train.py
 
-    Every process that CMD starts inherits it. What is given here is looked at first: a wrong id, option or file is
-    exit code 2, and where TRL_HOTFIX=1 cannot work, the exit code is 1. CMD is not started then. A CMD that is not
-    found is 127, one that cannot be run is 126; any other exit code is its own.
+    Every process that CMD starts inherits it. We check the options first: a wrong id, option or file is exit code
+    2, and where TRL_HOTFIX=1 cannot work, the exit code is 1. CMD does not start then. A CMD that is not found is 127,
+    one that cannot be run is 126; any other exit code is its own.
     """
     if not words[0]:
         raise click.UsageError("CMD is empty")

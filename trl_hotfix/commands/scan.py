@@ -111,15 +111,17 @@ def command(
 ) -> int:
     """Which known bugs training scripts (.py, .ipynb) or configs of TRL's command line (.yaml) hit, and which they may.
 
-    A folder stands for the scripts and notebooks in it. Files are read, and never run or imported. A bug cannot be told
-    where it needs something of the model, the data or the machine that no script says, or a value that the text does
-    not tell for certain. If the script parses its command line, tell it: scan train.py -- --beta 0.1 --config c.yaml.
-    --model, --dataset, --accelerate and --deepspeed tell what no script says.
-    Beside the release of --trl, other distributions are taken to be those that are installed here, or those of --with.
+    A folder stands for the scripts and notebooks in it. Files are read, and never run or imported. scan cannot tell
+    about a bug that needs something of the model, the data or the machine that no script says, or a value that the
+    text does not settle. If the script parses its command line, give it: scan train.py -- --beta 0.1 --config c.yaml.
+    --model, --dataset, --accelerate and --deepspeed give what no script says.
 
-    Exit codes: 0 fine; 1 a bug is hit, or the review of an ignore is due (with --fail-on unknown also: one cannot be
-    told, a file of a folder cannot be read, a trainer may be made where it cannot be seen, or nothing makes a trainer
-    of TRL); 2 a file cannot be read, a folder has no script, an ignore is wrong, or usage; 4 no TRL here and no --trl.
+    Beside the release of --trl, scan takes other distributions as installed here, or as --with gives them.
+
+    Exit codes: 0 fine; 1 a bug is hit, or the review of an ignore is due (with --fail-on unknown also: scan cannot tell
+    about one, a file of a folder cannot be read, a trainer may be made where it cannot be seen, or nothing makes a
+    trainer of TRL); 2 a file cannot be read, a folder has no script, an ignore is wrong, or usage; 4 no TRL here and
+    no --trl.
     """
     installed = versions.installed("trl")
     judged = release(trl) if trl is not None else installed

@@ -93,7 +93,7 @@ class File(TypedDict):
 class Answer(TypedDict):
     """What ``scan --json`` prints. Files of a folder that make no trainer are left out.
 
-    ``model``, ``dataset``, ``accelerate`` and ``deepspeed`` are the files that were told, or null.
+    ``model``, ``dataset``, ``accelerate`` and ``deepspeed`` are the files of these options, or null.
     ``ignores`` has the ignores that need a change.
     """
 

@@ -62,7 +62,7 @@ def _blocks(file: str, trl: str, trainer: Trainer) -> Iterator[RenderableType]:
     known = trainer["rest"] + hits + unsure + accepted_too
     accepts = f"{accepted_too} accepted, " if accepted_too else ""
     yield block(
-        f"{hits} hit, {accepts}{unsure} cannot be told; {trainer['rest']} of the {known} known bugs it does not hit.", 0
+        f"{hits} hit, {accepts}{unsure} unknown; {trainer['rest']} of the {known} known bugs it does not hit.", 0
     )
     yield Text()
 
@@ -120,7 +120,7 @@ def as_annotations(answer: Answer, patches: Sequence[AnyBug]) -> None:
                 ids = ", ".join(bug["id"] for bug in trainer["cannot_tell"])
                 ask = f". This would answer more: {trainer['ask']}" if trainer["ask"] is not None else ""
                 message = f"{trainer['trainer']} may hit {ids}{ask}"
-                title = f"{len(trainer['cannot_tell'])} known bugs of TRL {answer['trl']} cannot be told"
+                title = f"{len(trainer['cannot_tell'])} known bugs of TRL {answer['trl']} may hit"
                 annotate("notice", name, trainer["line"], title, message)
     annotate_ignores(answer["ignores"], answer["files"][0]["file"] if answer["files"] else "")
 
@@ -140,7 +140,7 @@ def as_sarif(answer: Answer, patches: Sequence[AnyBug]) -> None:
 
 
 def sarif(answer: Answer, patches: Sequence[AnyBug]) -> dict[str, Any]:
-    """Return a SARIF 2.1.0 log. What cannot be told, and what the run repairs, is a note."""
+    """Return a SARIF 2.1.0 log. A bug that we cannot tell about, or that the run repairs, is a note."""
     results = [made for file in answer["files"] for made in _results(file, answer["trl"])]
     errors = [file["error"] for file in answer["files"] if file["error"] is not None]
     uncertain = [

@@ -1,4 +1,4 @@
-"""``status`` tells what a run reported: its record, and those of the ranks on which something else happened."""
+"""``status`` shows what a run reported: its record, and those of the ranks on which something else happened."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _lines(record: Record, known: dict[str, Patch], width: int) -> Iterator[str]
     )
     yield from section("on, and not called", ((_name(patch), "", _run(by_id, patch)) for patch in of("standing by")))
     yield from section(
-        "cannot be told",
+        "cannot tell",
         ((f"{hit['id']}: {'; '.join(hit['unknown'])}", "", []) for hit in record["hits"] if hit["answer"] != "hit"),
     )
     yield from section("on, without a word", ((_name(patch), "", []) for patch in patches if patch["word"] is None))

@@ -48,7 +48,7 @@ class RecordedPatch(TypedDict):
 
 
 class RecordedHit(TypedDict):
-    """A bug that the run hits (``answer``), or of which that cannot be told, with the state of its patch."""
+    """A bug that the run hits or may hit (``answer``), with the state of its patch."""
 
     id: str
     severity: str
@@ -125,7 +125,7 @@ def _patch(entry: FrozenPatch) -> RecordedPatch:
 
 
 def _hits(frozen: Frozen, file: Path) -> list[RecordedHit]:
-    """Return the bugs that the run hits, or of which that cannot be told: also those that were only observed."""
+    """Return the bugs that the run hits or may hit, also those that were only observed."""
     observed = [
         {
             **{name: value for name, value in entry.items() if name != "called"},

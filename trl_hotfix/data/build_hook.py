@@ -71,7 +71,7 @@ def _pack_proofs(root: Path, archive: Path) -> None:
     """Pack what ``verify --full`` runs: the proofs of the patches, and what they have in common.
 
     Together they take half of what they take as files of the wheel, and nobody reads them there, so their comments
-    stay out. Times and owners are those of a new ``TarInfo``.
+    stay out. Times and owners are a new ``TarInfo``'s.
     """
     tests = root / "tests"
     patches = root / "trl_hotfix" / "patches"

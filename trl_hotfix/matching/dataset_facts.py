@@ -1,6 +1,6 @@
 """The facts of a training dataset, by its columns, their types and roles: of one that a trainer was given, or a file.
 
-The names of the facts are those of ``catalogue.facts``. ``source`` is where the dataset comes from, for the reader.
+``catalogue.facts`` names the facts. ``source`` is where the dataset comes from, for the reader.
 """
 
 from __future__ import annotations

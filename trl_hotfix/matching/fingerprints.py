@@ -50,7 +50,7 @@ class Bodies(Struct, frozen=True):
         return any(self.verdict(patch, target, body) == "buggy" for body in [*self.targets.get(target, ()), *inherited])
 
     def at(self, target: str, release: str, transformers: str | None = None) -> str | None:
-        """Return the body that ``release`` has at ``target``, or None if it has none, or inherits it.
+        """Return the body that ``release`` has at ``target``, or None if it has no body, or inherits it.
 
         With a version of transformers, it is the body that is inherited from there.
         """

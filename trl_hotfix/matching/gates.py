@@ -88,6 +88,6 @@ def targets_for(patch: Patch, trl: str) -> tuple[Target, ...]:
 
 
 def targets_here(patch: Patch, version_of: VersionOf = installed) -> tuple[Target, ...]:
-    """Return the targets that have the bug in the installed TRL. There are none if ``patch`` does not apply."""
+    """Return the targets that have the bug in the installed TRL. If ``patch`` does not apply, that is no target."""
     applies = applicability(patch, version_of).state is State.PENDING
     return targets_for(patch, version_of("trl") or "") if applies else ()

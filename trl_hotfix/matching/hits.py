@@ -1,6 +1,6 @@
 """Whether a trainer hits a known bug, by its arguments: the conditions are data, ``hits`` in ``patches.yaml``.
 
-The arguments are those of a call in a script (``scanning``) or of a real trainer (``recording``).
+The arguments come from a call in a script (``scanning``) or from a real trainer (``recording``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Answer(str, Enum):
 class Finding(Struct, frozen=True):
     """The answer for one bug.
 
-    ``because`` has the conditions that hold; ``unknown`` has those that cannot be told. ``lines`` are those of the
-    deciding arguments in a script, and ``places`` has all of their places in words, also in other files.
+    ``because`` has the conditions that hold; ``unknown`` has those that we cannot tell. ``lines`` has the lines of
+    the deciding arguments in a script, and ``places`` has all of their places in words, also in other files.
     """
 
     patch: Bug
@@ -67,8 +67,8 @@ def finding(
 ) -> Finding:
     """Tell whether a trainer, by its name without ``Trainer``, hits the bug of ``patch`` on the release ``trl``.
 
-    ``patch`` may be a bug without a repair. Of several ways into a bug, those that cannot be told do not count if one
-    is a hit. ``version_of`` has the versions of other distributions. ``is_known``: that version is the one beside this
+    ``patch`` may be a bug without a repair. Of several ways into a bug, the unknown ones do not count if one is a
+    hit. ``version_of`` has the versions of other distributions. ``is_known``: that version is the one beside this
     TRL, or it is not installed there; otherwise a requirement that is not met here may be met there. ``fact`` is what
     is known of the model's files. ``position`` names a line of the script.
     """

@@ -83,7 +83,7 @@ def mismatch() -> str | None:
         return None
     of_version = f" of version {plain(says)}" if says is not None else ""
     where = f"{checkout}, when it was installed" if in_checkout else described
-    return f"`import trl` takes {plain(folder)}{of_version}, but the version {plain(version)} is that of {plain(where)}"
+    return f"`import trl` takes {plain(folder)}{of_version}, but the version {plain(version)} comes from {plain(where)}"
 
 
 def imported_spec() -> ModuleSpec | None:
@@ -151,7 +151,7 @@ def _text(spec: ModuleSpec, path: str) -> str:
 
 
 def _equal(says: str, version: str) -> bool:
-    """Return whether two versions are those of the same code. A fork may have a local version in its metadata only."""
+    """Return whether two versions mean the same code. A fork may have a local version in its metadata only."""
     try:
         return Version(says).public == Version(version).public
     except InvalidVersion:

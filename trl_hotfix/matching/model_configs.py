@@ -1,6 +1,6 @@
 """The facts that a model's config and its generation config tell, as dictionaries: from files, or of a live model.
 
-The names of the facts are those of ``catalogue.facts``. ``source`` is where a dictionary comes from, for the reader.
+``catalogue.facts`` names the facts. ``source`` is where a dictionary comes from, for the reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def known(value: Any, source: str) -> Argument:
 
 
 def unknown(reason: str) -> Argument:
-    """Return a fact that cannot be told."""
+    """Return a fact that we cannot tell."""
     return Argument(Kind.UNKNOWN, reason=reason)
 
 
@@ -43,7 +43,7 @@ def scales_logits(config: Mapping[str, Any], source: str) -> Argument:
     values = [value for name, value in _items(config) if name in ("logits_scaling", "lm_head_multiplier")]
     if any(isinstance(value, (int, float)) and value != 1 for value in values):
         return known(True, source)
-    # The classes of these models have a value where a file has none.
+    # The classes of these models have a value where a file lacks it.
     model_type = str(config.get("model_type")).lower()
     if not values and re.search(r"granite|minicpm|falcon_h1|hyperclovax|None", model_type):
         return unknown(f"{source} does not say logits_scaling")
@@ -51,7 +51,7 @@ def scales_logits(config: Mapping[str, Any], source: str) -> Argument:
 
 
 def sampling_settings(said: Mapping[str, Any], source: str) -> Argument:
-    """Return whether a generation config has sampling settings of its own. What is not in it is a default."""
+    """Return whether a generation config has sampling settings of its own. A setting that it lacks is a default."""
     for name, neutral in (("top_p", 1.0), ("repetition_penalty", 1.0), ("min_p", None), ("top_k", 50)):
         if said.get(name) not in (None, neutral):
             return known(True, source)

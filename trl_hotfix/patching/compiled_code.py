@@ -24,7 +24,7 @@ def compiled_now(*, traced: bool) -> Compiled:
 
 
 def still_compiled(before: Compiled) -> str:
-    """Describe the code in ``before`` that is still compiled. The text is empty if there is none."""
+    """Describe the code in ``before`` that is still compiled. The text is empty if no code is."""
     current = {id(reference) for reference in _references()}
     codes = [reference() for reference in before if id(reference) in current]
     names = sorted({f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})" for code in codes if code is not None})

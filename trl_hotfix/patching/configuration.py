@@ -12,7 +12,7 @@ from ..selection.selection import Selection
 
 
 class Configuration(Struct, frozen=True):
-    """The selection and its policy. ``decisions`` are those of the gates, by patch.
+    """The selection and its policy. ``decisions`` has what the gates decided, by patch.
 
     Without a ``selection``, ``apply()`` has not been called yet. With ``observe`` nothing is repaired: the patches that
     would go on are observed.

@@ -469,7 +469,7 @@ _STANDS = {State.APPLIED, State.OBSERVED}
 
 
 def _check_installation(patches: Iterable[Patch], strict: Strict) -> None:
-    """Warn if the installed TRL is none that patches can be chosen for. Raises ``NotAppliedError`` under strict."""
+    """Warn if no patch can be chosen for the installed TRL. Raises ``NotAppliedError`` under strict."""
     problems = installation.problems(patches)
     if problems and strict:
         raise not_applied(problems)

@@ -1,8 +1,8 @@
 """Tell a ``SystemExit`` that a self-test raises itself from one that ends the program while the self-test runs.
 
 A ``SystemExit`` is the self-test's own only if no signal handler has raised it (``signal_handlers``), and the code that
-raised it is that of the self-test, of trl_hotfix, or of TRL and the libraries below. Any other one ends the process: to
-swallow it would keep a process alive that was told to end, which is worse than to let a faulty self-test end one.
+raised it belongs to the self-test, to trl_hotfix, or to TRL and the libraries below. Any other one ends the process:
+to swallow it would keep a process alive that somebody ended, which is worse than to let a faulty self-test end one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def described(dataset: Any) -> GivenDataset | None:
     """Return what ``dataset`` is, or None where its columns are not known without reading a row. It never raises."""
     try:
         return _described(dataset)
-    # The classes are those of a library, and their attributes differ between its versions.
+    # A library has these classes, and their attributes differ between its versions.
     except Exception:  # noqa: BLE001
         return None
 

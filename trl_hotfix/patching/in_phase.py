@@ -42,7 +42,7 @@ def in_phase(raw: FunctionType, phase: Phase) -> Callable[..., Any]:
 def _note_arguments(trainer: Any, raw: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         given.note(trainer, raw, args, kwargs)
-    # The arguments are objects of the program, which may raise anything, and its trainer is to be made.
+    # The arguments are objects of the program, which may raise anything, and must not keep its trainer from being made.
     except Exception as error:  # noqa: BLE001
         fields = event("not-noted")
         warning("what a trainer is made with cannot be noted (%s)", described_error(error), extra=fields)

@@ -56,7 +56,7 @@ def observing(
 
 
 def is_compiling() -> Callable[[], bool]:
-    """Return torch's function that tells whether Dynamo traces the caller."""
+    """Return torch's function that is true while Dynamo traces the caller."""
     compiler: Any = sys.modules.get("torch.compiler")
     # A lambda would be one more function for Dynamo to trace.
     return getattr(compiler, "is_compiling", bool)

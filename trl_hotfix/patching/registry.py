@@ -92,7 +92,7 @@ class Registry:
                 yield module_patch
 
     def _breaker_of(self, patch: Patch) -> Breaker:
-        """Return the breaker that the modules of a patch share. What was reverted and goes on again gets a new one."""
+        """Return the breaker that the modules of a patch share. After a revert, a patch gets a new one."""
         others = self._module_patches.values()
         shared = (
             other.breaker

@@ -1,7 +1,7 @@
 """Put wrappers on, and take them off exactly.
 
 A site is one attribute of one class or module. It keeps the raw descriptor that TRL has there, and the layers on it,
-one for each patch. When the layers change, the installed wrapper is built anew from the raw descriptor.
+one for each patch. When the layers change, the site builds the installed wrapper again from the raw descriptor.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Site:
     def moved(self, patched_classes: Collection[Any]) -> OccupiedError | None:
         """Return an error if another class has replaced the owner in its module, or in ``trl`` or ``trl.trainer``.
 
-        Another library may have generated the class anew, or a reload may have defined it again. It must be one of
+        Another library may have generated the class again, or a reload may have defined it again. It must be one of
         ``patched_classes``, which have the patch, or a subclass of one.
         """
         for module, path in self.names:
@@ -139,7 +139,7 @@ class Site:
         return source == (original.__module__, original.__qualname__, original.__code__.co_filename)
 
     def is_of_class_before_reload(self, module: ModuleType) -> bool:
-        """Return whether a reload of ``module`` has defined the class anew."""
+        """Return whether a reload of ``module`` has defined the class again."""
         if not isinstance(self.owner, type) or self.owner.__module__ != module.__name__:
             return False
         current = getattr(module, self.owner.__qualname__.split(".")[0], None)

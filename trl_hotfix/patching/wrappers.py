@@ -111,7 +111,7 @@ def _layered(
         functools.update_wrapper(plain, raw, updated=())
         return plain
     if layer.observe:
-        # TRL's own name stays, so that pickles, and the hashes of `datasets`, are those of the unpatched function.
+        # TRL's own name stays, so that pickles, and the hashes of `datasets`, equal the unpatched function's.
         plain = _plain(observing(raw, layer.witnessed, layer.breaker, bound=bound, in_process=in_process))
         functools.update_wrapper(plain, raw, updated=())
         return plain
@@ -132,7 +132,7 @@ def _layered(
 def _keep_from_dynamo(function: Any) -> None:
     """Have Dynamo neither trace nor compile this function, but still what it calls.
 
-    It would compile the counting anew for each trainer. This is what ``torch.compiler.disable(recursive=False)`` does,
+    It would compile the counting again for each trainer. This is what ``torch.compiler.disable(recursive=False)`` does,
     which imports Dynamo: that takes a second.
     """
     # The mark is for a caller that is being compiled: the graph breaks.

@@ -1,7 +1,7 @@
 """All ranks of a run hear the same, and end together or not at all.
 
 Each rank says what is wrong there. Rank 0 puts it together, and all ranks read that. A rank that waits in vain makes a
-proposal of its own: whoever proposes first decides for all, since the store takes one proposal only.
+proposal of its own: the first proposal decides for all, since the store takes one only.
 """
 
 from __future__ import annotations

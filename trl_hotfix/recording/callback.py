@@ -306,7 +306,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         return stop_asked(moment, state.global_step)
 
     def _log_beginning(self, activity: str, state: Any) -> tuple[Report, tuple[RunHit, ...]]:
-        """Log the report, and the bugs that the run hits, which are evaluated anew."""
+        """Log the report, and the bugs that the run hits, after evaluating them again."""
         ensure_handler()
         trainer = self._trainer(state)
         report = _report(trainer)

@@ -28,12 +28,12 @@ def _within(model: Any) -> Any:
 
 
 def config_of(model: Any) -> Any:
-    """Return the config of the model of transformers. Raises ``AttributeError`` if it has none."""
+    """Return the config of the model of transformers. Raises ``AttributeError`` if it has no config."""
     return without_wrappers(model).config
 
 
 def tokenizer_of(trainer: Any) -> Any:
-    """Return the tokenizer of a trainer. Raises ``LookupError`` if it has none."""
+    """Return the tokenizer of a trainer. Raises ``LookupError`` if it has no tokenizer."""
     # `tokenizer` of later trainers is a property that warns.
     processing_class = getattr(trainer, "processing_class", None) or vars(trainer).get("tokenizer")
     if processing_class is None:

@@ -1,6 +1,6 @@
 """Which of the bugs that are observed does this run hit? Its arguments answer when training begins.
 
-What the witness has seen by then, or by the end of training, tells how often the code of each bug was called.
+The witness counts, until then and until the end of training, how often the code of each bug was called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANK = list(Severity)
 class Observed(Struct, frozen=True):
     """A bug that is here, and whether this run hits it.
 
-    ``because`` has the arguments that decide, ``unknown`` what cannot be told. ``called`` has the number of calls of
+    ``because`` has the arguments that decide, ``unknown`` what we do not know. ``called`` has the number of calls of
     each target by this trainer so far.
     """
 
@@ -36,7 +36,7 @@ class Observed(Struct, frozen=True):
 
     def line(self) -> str:
         """Return the line of a hit for the beginning of training."""
-        repair = "tells why" if self.severity is Severity.DIAGNOSIS else "repairs it"
+        repair = "reports why" if self.severity is Severity.DIAGNOSIS else "repairs it"
         name = f"{self.id} ({self.severity.value})"
         return f"this run has {name}: {self.symptom}{_listed(self.because)}; TRL_HOTFIX=1 {repair}"
 
@@ -63,7 +63,7 @@ class Observed(Struct, frozen=True):
 def findings(trainer: Any, report: Report) -> list[Observed]:
     """Return every bug that ``report`` has as observed, with the answer for ``trainer``: hits and the worst first.
 
-    Where the trainer is not known (None), nothing can be told of its arguments, and the list is empty.
+    Without a trainer (None) we know no arguments, and the list is empty.
     """
     if trainer is None:
         return []
@@ -95,9 +95,9 @@ def log_begin(observed: Iterable[Observed]) -> None:
 
 
 def in_doubt(observed: Iterable[Observed]) -> str:
-    """Return what the first line of a run says of the bugs that no argument tells of, or an empty text."""
+    """Return what the first line of a run says of the bugs that no argument decides, or an empty text."""
     number = sum(one.answer is Answer.CANNOT_TELL for one in observed)
-    return f"; {number} bugs may be hit, of which no argument tells: trl_hotfix.json has them" if number else ""
+    return f"; {number} bugs depend on more than arguments: trl_hotfix.json has them" if number else ""
 
 
 def log_end(observed: Iterable[Observed]) -> None:

@@ -350,8 +350,8 @@ def record(
 
     ``patches`` are those that are on or go on at their import, each with its word and its counts. Apart from them are
     those that did not reach this trainer, those that were taken off before it ended, and those that were only observed.
-    ``hits`` are the bugs that the run's arguments hit, or of which that cannot be told, and None if nobody asked, which
-    is not the same as none; ``problems`` are the warnings.
+    ``hits`` are the bugs that the run hits or may hit. It is None if nobody asked, and empty if the run hits no bug;
+    ``problems`` are the warnings.
     """
     all_repairs = repairs(trainer, report)
     entries = [repair.to_dict() for repair in all_repairs if repair.status.state is not State.REVERTED]

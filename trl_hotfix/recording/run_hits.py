@@ -1,8 +1,8 @@
-"""Which known bugs does this run hit? When training begins everything is known: its trainer is asked, and no script.
+"""Which known bugs does this run hit? When training begins its trainer answers, and no script.
 
-The conditions are those of ``hits`` in ``patches.yaml``, which ``scan`` evaluates on a script, and the facts are those
-of the trainer itself. The answers are kept for the run. Nothing here raises into a run, or reads an element of a tensor
-or a row of a dataset.
+The conditions stand under ``hits`` in ``patches.yaml``. ``scan`` evaluates them on a script, and the run on its
+trainer, with the trainer's own facts. The run keeps the answers. Nothing here raises into a run, or reads an element of
+a tensor or a row of a dataset.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _evaluated(trainer: Any, patch: Bug, trl: str, facts: dict[str, Argument]) -
 
 
 def begins(trainer: Any, report: Report) -> tuple[RunHit, ...]:
-    """Evaluate the conditions anew, for a run that begins, and note the answers for ``status()``."""
+    """Evaluate the conditions again, for a run that begins, and note the answers for ``status()``."""
     hits: tuple[RunHit, ...] = ()
     if trainer is not None:
         with training_goes_on("the bugs that this run hits are not in it"):
@@ -77,9 +77,9 @@ def begins(trainer: Any, report: Report) -> tuple[RunHit, ...]:
 
 
 def of(trainer: Any, report: Report) -> tuple[RunHit, ...]:
-    """Return the bugs of this TRL that the run hits, or of which that cannot be told: hits and the worst first.
+    """Return the bugs of this TRL that the run hits or may hit: hits and the worst first.
 
-    Where the trainer is not known (None), nothing can be told of its arguments.
+    Without a trainer (None) there are no bugs.
     """
     if trainer is None:
         return ()
@@ -89,7 +89,7 @@ def of(trainer: Any, report: Report) -> tuple[RunHit, ...]:
 
 
 def without_repair(trainer: Any, report: Report) -> tuple[RunHit, ...]:
-    """Return the known bugs without a repair that this run hits, or of which that cannot be told."""
+    """Return the known bugs without a repair that this run hits or may hit."""
     if trainer is None or report.trl is None:
         return ()
     found = [(bug, judged(trainer, bug, report.trl)) for bug in loading.without_repair()]

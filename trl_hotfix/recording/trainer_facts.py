@@ -1,7 +1,7 @@
 """The facts of a trainer that begins to train: its model, tokenizer and launch, by the names of ``catalogue.facts``.
 
-Nothing here raises into a run, reads an element of a tensor or changes what it looks at. What cannot be told is
-unknown, with a reason. Where TRL has overwritten a value of the config, that of the loaded model counts.
+Nothing here raises into a run, reads an element of a tensor or changes what it looks at. A fact that
+we cannot read is unknown, with a reason. Where TRL has overwritten a value of the config, the loaded model's counts.
 """
 
 from __future__ import annotations

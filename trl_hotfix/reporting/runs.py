@@ -14,9 +14,9 @@ from ..matching.hits import Answer
 
 
 class RunHit(Struct, frozen=True):
-    """A known bug of the installed TRL that a run hits, or of which that cannot be told.
+    """A known bug of the installed TRL that a run hits or may hit.
 
-    ``because`` has the arguments that decide, ``unknown`` what cannot be told even when everything is known.
+    ``because`` has the arguments that decide, ``unknown`` what stays open even when everything is known.
     """
 
     id: str

@@ -18,7 +18,7 @@ from ..selection.selection import Selection
 
 
 class Step(Struct, frozen=True):
-    """One gate, its observation in words, and whether the patch passes it. None: that cannot be told here."""
+    """One gate, its observation in words, and whether the patch passes it. None: we cannot tell here."""
 
     gate: str
     observation: str
@@ -28,7 +28,7 @@ class Step(Struct, frozen=True):
 def trail(
     patch: Patch, selection: Selection, release: Release | None, version_of: VersionOf = versions.installed
 ) -> list[Step]:
-    """Return the gates of ``patch``. The bodies are looked at only if all gates before them are passed.
+    """Return the gates of ``patch``. It reads the bodies only if the patch passes all gates before them.
 
     ``release`` is the installed TRL.
     """

@@ -1,4 +1,4 @@
-"""Scanning tells which known bugs a training script, or a config of TRL's command line, hits.
+"""Scanning finds out which known bugs a training script, or a config of TRL's command line, hits.
 
 The file is read, and never run or imported. Where its text does not tell an argument, the answer is "cannot tell".
 
@@ -26,13 +26,13 @@ The file is read, and never run or imported. Where its text does not tell an arg
 - ``imported_files`` has what the files of a project set on TRL's classes when a script imports them, and
   ``model_config`` what TRL makes of its ``ModelConfig``.
 - ``yaml_configs`` reads a config of TRL's command line as the call of one trainer.
-- ``model_files`` and ``facts`` read a model's folder and a config of accelerate, which tell what no script says.
+- ``model_files`` and ``facts`` read a model's folder and a config of accelerate, which have what no script says.
 - ``told_files``, ``yaml_files`` and ``json_files`` read what a stranger wrote, and bound its size.
 - ``script_datasets`` has the columns and the roles of a dataset that a script makes.
 - ``dataset_files`` and ``dataset_rows`` read a training dataset, as JSON Lines, JSON, CSV or Parquet.
 - ``old_runs``, ``recorded_hits`` and ``inert_pickles`` read what a run has left behind.
 - ``pins`` reads the versions that a project is pinned to.
 - ``ignores`` and ``ignore_table`` read the findings that a project accepts.
-- ``default_changes`` tells which defaults of a config change between two releases.
+- ``default_changes`` has the defaults of a config change between two releases.
 - ``hits`` compares the arguments of a trainer with the conditions of each known bug.
 """

@@ -33,7 +33,7 @@ class ConfigArguments:
 
     An argument is set by an assignment such as ``args.beta = 0.2``, else by a keyword of the call that makes the
     config, else by the default in a class of the script. ``unknown`` stands for all other arguments, if the text does
-    not tell which ones are set.
+    not settle which ones are set.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ConfigArguments:
             self.unknown = Argument(Kind.UNKNOWN, line=value.line or self._line, reason=reason)
 
     def _read_command_line(self, config: ScopedExpression) -> bool:
-        """Read the config from the command line, if that is told and one of the usual parsers makes the config."""
+        """Read the config from the command line, if we have one and one of the usual parsers makes the config."""
         command_line = config.scope.module.command_line
         parsed = parsed_classes(config)
         if command_line is None or parsed is None:

@@ -1,6 +1,6 @@
 """The facts that a training dataset tells: a file with the rows that a trainer is given.
 
-The names of the facts are those of ``catalogue``. Nothing of ``datasets`` is imported, and nothing is downloaded.
+``catalogue`` names the facts. Nothing of ``datasets`` is imported, and nothing is downloaded.
 """
 
 from __future__ import annotations

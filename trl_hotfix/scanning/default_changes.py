@@ -17,7 +17,7 @@ OF_TRANSFORMERS = frozenset(
     | {"max_grad_norm", "neftune_noise_alpha", "per_device_train_batch_size", "push_to_hub", "remove_unused_columns"}
     | {"run_name", "seed", "torch_empty_cache_steps", "train_sampling_strategy", "use_liger_kernel"}
 )
-"""Arguments that ``TrainingArguments`` has too. Where TRL does not define them, the default is that of transformers."""
+"""Arguments that ``TrainingArguments`` has too. Where TRL does not define them, the default is transformers'."""
 
 FROM_TRANSFORMERS = "that of transformers"
 
@@ -32,7 +32,7 @@ class Change(str, Enum):
     """The script does not set the argument, and has the other default."""
 
     MAY_BE_SET = "may be set"
-    """The text does not tell whether the script sets the argument; if not, it has the other default."""
+    """The text does not settle if the script sets the argument; if not, it has the other default."""
 
     GONE = "gone"
     """The script sets the argument, and TRL's config does not define it any more."""

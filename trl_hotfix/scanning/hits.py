@@ -17,7 +17,7 @@ from .found import TrainerCall
 
 @dataclass(frozen=True, slots=True)
 class ScannedTrainer:
-    """A trainer call, with the bugs that it hits and those that cannot be told, the most severe first.
+    """A trainer call, with the bugs that it hits and those that we cannot tell about, the most severe first.
 
     ``not_hit`` is the number of all other known bugs.
     """
@@ -40,7 +40,7 @@ def judge(
     """Judge a trainer call by the bugs of ``patches`` on the release ``trl``.
 
     ``other_release``: ``trl`` is not the installed release. Then only the versions of ``told`` are known, and a
-    requirement that is not met here may be met beside it. ``fact`` is what is told of the model and the launch.
+    requirement that is not met here may be met beside it. ``fact`` has what the user gave of model and launch.
     """
     versions_told = told or {}
     version_of = versions.installed_but(told=versions_told)

@@ -1,7 +1,7 @@
 """The facts that a model's folder tells: its config, its generation config, its tokenizer and its adapter.
 
 The files are read as JSON: neither torch nor transformers is imported, and nothing is downloaded. What a file does not
-say may have a default in a class of transformers, and is unknown. The names of the facts are those of ``catalogue``.
+say may have a default in a class of transformers, and is unknown. ``catalogue`` names the facts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def model_facts(folder: Path) -> dict[str, Argument]:
 def _said_of_generation(
     config: Mapping[str, Any], generation: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any], str]:
-    """Return what is said of generation, and the file. Without a file of its own, the config of old models has it."""
+    """Return the settings of generation, and their file. Old models have them in the config."""
     return (generation, _GENERATION) if generation is not None else (config, _CONFIG)
 
 
@@ -102,7 +102,7 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _of_config(config: Mapping[str, Any], name: str, kind: type) -> Argument:
-    """Return a value at the top of the config. Whether one of a part, such as ``text_config``, counts is unknown."""
+    """Return a value at the top of the config. If only a part, such as ``text_config``, has it, it is unknown."""
     value = config.get(name)
     if isinstance(value, kind) or (kind is float and isinstance(value, int) and not isinstance(value, bool)):
         return known(value, _CONFIG)

@@ -158,7 +158,7 @@ def _parsing_call(expression: ScopedExpression) -> ScopedExpression | None:
 
 
 def _makers(parser: ScopedExpression) -> list[ScopedExpression]:
-    """Return the calls of which one makes a parser, directly or in a function of the script; none if it may change."""
+    """Return the calls that may make a parser, directly or in a function of the script; none if it may change."""
     maker = _unchanged(parser)
     result = returned(maker) if maker is not None else None
     if result is None:

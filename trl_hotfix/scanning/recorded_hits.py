@@ -16,7 +16,7 @@ from ..errors import ScriptError, plain, reason
 from ..model import Severity
 
 _JUDGED = ("repaired", "on some ranks", "called", "in evaluation only", "not seen", "standing by")
-"""The words of patches whose bugs were looked at for the trainer of the run, and not for other ones."""
+"""The words of patches whose bugs the record judged for the trainer of the run, and not for other ones."""
 
 
 class RecordedHit(Struct, frozen=True):
@@ -33,8 +33,8 @@ class RecordedHit(Struct, frozen=True):
 def recorded_hits(record: Mapping[str, Any], file: str) -> dict[str, RecordedHit]:
     """Return what the record says, by the ids of the bugs. Raises ``ScriptError`` if it says it in no known way.
 
-    A bug that is not listed among the hits was none, if its patch was looked at for this trainer. That is concluded
-    only from the record of this version of trl_hotfix: another one may not have known all the ways into the bug.
+    A bug that is not among the hits was no hit, if the record judged its patch for this trainer. We conclude that only
+    from the record of this version of trl_hotfix: another one may not have known all the ways into the bug.
     """
     try:
         entries = [entry for name in ("hits", "observed") for entry in record.get(name) or ()]

@@ -27,10 +27,10 @@ _MOST_PARTS_OF_TEXT = 200
 class Binding:
     """One place where a name gets its value: an expression, an imported name, or a class or function.
 
-    ``reason`` is why the value is unknown, if the binding has none of these, and ``part_of`` the expression whose value
-    it is a part of. If it is not ``unconditional``, its line may not be reached, or more than once. ``argument_at`` is
-    the place of the call if the value is the argument that a function is given. ``one_of``: the value is that of one of
-    these bindings, and the text does not tell of which. ``parameter_of``: the function whose parameter it is.
+    ``reason`` is why the value is unknown, if the binding lacks these, and ``part_of`` the expression whose value it
+    is a part of. If it is not ``unconditional``, its line may not be reached, or more than once. ``argument_at`` is
+    the place of the call if the value is the argument that a function is given. ``one_of``: one of these bindings has
+    the value, and the text does not settle which one. ``parameter_of``: the function whose parameter it is.
     """
 
     line: int
@@ -51,8 +51,8 @@ class Scope:
 
     ``uses`` has every place where a name of this scope stands, also in inner scopes. ``global_names`` and
     ``nonlocal_names`` are those that the scope declares so. ``star_imports`` has the lines of ``from x import *``, by
-    the module. ``loops`` has the lines of each loop. ``words`` are those that a module is started with, if they are
-    told, ``command_line`` what transformers' parser makes of them, and ``namespaces`` what other parsers do.
+    the module. ``loops`` has the lines of each loop. ``words`` are the arguments that a module starts with, if
+    we have them, ``command_line`` what transformers' parser makes of them, and ``namespaces`` what other parsers do.
     ``inner`` has the scopes of all functions and classes of a module, ``values`` what its expressions evaluate to,
     ``unpacked`` what ``**options`` gives, and ``budget`` the steps that all this may take. ``file``: that of a module.
     """
@@ -91,7 +91,7 @@ class Scope:
         elif name in self.nonlocal_names:
             reason = f"{name} is assigned in an inner function"
             for scope in [*self._outer()][:-1]:
-                # The text does not tell which of them has the name before the whole text is read.
+                # The text does not settle which of them has the name before the whole text is read.
                 scope.bindings.setdefault(name, []).append(Binding(binding.line, False, reason=reason))
         else:
             self.bindings.setdefault(name, []).append(binding)
@@ -168,7 +168,7 @@ class BoundName(NamedTuple):
         return ScopedExpression(binding.value, self.scope, binding.line)
 
     def values(self) -> list[ScopedExpression] | None:
-        """Return the expressions of which one is assigned, or None if the text does not have them all."""
+        """Return the expressions that may be assigned, or None if the text does not have them all."""
         values = [BoundName(binding, self.scope).value() for binding in self.binding.one_of]
         known = [value for value in values if value is not None]
         return known if known and len(known) == len(values) else None
@@ -206,7 +206,7 @@ Unpacked = tuple[dict[str, ScopedExpression], "Argument | None"]
 
 
 def _choose(name: str, scope: Scope, line: int | None) -> Binding:
-    """Return the binding that holds at ``line``, if the text tells which one does.
+    """Return the binding that holds at ``line``, if the text settles that.
 
     ``line`` is None if the name is used in an inner scope: the text does not tell when a function is called. In a loop
     a later line comes before, too.

@@ -42,8 +42,8 @@ _OF_TRL = re.compile(rb"Trainer|\btrl\b")
 def read(path: Path, trainer: str | None = None, words: Sequence[str] | None = None) -> Trainers:
     """Return the trainers that a file makes. Raises ``ScriptError``.
 
-    ``trainer`` names the trainer of a config whose keys do not tell it. ``words`` are the arguments that a script is
-    started with, if they are told.
+    ``trainer`` names the trainer of a config whose keys do not tell it. ``words`` are the arguments that a script
+    starts with, if we have them.
     """
     file = plain(str(path))
     if path.suffix.lower() in (".yaml", ".yml"):

@@ -127,7 +127,7 @@ def _calls_of(calls: list[Place], method: str) -> Iterator[tuple[Place, ast.Call
 class _TrainerArguments:
     """The arguments of one trainer call.
 
-    ``_unknown`` stands for all arguments that the call does not name, if the text does not tell which ones are set.
+    ``_unknown`` stands for all arguments that the call does not name, if the text does not settle which ones are set.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class _TrainerArguments:
         return script_dataset_facts(dataset)
 
     def _locate(self, name: str) -> LocatedArgument:
-        """Return the argument of the call; if the call has none, or None, that of the config."""
+        """Return the argument of the call; if the call lacks it, or has None, that of the config."""
         expression = self._arguments.get(name)
         if expression is None:
             return self._locate_in_config(name)
@@ -231,7 +231,7 @@ class _TrainerArguments:
 
 
 def _together(values: list[Argument]) -> Argument:
-    """Return the list of several objects, the first of which may be none or a list."""
+    """Return the list of several objects. The first may be None or a list."""
     made_by = tuple(name for value in values for name in value.made_by)
     complete = all(value.complete and value.kind is not Kind.UNKNOWN for value in values)
     return Argument(Kind.OBJECT, line=values[-1].line, made_by=made_by, complete=complete)

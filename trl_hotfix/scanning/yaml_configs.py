@@ -30,7 +30,7 @@ DISTINCTIVE_KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def read_config(source: bytes, file: str, trainer: str | None) -> TrainerCall:
-    """Return the call that the command line would make. ``trainer`` None: the keys tell which trainer it is."""
+    """Return the call that the command line would make. ``trainer`` None: the keys decide on the trainer."""
     lines, values = _parse(source, file)
     name = trainer or _trainer_of_keys(values, file)
     uses_peft = values.get("use_peft") is True or str(values.get("use_peft")).lower() == "true"

@@ -151,7 +151,7 @@ def _check_choice(source: str, patch: Patch, option: str, choice: str) -> None:
     """Raise ``SettingError`` if the patch does not have this option, or the option not this choice."""
     declared = patch.options
     if option not in declared:
-        names = f"; it has {', '.join(declared)}" if declared else "; it has none"
+        names = f"; it has {', '.join(declared)}" if declared else "; it has no options"
         hint = suggestion(option, declared) or names
         raise SettingError(f"{source}: {patch.id} has no option {quoted(option)}{hint}")
     if choice not in declared[option].choices:

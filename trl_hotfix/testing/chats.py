@@ -6,7 +6,7 @@ from typing import Any
 
 
 def messages(*turns: str) -> list[dict[str, str]]:
-    """Return a message of each text. The first letter is that of the role."""
+    """Return a message of each text. Its first letter is the role's."""
     roles = {"s": "system", "u": "user", "a": "assistant"}
     return [{"role": roles[turn[0]], "content": turn[1:]} for turn in turns]
 

@@ -16,7 +16,7 @@ def prepared_completions(
 ) -> list[tuple[str, list[bool]]]:
     """Return the text of each pair's tokens, and which of these are trained, after ``_prepare_dataset``.
 
-    The loss is that of the completions, and nothing is truncated or packed. A release without such a loss has no marks.
+    The loss is over the completions, and nothing is truncated or packed. A release without such a loss has no marks.
     Two trainers prepare two datasets each, so that each pair is there twice. From 0.15.0 on.
     """
     settings = {"completion_only_loss": True, "max_length": None, "max_seq_length": None, "shuffle_dataset": False}

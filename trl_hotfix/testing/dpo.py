@@ -83,7 +83,7 @@ class PairMicroBatch:
 def pair_micro_batches() -> Iterator[PairMicroBatch]:
     """Give two micro-batches of each of two steps, and one of the evaluation. Numbers of rows and lengths differ.
 
-    In each the longest completion is that of the longest prompt: otherwise 0.12 cuts off its last token.
+    In each the longest prompt has the longest completion: otherwise 0.12 cuts off its last token.
     """
     pairs = (
         Pair([1, 2], [3, 4, 9], [5, 6], (-1.0, -3.0)),

@@ -106,7 +106,7 @@ def stub_that_scores(
     """Return a GRPO or RLOO stub of this module for ``scored_completions``. It samples nothing.
 
     ``completions`` are the token ids that ``model.generate`` returns, from 2 to 15, with 1 at the end of a completion
-    that is not truncated; ``rewards`` are those of the one reward function. The ``model`` and its ``reference`` are a
+    that is not truncated; ``rewards`` come from the one reward function. The ``model`` and its ``reference`` are a
     ``tiny_attention_model`` each, unless they are given. All completions are of one prompt, unless ``settings``, fields
     of the config, have another ``num_generations``.
     """

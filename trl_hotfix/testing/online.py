@@ -18,7 +18,7 @@ def online_dpo_stub(module: ModuleType, completions: Any = None, completion_mask
     """Return a stub of this module's trainer (OnlineDPO, XPO, NashMD) whose ``training_step`` runs from 0.12.0 on.
 
     ``trainer.training_step(trainer.model, {"prompt": [...]})`` samples nothing. OnlineDPO's ``completions`` are given
-    with their mask, each of shape ``(2 * prompts, length)``, and the log-probs are those of a ``tiny_causal_lm``. In
+    with their mask, each of shape ``(2 * prompts, length)``, and the log-probs come from a ``tiny_causal_lm``. In
     the other two trainers only the code after the loss is the real one, and the loss is 2. The judge prefers the first
     completion; the reference is the model at half its weights. The losses that ``accelerator.backward`` is called with
     are appended to ``trainer.went_backward``. ``settings`` are of the trainer's arguments.

@@ -84,7 +84,7 @@ def single_process(module: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
-    """Give a list of what this thread warns of as ``trl_hotfix`` inside the block. The log has none of it.
+    """Give a list of what this thread warns of as ``trl_hotfix`` inside the block. The log has nothing of it.
 
     The trainers of a self-test are no user's. Other threads go on as before.
     """

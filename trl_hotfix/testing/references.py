@@ -24,7 +24,7 @@ def stub_with_reference(
     has_adapter: bool = False,
     **settings: Any,
 ) -> Any:
-    """Return a stub of ``stub_that_scores`` whose completions are those of ``generate``.
+    """Return a stub of ``stub_that_scores`` whose completions ``generate`` makes.
 
     ``policy`` and ``reference`` are models of one ``weight``. With an adapter the policy is wrapped, and is its own
     reference: without the adapter it has the weight of ``reference``.
@@ -51,7 +51,7 @@ def _with_weight_of(reference: Any, policy: Any) -> Iterator[None]:
 def token_losses_of_a_group(policy: Any, reference: Any, rewards: Any, beta: float) -> Any:
     """Return the loss of each token by DeepSeekMath (arXiv:2402.03300), equations 3 and 4, from the log-probs of both.
 
-    They are of shape ``(completions, tokens)``, and ``rewards`` are those of the completions, all of one prompt. The
+    They are of shape ``(completions, tokens)``, and ``rewards`` has one for each completion, all of one prompt. The
     policy is the one that has drawn them, so that nothing is clipped.
     """
     import torch

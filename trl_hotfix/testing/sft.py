@@ -107,7 +107,7 @@ class SftMoeStep:
     """A trainer and a mixture-of-experts model whose loss of a micro-batch is differentiated.
 
     The model returns ``cross_entropy + coefficient() * aux_loss``, both of them parameters, as 3 and 2. ``weights``
-    has the derivatives by the two. ``attributes`` are those of the trainer, which is in training and alone.
+    has the derivatives by the two. The trainer has these ``attributes``, is in training and alone.
     """
 
     def __init__(self, module: ModuleType, coefficient: float, **attributes: Any) -> None:

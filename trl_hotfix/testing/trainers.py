@@ -53,7 +53,7 @@ def as_tokenizer_of(trainer_class: Any, tokenizer: Any) -> dict[str, Any]:
 def stub_trainer(trainer_class: type, args: SimpleNamespace, **attributes: Any) -> Any:
     """Return a trainer that was never initialised.
 
-    Its methods are the installed ones; an attribute that is not set is that of ``args``.
+    Its methods are the installed ones; an attribute that is not set comes from ``args``.
     """
 
     def from_args(self: Any, name: str) -> Any:

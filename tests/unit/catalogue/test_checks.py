@@ -66,7 +66,7 @@ def test_a_range_without_an_end_needs_a_review_date() -> None:
     assert the_mistake(with_lines(open_ended) + "  review_by: soon\n")[0] == 14
     assert the_mistake(ENTRY + "  review_by: 2027-05-21\n") == (
         14,
-        "review_by: the range '>=0.11.0,<0.12.0' has an end, so nothing is to be reviewed",
+        "review_by: the range '>=0.11.0,<0.12.0' has an end, so it needs no review",
     )
 
 
@@ -129,7 +129,7 @@ def test_no_targets_are_a_mistake() -> None:
             "default: sequence",
             "default: sequenc",
             17,
-            "default 'sequenc' is none of the choices; did you mean 'sequence'?",
+            "default 'sequenc' is not one of the choices; did you mean 'sequence'?",
         ),
         ("global:", "Global|x:", 16, "'Global|x' is not lower-case words joined by '-' or '_'"),
         (", global: every token", "", 16, "the option 'over' has 1 choices, expected two or more"),

@@ -1,4 +1,4 @@
-"""The conditions of ``when``: each holds for an argument, does not hold, or cannot be told."""
+"""The conditions of ``when``: each holds for an argument, does not hold, or is unknown."""
 
 from __future__ import annotations
 

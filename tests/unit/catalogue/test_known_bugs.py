@@ -57,7 +57,7 @@ def test_a_known_bug_among_the_patches_is_one_error_that_says_where_it_belongs()
 
 
 PEP_440 = "is not a PEP 440 range such as '>=0.11.0,<0.12.0'"
-TAKEN = f"id {EXAMPLE.id!r} is that of a patch in patches.yaml: delete the entry here"
+TAKEN = f"id {EXAMPLE.id!r} belongs to a patch in patches.yaml: delete the entry here"
 NOBODY = "trainers is empty: expected names such as [DPO, KTO], or ['*'] for any"
 
 

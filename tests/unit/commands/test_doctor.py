@@ -180,7 +180,7 @@ def test_doctor_without_a_supported_trl_is_exit_4(tmp_path: Path, version: str |
 def test_doctor_detects_two_installations_of_trl(tmp_path: Path) -> None:
     code, answer = diagnosis(PYTHONPATH=os.pathsep.join([without_trl(tmp_path, "0.12.0"), str(CHECKOUT)]))
     assert code == 1
-    assert "but the version 0.12.0 is that of" in problems(answer)
+    assert "but the version 0.12.0 comes from" in problems(answer)
     assert answer["trl"]["others"] == [doctor._without_home(str(tmp_path / "trl"))]
 
 

@@ -178,11 +178,11 @@ def test_the_files_decide_for_a_fork(fork: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--trl", "99.0"), "TRL 99.0 is none of the releases on record: give its files, --wheel FILE"),
+        (("--trl", "99.0"), "TRL 99.0 is not a release on record: give its files, --wheel FILE"),
         (("--trl", "0.16.7"), "there is no TRL 0.16.7"),
         (("--wheel", "gone.whl"), "--wheel: gone.whl is not a wheel of TRL"),
         (("--with", "transformers==4.50.3"), "--with: for another release"),
-        (("--trl", "0.16.1", "--with", "trl==0.16.2"), "the release of TRL is told by --trl"),
+        (("--trl", "0.16.1", "--with", "trl==0.16.2"), "give the release of TRL as --trl"),
     ],
 )
 def test_what_cannot_be_frozen_is_one_clear_error(arguments: tuple[str, ...], expected: str) -> None:

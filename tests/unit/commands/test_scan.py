@@ -22,7 +22,7 @@ from helpers.command_line import runner
 BUGS: tuple[Bug, ...] = (*loading.load(), *loading.without_repair())
 DROPPED = "dpo-precomputed-ref-logps-dropped"
 UNTOLD = ("dpo-vlm-pixel-values-dropped", "dpo-extra-eos-conversational", "dpo-last-token-dropped")
-"""What cannot be told of ``DPO`` on 0.12.2."""
+"""What scan cannot tell about ``DPO`` on 0.12.2."""
 
 DPO = """\
 import torch
@@ -61,7 +61,7 @@ def test_each_trainer_has_a_section_with_hits_first(script: Path) -> None:
     answers = [line.strip() for line in lines if line.startswith(("  hit", "  cannot"))]
     assert answers == [f"hit  {DROPPED}", *(f"cannot tell  {bug_id}" for bug_id in UNTOLD)]
     shown = [bug for bug in BUGS if repair_of(bug) != "if named" and bug.severity is not Severity.DIAGNOSIS]
-    assert lines[-2] == f"1 hit, 3 cannot be told; {len(shown) - 4} of the {len(shown)} known bugs it does not hit."
+    assert lines[-2] == f"1 hit, 3 unknown; {len(shown) - 4} of the {len(shown)} known bugs it does not hit."
 
 
 def test_no_id_is_cut_on_a_narrow_screen(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,10 @@ def test_versions_of_other_libraries_can_be_told(tmp_path: Path) -> None:
         return "sft-loss-normaliser-counts-first-token" in output
 
     assert [hits(version) for version in ("4.57.1", "5.10.1")] == [True, False]
-    for text, expected in {"transformers": "expected NAME==VERSION", "trl==1.0.0": "told by --trl 1.0.0"}.items():
+    for text, expected in {
+        "transformers": "expected NAME==VERSION",
+        "trl==1.0.0": "give the release of TRL as --trl 1.0.0",
+    }.items():
         assert expected in run(str(file), "--with", text).exception.format_message()
 
 

@@ -57,7 +57,7 @@ def test_a_repaired_run_is_fine(tmp_path: Path) -> None:
     assert "digest 0123456789abcdef" in result.output
     assert "repaired: 1\n  grpo-dapo-normaliser (r1): acted in 3 of 4 calls\n      bug: GRPO dapo loss" in result.output
     assert "      your run: loss_type='dapo', steps_per_generation=4\n" in result.output
-    assert f"cannot be told: 1\n  {ID}: if the model is large\n" in result.output
+    assert f"cannot tell: 1\n  {ID}: if the model is large\n" in result.output
     assert "NOT repaired" not in result.output
 
 

@@ -59,7 +59,7 @@ def test_another_folder_of_another_version_is_a_mismatch(lay: Lay) -> None:
     described = lay("site", {**info("0.11.4"), "trl/__init__.py": LITERAL.format("0.11.4")})
     taken = lay("other", {"trl/__init__.py": LITERAL.format("0.9.6")})
     assert installation.mismatch() == (
-        f"`import trl` takes {taken / 'trl'} of version 0.9.6, but the version 0.11.4 is that of {described / 'trl'}"
+        f"`import trl` takes {taken / 'trl'} of version 0.9.6, but the version 0.11.4 comes from {described / 'trl'}"
     )
 
 
@@ -186,7 +186,7 @@ def in_process(code: str, *folders: Path | str, **variables: str) -> subprocess.
 def test_a_trl_that_cannot_be_judged_is_a_warning_and_an_error_under_strict(tmp_path: Path, kind: str) -> None:
     (tmp_path / "trl").mkdir()
     (tmp_path / "trl" / "__init__.py").write_text(LITERAL.format("0.8.6" if kind == "too old" else "0.9.6"))
-    expected = f"`import trl` takes {tmp_path / 'trl'} of version 0.9.6, but the version 0.11.4 is that of"
+    expected = f"`import trl` takes {tmp_path / 'trl'} of version 0.9.6, but the version 0.11.4 comes from"
     if kind == "too old":
         without_trl(tmp_path, "0.8.6")
         expected = "TRL 0.8.6 is older than all releases that the catalogue covers, 0.9.6 and later"

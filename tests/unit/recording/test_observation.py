@@ -164,9 +164,9 @@ def test_there_is_a_line_for_each_hit_and_none_for_the_rest(caplog: pytest.LogCa
     assert said(caplog) == [
         (logging.WARNING, "this run has worst (wrong-gradient): it is off by 4; TRL_HOTFIX=1 repairs it"),
         (logging.WARNING, "this run has certain (wrong-loss): it is off by 4 (beta=0.5); TRL_HOTFIX=1 repairs it"),
-        (logging.WARNING, "this run has why (diagnosis): it is off by 4; TRL_HOTFIX=1 tells why"),
+        (logging.WARNING, "this run has why (diagnosis): it is off by 4; TRL_HOTFIX=1 reports why"),
     ]
-    assert observation.in_doubt(observed) == "; 1 bugs may be hit, of which no argument tells: trl_hotfix.json has them"
+    assert observation.in_doubt(observed) == "; 1 bugs depend on more than arguments: trl_hotfix.json has them"
     assert [one.to_dict()["answer"] for one in observed] == ["hit", "hit", "hit", "cannot tell", "not hit"]
 
 

@@ -24,7 +24,7 @@ class Scanned(ScannedTrainer):
 
     @property
     def unknown(self) -> dict[str, str]:
-        """What cannot be told, by the id of the patch."""
+        """What scan cannot tell, by the id of the patch."""
         return {finding.patch.id: "; ".join(finding.unknown) for finding in self.unsure}
 
 

@@ -116,7 +116,7 @@ def test_options_are_read_from_the_environment() -> None:
         ({"some-pach": {}}, UnknownPatchError, r"unknown patch in options=: 'some-pach'; did you mean 'some-patch'\?"),
         ({"some-patch": {"ovr": "global"}}, SettingError, r"has no option 'ovr'; did you mean 'over'\?"),
         ({"some-patch": {"zzz": "global"}}, SettingError, "has no option 'zzz'; it has over"),
-        ({"third-patch": {"over": "global"}}, SettingError, "third-patch has no option 'over'; it has none"),
+        ({"third-patch": {"over": "global"}}, SettingError, "third-patch has no option 'over'; it has no options"),
         ({"some-patch": {"over": "globl"}}, SettingError, "is 'globl', expected one of sequence, global; did you mean"),
         ({"some-patch": {"over": 3}}, SettingError, "is 3, expected one of sequence, global"),
     ],

@@ -99,7 +99,7 @@ def _patch_set(packs: str | None, problems: Problems) -> tuple[int | None, str |
             problems.add(str(error), "correct it: until then nothing is patched")
         return None, None
     except InvalidVersion as error:
-        problems.add(f"a version that is installed is none: {error}", "install that distribution again")
+        problems.add(f"an installed version is not a version: {error}", "install that distribution again")
         return None, None
     off = [] if unsupported(report.trl) else named_and_off(report)
     if off:

@@ -25,7 +25,7 @@ PACKAGES = (
 
 
 PATCHERS = {
-    "unsloth": "generates trainers anew from TRL's source text: what it generates has none of our patches",
+    "unsloth": "generates trainers again from TRL's source text, without our patches",
     "unsloth-zoo": "replaces methods of TRL's trainers when unsloth is imported",
     "axolotl": "wraps methods of trainers, and has trainers of its own",
     "liger-kernel": "replaces the forward and the loss of transformers' models",

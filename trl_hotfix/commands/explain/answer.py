@@ -40,7 +40,7 @@ class ParityAnswer(TypedDict):
 class Answer(TypedDict):
     """``state`` is "known" for a bug without a repair: its ``revision`` and ``how`` are null, its ``targets`` empty.
 
-    ``when`` tells how the bug is hit: a line for each way, by trainer. ``layer`` is the distribution that has the bug,
+    ``when`` says how a run hits the bug: a line for each way, by trainer. ``layer`` is the distribution that has it,
     null: TRL. ``fixed_in`` is the first release of TRL with the fix, and ``fixed_in_layers`` the first without the bug
     of each other distribution; ``>0.18.3`` if only 0.18.3 has it.
     ``retrain`` answers whether a model that was trained with the bug must be trained again.

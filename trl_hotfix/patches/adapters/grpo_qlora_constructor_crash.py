@@ -1,8 +1,8 @@
 """GRPO and RLOO trainers fail for a quantised model, because their arguments cannot be copied (TRL issue 3980).
 
 PEFT switches checkpointing on, so ``prepare_peft_model`` of TRL 0.22 switches it off in a copy of the arguments:
-``dataclasses.replace(args, gradient_checkpointing=False)``. ``GRPOConfig`` and ``RLOOConfig`` refuse to be given both
-``generation_batch_size`` and ``steps_per_generation``, one of which they set themselves the first time.
+``dataclasses.replace(args, gradient_checkpointing=False)``. ``GRPOConfig`` and ``RLOOConfig`` refuse to get both
+``generation_batch_size`` and ``steps_per_generation``, but set one of them themselves the first time.
 
 TRL 0.23.0 (pull request 3981) changes the arguments instead of copying them. The wrapper lets a plain record be copied,
 so that the trainer's own arguments stay as they are, as those of the other trainers of 0.22 do.

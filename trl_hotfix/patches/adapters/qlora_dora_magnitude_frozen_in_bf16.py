@@ -1,6 +1,6 @@
 """On a model that is loaded in 4 or 8 bits the trainers cast DoRA's magnitude vectors to bfloat16, with all adapters.
 
-What is cast is ``param.data`` of everything that is trained, after ``get_peft_model``, in the middle of ``__init__``.
+They cast ``param.data`` of everything that trains, after ``get_peft_model``, in the middle of ``__init__``.
 An update of a magnitude, of about the learning rate, is less than half of what bfloat16 can tell apart from it. TRL
 1.15.0 leaves out the parameters that have ``lora_magnitude_vector`` in their names (issue 7268).
 

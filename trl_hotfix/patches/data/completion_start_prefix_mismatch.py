@@ -43,7 +43,7 @@ def start_the_completion_of_kto(call: Call) -> Any:
 
 @wrapper
 def start_the_completions_of_dpo(call: Call) -> Any:
-    """Handle rows of a prompt and two completions, whose prompts TRL extracts if there are none."""
+    """Handle rows of a prompt and two completions. TRL extracts the prompts if the rows lack them."""
     return _with_view(call, completions=2)
 
 

@@ -24,7 +24,7 @@ from ...model import Outcome
 
 @wrapper
 def alternate(call: Call) -> dict[str, list[Any]]:
-    """Put a rejected row after each chosen one, that of the pair after the next. Of two pairs there is none."""
+    """Put a rejected row after each chosen one, from the pair after the next. Two pairs have no such pair."""
     rows: dict[str, list[Any]] = call()
     pairs = len(rows["label"]) // 2
     if pairs <= 2:

@@ -5,8 +5,8 @@ column ``column.values`` is the buffer of the whole piece, and knows nothing of 
 column cut it; 1.0.0rc1 leaves that out (pull request 5189), and 1.14.0 takes ``column.flatten()``, which is of the
 slice (pull request 6670). A copy of the slice has a buffer of its own, which begins with its first row.
 
-What ``datasets`` writes is in pieces of 1,000 rows, each of which is a batch. So rows that SFTTrainer tokenizes, or
-gives their labels, are packed as they should.
+``datasets`` writes pieces of 1,000 rows, and each is a batch. So TRL packs rows correctly that SFTTrainer tokenizes, or
+gives their labels.
 
 The target is the function that TRL maps over the dataset. So ``datasets`` tells the rows of the patched one from
 those in its cache.

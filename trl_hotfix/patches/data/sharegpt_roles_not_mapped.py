@@ -47,7 +47,7 @@ def name_the_roles(call: Call) -> Any:
 
 
 def _renamed(messages: Any) -> Any:
-    """Return the messages with TRL's names for ShareGPT's roles. What has no ``from`` stays as it is."""
+    """Return the messages with TRL's names for ShareGPT's roles. A message without ``from`` stays as it is."""
     if not isinstance(messages, list):
         return messages
     return [

@@ -1,4 +1,4 @@
-"""A tokenizer that a trainer loads itself is that of the main branch, whatever revision the model has.
+"""A trainer loads its tokenizer from the main branch, whatever revision the model has.
 
 The trainers load a model that is given by its name with ``args.model_init_kwargs``, and its tokenizer or processor with
 ``AutoTokenizer`` or ``AutoProcessor`` by the name alone. GRPO and RLOO load reward models with the same arguments, and

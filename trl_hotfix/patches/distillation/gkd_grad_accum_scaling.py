@@ -3,7 +3,7 @@
 ``Trainer`` counts the labels of all micro-batches of a step, hands the count over as ``num_items_in_batch``, and takes
 it that a loss which is given this count is divided by it (``model_accepts_loss_kwargs``). ``GKDTrainer.compute_loss``
 takes the count and leaves it alone. The wrapper multiplies the mean by its tokens over the tokens of the step, as TRL
-1.7.0 does (pull request 6006). The count is of the dataset's labels. What is generated replaces them after it, so there
+1.7.0 does (pull request 6006). The count is of the dataset's labels. Generated labels replace them later, so there
 each micro-batch has the same weight.
 
 With transformers 4.46 and 4.47 the same is missing, but they report the loss of any trainer divided once more.

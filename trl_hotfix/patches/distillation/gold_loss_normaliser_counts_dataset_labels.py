@@ -4,7 +4,7 @@ Since TRL 1.7.0 (pull request 6006) ``compute_loss`` divides the sum of the dive
 ``num_items_in_batch``. ``Trainer`` counts these items over the labels of ``gradient_accumulation_steps`` batches of the
 dataloader. In GOLD every one of these batches is the whole data of the optimizer step: ``RepeatSampler`` repeats it,
 ``_fill_buffer`` splits the first one into micro-batches and puts completions of the student into some of them. So the
-count is that of the dataset's labels, as often as there are micro-batches. The factor of ``Trainer.compute_loss`` for
+count has the dataset's labels once for each micro-batch. The factor of ``Trainer.compute_loss`` for
 several ranks is missing, as in GKD.
 
 ``DistillationTrainer``, which has the same buffer, counts the tokens of the buffer on all ranks, and divides by

@@ -1,12 +1,12 @@
-"""DPO and KTO train on rows of which ``max_length`` leaves the prompt alone.
+"""DPO and KTO train on rows whose prompt alone fills ``max_length``.
 
-DPO's refactoring (0.29.0, pull request 3906) and that of KTO (1.3.0) dropped ``max_prompt_length``. What is kept of a
-row are its first ``max_length`` tokens: the collator cuts, and in DPO up to 1.0.0rc1 the trainer, whatever the
-collator. 1.9.0 drops these rows at the end of ``_prepare_dataset``, and KTO's before it makes the mismatched
-completions of the KL divergence (pull request 6321).
+DPO's refactoring (0.29.0, pull request 3906) and KTO's (1.3.0) dropped ``max_prompt_length``. TRL keeps of a row its
+first ``max_length`` tokens: the collator cuts, and in DPO up to 1.0.0rc1 the trainer, whatever the collator.
+1.9.0 drops these rows at the end of ``_prepare_dataset``, and KTO's before it makes the mismatched completions
+of the KL divergence (pull request 6321).
 
-So the wrapper takes them out of what the method returns. KTO's rows are then prepared once more without them: the
-completion that a row has for the KL divergence is that of the row before, within batches. A collator of the user's may
+So the wrapper takes them out of what the method returns. KTO's rows are then prepared once more without them: a row
+takes its completion for the KL divergence from the row before, within batches. A collator of the user's may
 cut nothing, and then nothing is dropped. ``_prepare_dataset`` does not know of it, so the constructor's wrapper notes
 it.
 """
@@ -59,7 +59,7 @@ def _limit(trainer: Any, settings: Any) -> int | None:
 
 
 def prompts_leave_room(module: ModuleType) -> Outcome:
-    """Prepare two rows, of which one prompt fills ``max_length``, and count the tokens of the prompts that are left."""
+    """Prepare two rows, one with a prompt that fills ``max_length``, and count the tokens of the prompts left."""
     method = "DPO" if "dpo" in module.__name__ else "KTO"
     trainer_class = getattr(module, f"{method}Trainer")
     if not hasattr(module, f"{method}Config") or not hasattr(trainer_class, "_prepare_dataset"):

@@ -28,7 +28,7 @@ def synchronize_liger_loss(call: Call) -> Any:
 
 @wrapper
 def synchronize_loss(call: Call) -> Any:
-    """Compute the loss within the forward of DistributedDataParallel, if it is that of Liger (1.9.0 to 1.13.0)."""
+    """Compute the loss within the forward of DistributedDataParallel, if it is Liger's (1.9.0 to 1.13.0)."""
     return _in_forward(call) if call.trainer.use_liger_kernel else call()
 
 

@@ -4,8 +4,8 @@
 column is empty, ``first_empty_col`` is one more than there are (pull request 2332).
 
 The cut is in the middle of the method, where nothing can be changed. So before it the mask counts one token more of the
-longest sequence, and TRL cuts off that column. It has an empty column more than there was, since the cut is right if
-there is none. The token ids stay as they are: fewer of their columns are kept than they have.
+longest sequence, and TRL cuts off that column. It has an empty column more than there was, since without one the
+cut is right. The token ids stay as they are: fewer of their columns are kept than they have.
 """
 
 from __future__ import annotations

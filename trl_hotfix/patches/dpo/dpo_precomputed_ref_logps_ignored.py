@@ -3,7 +3,7 @@
 ``get_batch_loss_metrics`` uses ``batch["reference_chosen_logps"]`` and ``batch["reference_rejected_logps"]`` only if
 also ``args.rpo_alpha is not None``, which has no bearing on them (TRL issue 1962). TRL 0.10.1 uses them if
 ``self.precompute_ref_log_probs or self.args.rpo_alpha is not None`` (pull request 1961). The method's second forward
-pass is that of the reference, so the repair answers it with the two values of the batch.
+pass is the reference's, so the repair answers it with the two values of the batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def use_the_reference_of_the_batch(call: Call) -> Any:
 def precomputed_reference_is_used(module: ModuleType) -> Outcome:
     """Differentiate the loss of a pair by the logit of a chosen token, 4 after 3.
 
-    Right is the loss with the reference of the batch. Wrong is that with the policy as its own reference.
+    Right is the loss with the reference of the batch, wrong the one with the policy as its own reference.
     """
     import torch
 

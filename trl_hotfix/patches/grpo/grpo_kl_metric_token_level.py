@@ -70,7 +70,7 @@ def note_the_kl_that_the_loss_has(call: Call) -> Any:
 
 
 def kl_metric_is_the_kl_of_the_loss(module: ModuleType) -> Outcome:
-    """Compare the ``kl`` of a sequence of one token and one of three, the KL of which is 0 and e - 2 for each token."""
+    """Compare the ``kl`` of a sequence of one token and one of three, whose KL is 0 and e - 2 for each token."""
     import torch
 
     log_probs = torch.full((2, 3), -2.0)

@@ -70,7 +70,7 @@ class _Prompts:
         return View(model)
 
     def mask_of(self, input_ids: Any, num_logits_to_keep: int) -> dict[str, Any]:
-        """Return the mask for these prompts with their completions, of which several follow each prompt."""
+        """Return the mask for these prompts with their completions, several for each prompt."""
         import torch
 
         if self.mask is None:  # A tokenizer can be made to return none.

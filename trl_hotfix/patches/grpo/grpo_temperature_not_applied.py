@@ -1,8 +1,8 @@
 """GRPO of 0.14 and 0.15 samples at its temperature, 0.9 by default, and trains on log-probs of temperature 1.
 
 ``_get_per_token_logps`` (0.15.0, line 487), and the function ``get_per_token_logps`` within ``compute_loss`` of 0.14.0
-(line 438), take the log-softmax of the logits as they are. The distribution that the completions were drawn from is
-that of ``logits / temperature``. Pull request 3029 divides them in 0.16.0, for the policy and for its reference.
+(line 438), take the log-softmax of the logits as they are. But GRPO draws the completions from
+``logits / temperature``. Pull request 3029 divides them in 0.16.0, for the policy and for its reference.
 
 In 0.14 the policy's own ``generate`` is called in the same method. It calls the model itself, and not the view of it
 whose logits are divided.

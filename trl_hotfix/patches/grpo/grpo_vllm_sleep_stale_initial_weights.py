@@ -39,7 +39,7 @@ def hand_over_again(call: Call) -> Any:
 
 @wrapper
 def hand_over_instead_of_reloading(call: Call) -> Any:
-    """Generate, and let vLLM be given the model's weights when it is told to reload its checkpoint."""
+    """Generate, and give vLLM the model's weights when TRL has it reload its checkpoint."""
     instance = call.trainer
     # With a server there is no engine in this process.
     if not instance.enable_sleep_mode or not hasattr(instance, "llm"):

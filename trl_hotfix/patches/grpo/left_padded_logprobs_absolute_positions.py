@@ -8,7 +8,7 @@ row another embedding.
 ``position_ids = cumsum(attention_mask) - 1``, of shape ``(batch, length)``, is also what TRL's own ``forward`` in
 ``trl/trainer/utils.py`` uses.
 
-With the Liger loss (0.17.0 to 1.14.2) the model is not called: the hidden states are those of its decoder. TRL takes
+With the Liger loss (0.17.0 to 1.14.2) TRL does not call the model: the hidden states come from its decoder. TRL takes
 that to be ``.model`` up to 1.5, which of these models XGLM alone has, and ``.base_model`` from 1.6 on, which all have.
 """
 

@@ -51,7 +51,7 @@ def load_the_reference_like_the_policy(call: Call) -> Any:
 
 
 def _dtype_of(policy: Any) -> Any:
-    """Return the dtype of a model, or None: a policy that is given by name has none, nor has one without weights."""
+    """Return the dtype of a model, or None: a policy given by name has no dtype, nor has one without weights."""
     try:
         return getattr(policy, "dtype", None)
     except StopIteration:  # From 5.0 on transformers looks for the first weight.

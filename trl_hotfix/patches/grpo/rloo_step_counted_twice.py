@@ -1,6 +1,6 @@
 """RLOO of 0.26 counts every micro-batch twice, and so takes every other part of a generation.
 
-``_step`` says which part of the generation is next, and when to generate anew. ``training_step`` is new in 0.26.0 and
+``_step`` says which part of the generation is next, and when to generate again. ``training_step`` is new in 0.26.0 and
 counts, as GRPO's does; ``_prepare_inputs``, which it calls, had counted so far and still does. 0.27.0 (pull request
 4706) counts in ``training_step`` alone. The wrapper takes back what ``_prepare_inputs`` has counted.
 """

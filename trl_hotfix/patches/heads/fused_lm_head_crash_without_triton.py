@@ -66,7 +66,7 @@ def _triton_runs() -> bool:
 
 
 class _TorchLogProbFunction:
-    """Replace ``ChunkedLogProbFunction``, of which TRL calls ``apply`` only."""
+    """Replace ``ChunkedLogProbFunction``. TRL calls its ``apply`` only."""
 
     @staticmethod
     def apply(

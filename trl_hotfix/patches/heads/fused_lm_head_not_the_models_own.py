@@ -45,7 +45,7 @@ _FAILURES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 @wrapper
 def compare_the_chunked_loss(call: Call) -> Any:
-    """Give the model a forward that uses TRL's chunked loss if it is that of the model's own logits. Up to 1.14."""
+    """Give the model a forward that uses TRL's chunked loss if the model's own logits give it too. Up to 1.14."""
     result, model, loss = call(), call["model"], "_chunked_cross_entropy_loss"
     names = {"_chunk": _scored_chunk}
     _install(call, {loss: with_names(model.forward.__func__.__globals__[loss], names)})
@@ -54,7 +54,7 @@ def compare_the_chunked_loss(call: Call) -> Any:
 
 @wrapper
 def compare_the_fused_head(call: Call) -> Any:
-    """Give the model a forward that uses TRL's fused head if its log-probs are those of the model. From 1.15 on."""
+    """Give the model a forward that uses TRL's fused head if its log-probs are the model's. From 1.15 on."""
     result = call()
     _install(call, {"_ChunkedLogProbFunction": _Kernel}, call["temperature"], fused_lm_head=True)
     return result
@@ -105,7 +105,7 @@ class _WithLogits:
 
 
 def _is_own(model: Any, fused: Callable[..., Any], temperature: float, flags: Mapping[str, Any]) -> bool:
-    """Return whether TRL's head is the model's own one, or cannot be told from it. Warn if it is used all the same."""
+    """Return whether TRL's head equals the model's own, or we cannot tell. Warn if TRL uses it all the same."""
     try:
         weight = model.get_output_embeddings().weight
         if weight.dim() != 2 or hasattr(weight, "full_tensor"):
@@ -171,7 +171,7 @@ def _scored_chunk(logits: Any, weight: Any, bias: Any, labels: Any, *settings: A
 
 
 class _Kernel:
-    """Stand for TRL's kernel, of which ``apply`` is called."""
+    """Stand for TRL's kernel, whose ``apply`` TRL calls."""
 
     @staticmethod
     def apply(

@@ -21,7 +21,7 @@ from ...testing import dpo_stub, tiny_moe_lm, wrapped_like_deepspeed
 
 @wrapper
 def read_coefficient_from_unwrapped_model(call: Call) -> Any:
-    """Give ``get_batch_loss_metrics`` a view of its model whose ``config`` is that of the plain model."""
+    """Give ``get_batch_loss_metrics`` a view of its model whose ``config`` is the plain model's."""
     trainer, model = call.trainer, call["model"]
     if not trainer.aux_loss_enabled or hasattr(getattr(model, "config", None), "router_aux_loss_coef"):
         return call()

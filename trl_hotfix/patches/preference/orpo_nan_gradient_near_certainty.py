@@ -3,7 +3,7 @@
 The loss contains the log odds of a completion (arXiv:2403.07691, equations 3 to 7). With x, its mean log-prob per
 token, they are ``x - log(1 - exp(x))``. In float32 ``exp(x)`` is 1 from x > -6e-8 on, so the logarithm is -inf and
 its derivative inf. For the chosen completion the factor before it, ``sigmoid(-log odds ratio)``, is 0 then, and
-0 * inf is NaN. Up to 0.26.2 the dtype is that of the logits; in bfloat16 x > -0.004 is enough.
+0 * inf is NaN. Up to 0.26.2 the dtype is the logits' own; in bfloat16 x > -0.004 is enough.
 
 TRL 0.27.0 (pull request 4763) computes in float32 and uses ``log(-expm1(x))`` near 0. That is right for more values
 of x, but has the same NaN where float32 cannot tell ``exp(x)`` from 1: ``torch.where`` passes a gradient of 0 to the

@@ -26,7 +26,7 @@ from ...testing import CharacterTokenizer, messages, quick_sft_prepared
 
 @wrapper
 def train_the_end_of_turn(call: Call) -> Any:
-    """Prepare a dataset with a view of its tokenizer, if the loss is that of the assistant's tokens alone."""
+    """Prepare a dataset with a view of its tokenizer, if the loss is over the assistant's tokens alone."""
     if call["args"].assistant_only_loss:
         return call.with_(processing_class=_view(call["processing_class"]))()
     return call()

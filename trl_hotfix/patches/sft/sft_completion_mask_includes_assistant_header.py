@@ -4,7 +4,7 @@
 the prompt's messages. Up to 0.18.2 the prompt was rendered with the generation prompt, by ``trl.apply_chat_template``.
 0.19.0 calls the tokenizer's own method, without ``add_generation_prompt``. Pull request 4201 adds that in 0.24.0.
 
-The wrapper gives TRL a view of the tokenizer that adds it to the call of a prompt. The next call is that of the prompt
+The wrapper gives TRL a view of the tokenizer that adds it to the call of a prompt. The next call renders the prompt
 with its completion. In 0.19 both have the same arguments, so the view takes them in turn. From 0.20.0 on only the
 second one asks for a dict. (Under transformers 5 the first one has to ask for a list: that is another patch,
 ``sft-prompt-length-is-that-of-a-dict``.)
@@ -23,7 +23,7 @@ from ...testing import CharacterTokenizer, messages, quick_sft_prepared
 
 @wrapper
 def leave_the_header_to_the_prompt(call: Call) -> Any:
-    """Give TRL such a tokenizer if the prompts are messages, and the loss is that of the completions."""
+    """Give TRL such a tokenizer if the prompts are messages, and the loss is over the completions."""
     if masks_prompts_of_messages(call.__wrapped__, call.args, call.kwargs):
         return call.with_(processing_class=_with_headers(call["processing_class"]))()
     return call()

@@ -61,7 +61,7 @@ def _masks_and_cuts(trainer: Any, settings: Any, module: ModuleType) -> bool:
 
 
 def _masks(trainer: Any, row: Mapping[str, Any], module: ModuleType) -> list[str]:
-    """Return the columns that tell which tokens of ``row`` are trained on. No column: all are."""
+    """Return the columns that mark the tokens of ``row`` to train on. No column: all of them."""
     fields = module.DataCollatorForLanguageModeling.__dataclass_fields__
     if "padding_free" not in fields:  # 0.17 and 0.18 have no other mask, and do not read labels.
         names = ["completion_mask"] * trainer.completion_only_loss

@@ -64,7 +64,7 @@ def _ending(tokenizer: Any, code: str = "") -> Any:
 
 
 def texts_end_once(module: ModuleType) -> Outcome:
-    """Count the ends of two texts, one of which has an end of its own: two, and one with the bug."""
+    """Count the ends of two texts, one with an end of its own: two, and one with the bug."""
     prepare = getattr(module.SFTTrainer, "_prepare_dataset", None)
     if prepare is None or "args" not in inspect.signature(prepare).parameters:
         return absent("this release puts the token between texts that it packs, and leaves other ends to the user")

@@ -1,7 +1,7 @@
 """In SFT's flattened batches sequences attend to one another, and first tokens are labels.
 
 ``padding_free=True``, and from 0.19.0 on packing (its default strategy), make one row of all sequences of a batch.
-Only FlashAttention, which starts anew where the position ids do, separates them. What the batch lacks depends on the
+Only FlashAttention, which starts again where the position ids do, separates them. What the batch lacks depends on the
 release:
 
 - 0.16.0-0.18.2: the batch has position ids. transformers before 4.53 ignores them; later releases use them only while

@@ -2,7 +2,7 @@
 
 From 0.16.1 on the trainer has a collator of its own. ``torch_call`` takes the labels from ``input_ids``, and looks at
 no column ``labels``. From 0.17.0 on ``_set_signature_columns_if_needed`` does not list that column, so that
-``remove_unused_columns`` (on by default) drops it: the collator of ``padding_free``, which would read it, has none.
+``remove_unused_columns`` (on by default) drops it, and the collator of ``padding_free``, which would read it, lacks it.
 
 Pull request 3589 lists it in 0.19.0, and lets the collator take it; a completion mask is applied to it as before. The
 wrappers do so, too: what TRL has left out of the loss stays out.

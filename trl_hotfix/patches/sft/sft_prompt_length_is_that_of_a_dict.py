@@ -2,9 +2,9 @@
 
 ``tokenize`` in ``_prepare_dataset`` lets the completion start at the length of what ``apply_chat_template`` makes of
 the prompt's messages. Up to transformers 4 that is a list of token ids. From 5 on it is a dict of the ids and of the
-attention mask, unless it is told not to. TRL 0.27.1 tells it (``return_dict=False``).
+attention mask, unless the call says ``return_dict=False``, as TRL 0.27.1 does.
 
-The wrapper gives TRL a view of the tokenizer that tells it where the call says nothing of it.
+The wrapper gives TRL a view of the tokenizer that adds this where the call does not set it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...testing import CharacterTokenizer, default_arguments, messages, single_p
 
 @wrapper
 def take_the_length_of_the_prompt(call: Call) -> Any:
-    """Give TRL such a tokenizer if the prompts are messages, and the loss is that of the completions."""
+    """Give TRL such a tokenizer if the prompts are messages, and the loss is over the completions."""
     if not masks_prompts_of_messages(call.__wrapped__, call.args, call.kwargs):
         return call()
     return call.with_(processing_class=_with_lists(call["processing_class"]))()
@@ -56,7 +56,7 @@ def prompts_are_not_trained(module: ModuleType) -> Outcome:
         return absent("in this transformers a tokenizer renders a list of token ids")
 
     class Tokenizer(CharacterTokenizer):
-        """It renders a dict unless it is told not to. TRL asks for its first entry, an encoding of ``tokenizers``."""
+        """It renders a dict unless the call forbids it. TRL asks for its first entry, an encoding of ``tokenizers``."""
 
         def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
             # Nothing begins an answer: before 0.24.0 a beginning is none of the prompt's, which is another bug.

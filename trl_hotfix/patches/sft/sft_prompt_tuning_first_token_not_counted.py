@@ -29,7 +29,7 @@ def count_what_virtual_tokens_predict(call: Call) -> Any:
 
 
 def _behind_a_column(batch: Any) -> Any:
-    """Return the batch with ``labels`` ``(rows, 1 + length)``, of which transformers drops the first column."""
+    """Return the batch with ``labels`` ``(rows, 1 + length)``. transformers does not count the first column."""
     import torch
 
     if "labels" not in batch:

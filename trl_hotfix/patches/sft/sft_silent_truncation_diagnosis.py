@@ -43,7 +43,7 @@ _ROWS_AT_ONCE = 1000
 
 _log = logging.getLogger("trl_hotfix")
 _said: ByIdentity[set[str]] = ByIdentity()
-"""What was said of each trainer: every evaluation with a dataset of its own prepares it again."""
+"""The warnings that each trainer has had: every evaluation with a dataset of its own prepares it again."""
 
 
 @dataclass

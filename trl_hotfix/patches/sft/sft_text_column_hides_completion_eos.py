@@ -2,7 +2,7 @@
 
 ``add_eos`` in ``_prepare_dataset`` appends the end-of-sequence token to the column ``text``, and to ``completion`` only
 if that column is not there (an ``elif``, of pull request 3328). TRL tokenises the prompt and the completion.
-From 1.15.0 on the column is that of ``dataset_text_field``.
+From 1.15.0 on ``dataset_text_field`` names the column.
 
 The wrapper ends the completions before the call. It leaves the text where it is, since a collator of the user's may
 read it.

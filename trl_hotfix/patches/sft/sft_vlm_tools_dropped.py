@@ -93,7 +93,7 @@ def _rendering_with(processor: Any, options: list[dict[str, Any]]) -> Any:
 
 
 def _tokenised(processor: Any, rows: Sequence[tuple[Any, dict[str, Any]]], kwargs: Mapping[str, Any]) -> Any:
-    """Return the batch of conversations with different options. ``kwargs`` are those of the collator's own call."""
+    """Return the batch of conversations with different options. ``kwargs`` come from the collator's own call."""
     import torch
 
     render = processor.apply_chat_template
