@@ -60,9 +60,11 @@ def test_the_tests_of_trl_pass_without_the_patches(comparisons: Mapping[str, Com
 
 @pytest.mark.parametrize("release", EVIDENCE)
 def test_the_evidence_has_no_new_failure(release: str) -> None:
+    """A patch that is newer than the evidence is on in the slices."""
     answer = EVIDENCE[release]
     assert answer["new failures"] == []
-    assert answer["patches"] == dict.fromkeys(runner.expected(release), "applied proven")
+    assert set(answer["patches"].values()) == {"applied proven"}
+    assert answer["patches"].keys() <= set(runner.expected(release))
 
 
 def test_the_docs_have_the_numbers_of_the_evidence() -> None:
