@@ -17,6 +17,7 @@ from tiny import grpo_steps
 ID, TARGET = "grpo-cispo-epsilon-high-default", "trl.trainer.grpo_trainer:GRPOTrainer.__init__"
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"lora": "the matrix A of a new adapter has no gradient in the first step, and the proof asks for one"}
 
 TOKENS = sum(tiny.grpo_runs.COMPLETION_LENGTHS)
 
