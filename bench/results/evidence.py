@@ -117,7 +117,8 @@ def _save(patch: Patch, record: Mapping[str, Any], folder: Path) -> None:
 
 
 def dumped(patch: Patch, record: Mapping[str, Any]) -> str:
-    """Return the text of an evidence file, with what follows from the cells."""
+    """Return the text of an evidence file, with what follows from the cells. An error may name a file of a stack."""
+    record = json.loads(json.dumps(record).replace(f"{BENCH}/", ".bench/"))
     cells, beneath = record["cells"], record["beneath"]
     bodies = {"bodies": bodies_of(patch, cells), "inherited": inherited_of(patch, [*cells, *beneath])}
     return evidence_file.text({**record, "patch": patch.id, "revision": patch.revision, **bodies})

@@ -171,11 +171,17 @@ def run(release: str, selection: Mapping[str, Any], jobs: int = 2) -> Compared:
     outcomes = {}
     for test in sorted({*without["outcomes"], *patched["outcomes"]}):
         before, after = (answer["outcomes"].get(test, missing) for answer in (without, patched))
-        outcomes[test] = (before[0], after[0], after[1] if before[0] == "passed" else before[1])
+        reason = after[1] if before[0] == "passed" else before[1]
+        outcomes[test] = (before[0], after[0], without_folder(reason, release))
     states = {patch: (state, reason) for patch, (state, reason) in patched["states"].items()}
     calls = {patch: len(tests) for patch, tests in patched["calls"].items()}
     pinned = settings()["releases"].get(release, {}).get("pins the bug", {})
     return Compared(release, outcomes, states, calls, pinned)
+
+
+def without_folder(reason: str, release: str) -> str:
+    """Return a reason without the folder of the tests, which is another one on each machine."""
+    return reason.replace(f"{tests_of(release)}/", "")
 
 
 def _pytest(release: str, selection: Mapping[str, Any], hotfix: str) -> Answer:

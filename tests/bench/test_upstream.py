@@ -76,6 +76,12 @@ def test_the_docs_have_the_numbers_of_the_evidence() -> None:
     assert f"{ran}, {passed} passed without the patches and {passed - pins} with them" in " ".join(docs.split())
 
 
+def test_a_reason_has_no_folder_of_the_machine() -> None:
+    folder = runner.tests_of("0.23.0")
+    assert runner.without_folder(f"no repository '{folder}/tests/data'", "0.23.0") == "no repository 'tests/data'"
+    assert "/.bench/" not in runner.EVIDENCE.read_text()
+
+
 def compared(without: str, patched: str, **fields: Any) -> Compared:
     return Compared("0.16.1", {"a test": (without, patched, "")}, states={}, calls={}, **fields)
 

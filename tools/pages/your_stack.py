@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -131,12 +132,14 @@ def _of_layers() -> list[Bug]:
     return [bug for bug in release_pages.bugs() if bug.layer is not None]
 
 
+@functools.cache
 def _layers() -> list[str]:
     """Return the packages beneath TRL that a bug depends on, that of the most bugs first."""
     names = [name for bug in release_pages.bugs() for name in bug.requires]
     return sorted(set(names), key=lambda name: (-names.count(name), name))
 
 
+@functools.cache
 def _versions(stack: str) -> dict[str, str]:
     """Return the versions of these packages on a stack."""
     pins = dict(line.split("==") for line in layout.lock(stack).read_text().split() if "==" in line)

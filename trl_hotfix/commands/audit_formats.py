@@ -14,7 +14,7 @@ from rich.text import Text
 from ..errors import LONG, plain, printable
 from ..model import Bug as AnyBug
 from ..reporting.lines import width
-from ..reporting.sentences import no_repair, where_fixed
+from ..reporting.sentences import no_repair, severity_and_harm, where_fixed
 from ..reporting.table import NARROW, block, bug_block, show
 from .annotations import annotate, annotate_ignores
 from .audit_answer import CANNOT_TELL, Accepted, Answer, Bug
@@ -84,7 +84,7 @@ def _narrow(bug: Bug) -> RenderableType:
 
 
 def _severity(bug: Bug) -> str:
-    return ", ".join(filter(None, (bug["severity"], bug["harm"])))
+    return severity_and_harm(bug["severity"], bug["harm"])
 
 
 def _fixed(bug: Bug) -> str | None:
@@ -169,7 +169,8 @@ def _level(bug: Bug, of_repaired: str) -> str:
 
 
 def _message(answer: Answer, bug: Bug) -> str:
-    fix = f"fixed in {_fixed(bug)}" if _fixed(bug) else "no release has the fix"
+    fixed = _fixed(bug)
+    fix = f"fixed in {fixed}" if fixed else "no release has the fix"
     reasons = "".join(f" {reason};" for reason in (*bug["unknown"], *bug["because"]))
     return f"{bug['symptom']}.{reasons} {fix}; repaired here: {_repaired_here(bug)}. trl-hotfix explain {bug['id']}"
 

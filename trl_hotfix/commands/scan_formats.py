@@ -11,7 +11,7 @@ from rich.text import Text
 from ..errors import SHOWN, plain, printable
 from ..model import Bug as AnyBug
 from ..reporting.lines import folded, say, width
-from ..reporting.sentences import no_repair, where_fixed
+from ..reporting.sentences import no_repair, severity_and_harm, where_fixed
 from ..reporting.table import block, bug_block, show
 from .annotations import annotate, annotate_ignores
 from .common import say_json
@@ -76,7 +76,7 @@ def _command(command: str) -> Text:
 
 def _block(trainer: Trainer, bug: Bug, answer: Text, reasons: Sequence[str]) -> Iterator[RenderableType]:
     notes = {"if named": "; the patch is off unless named", "none": f"; {_no_repair(bug)}"}
-    kind = ", ".join(filter(None, (bug["severity"], bug["harm"])))
+    kind = severity_and_harm(bug["severity"], bug["harm"])
     off = "; this run repairs it" if bug["run_repairs"] else notes.get(bug["repair"], "")
     because = "; ".join(reasons) or "whatever the arguments"
     # The head has the line of the trainer, and a reason that of its value.

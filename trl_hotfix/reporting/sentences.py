@@ -125,6 +125,11 @@ def no_repair(fixed: str | None) -> str:
     return f"known, no repair here; {f'fixed in {fixed}' if fixed else 'no release fixes it'}"
 
 
+def severity_and_harm(severity: str, harm: str | None) -> str:
+    """Return the two in short: ``wrong-gradient, scale``. A pack may name no harm."""
+    return f"{severity}, {harm}" if harm is not None else severity
+
+
 def harm_in_words(harm: Harm | None) -> str | None:
     """Return the kind of harm and what it means."""
     return f"{harm.value}: {HARMS[harm]}" if harm is not None else None

@@ -91,7 +91,7 @@ def _explain_known(bug: KnownBug, as_data: bool) -> int:
     if as_data:
         click.echo(json.dumps(answer, indent=2))
     else:
-        show(known_view(answer, bug))
+        show(known_view(answer))
     return Exit.NO_TRL if unsupported(answer["installed"]) else Exit.FINE
 
 

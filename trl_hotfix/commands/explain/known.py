@@ -8,7 +8,7 @@ from rich.text import Text
 from ... import __version__
 from ...matching import gates
 from ...model import Bug, KnownBug
-from ...reporting.sentences import fixed_in_layers, fixed_of, links, no_repair
+from ...reporting.sentences import fixed_in_layers, links, no_repair, where_fixed
 from ...reporting.table import facts
 from .answer import Answer
 from .screen import must_train_again, section, whose
@@ -80,7 +80,7 @@ def _in_words(condition: object) -> str:
     return str(condition).lower() if isinstance(condition, bool) or condition is None else str(condition)
 
 
-def known_view(answer: Answer, bug: KnownBug) -> Group:
+def known_view(answer: Answer) -> Group:
     """Return the answer as text."""
     rows = [
         ("severity", answer["severity"]),
@@ -95,5 +95,5 @@ def known_view(answer: Answer, bug: KnownBug) -> Group:
         *must_train_again(answer),
         Text(""),
         facts(rows),
-        *section(f"Here: {no_repair(fixed_of(bug))}", answer["because"]),
+        *section(f"Here: {no_repair(where_fixed(answer['fixed_in'], answer['fixed_in_layers']))}", answer["because"]),
     )
