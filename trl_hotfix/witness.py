@@ -186,7 +186,8 @@ class Run:
         self.stood: dict[Witnessed, list[list[int | None]]] = {each: [[1, None]] for each in standing()}
         self.in_steps = self.in_training = False
         self.outer: Doing | None = None
-        self._imported = {name for name in list(sys.modules) if name.startswith("trl.")}
+        # All of them, unsorted: each trainer that is made comes here, those of self-tests too, and it is seldom asked.
+        self._imported = list(sys.modules)
         self._changes = _changes
         self._last: dict[tuple[Witnessed, bool], Count] = {}
 

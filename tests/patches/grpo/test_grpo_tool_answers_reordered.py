@@ -70,6 +70,8 @@ def loop() -> Iterator[Any]:
 class Case:
     def __init__(self, classes: tuple[Any, Any], loop: Any, rows: int = 1, **attributes: Any) -> None:
         self.tools = Tools()
+        # 1.0 and 1.1 look for images in what a loop without calls returns.
+        attributes = {"_is_vlm": False, "_vision_token_ids_cache": None, **attributes}
         self.trainer = stub_with_tools(*classes, self.tools.all(), rows=rows, async_loop=loop, **attributes)
         self.target = f"{classes[0].__module__}:{classes[0].__name__}._tool_call_loop"
 

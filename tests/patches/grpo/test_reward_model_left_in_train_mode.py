@@ -171,8 +171,8 @@ def test_the_policy_keeps_its_mode(module: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: [RewardModel().eval()], lambda: [constant], list],
-    ids=["evaluation mode", "function", "none"],
+    [lambda: [RewardModel().eval()], lambda: [constant]],
+    ids=["evaluation mode", "function"],
 )
 def test_nothing_is_changed_where_no_reward_model_is_in_train_mode(
     module: ModuleType, make: Callable[[], list[Any]]

@@ -17,6 +17,7 @@ from tiny import dpo_steps
 ID, TARGET = "dpo-wpo-weights-not-clamped", "trl.trainer.dpo_trainer:DPOTrainer._compute_loss"
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"lora": "the proof scales the last norm of the whole model, so that weights are above 1"}
 EQUIVALENT = {"applied twice": "a product that is divided by itself is 1"}
 
 

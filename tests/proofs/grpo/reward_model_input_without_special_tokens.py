@@ -22,6 +22,7 @@ import tiny
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"compiled": "the first releases call a compiled reward model as a function"}
 
 ID = "reward-model-input-without-special-tokens"
 METHODS = ("compute_loss", "_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards")

@@ -21,6 +21,7 @@ import tiny
 
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"compiled": "the first releases call a compiled reward model as a function"}
 
 ID = "reward-model-left-in-train-mode"
 METHODS = ("compute_loss", "_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards")
