@@ -443,6 +443,12 @@ def _(size: Size) -> Call:
     return called(size.patch.warn_or_train_in_float32, lambda: None, trainer, options={"weights": "as-loaded"})
 
 
+@case("gemma2-softcap-dropped-by-sdpa")
+def _(size: Size) -> Call:
+    trainer = SimpleNamespace(model=size.model, accelerator=size.accelerator, args=SimpleNamespace())
+    return called(size.patch.warn_or_attend_eagerly, lambda: None, trainer, options={"attention": "as-loaded"})
+
+
 @case("dpo-wpo-weights-not-clamped")
 def _(size: Size) -> Call:
     import torch

@@ -400,10 +400,13 @@ UNREACHED: dict[tuple[str, str], str] = {
         "sft-prompt-length-is-that-of-a-dict",
         "trl.trainer.sft_trainer:SFTTrainer._prepare_dataset",
     ): "it requires transformers 5, and the cases of its releases run on 4",
-    (
-        "sft-prompt-tuning-first-token-not-counted",
-        "trl.trainer.sft_trainer:SFTTrainer._get_num_items_in_batch",
-    ): "it requires transformers 5, and the cases run on 4",
+    **{
+        (
+            patch,
+            "trl.trainer.sft_trainer:SFTTrainer._get_num_items_in_batch",
+        ): "it requires transformers 5, and the cases run on 4"
+        for patch in ("sft-prompt-tuning-first-token-not-counted", "sft-gpt2-loss-counts-first-token")
+    },
     **{
         (patch.id, target.name): "it requires transformers 5.2 to 5.5, and the cases run on others"
         for patch in loading.load()
