@@ -88,17 +88,36 @@ def test_the_main_process_alone_names_it(target: Any, messages: list[str]) -> No
         (model_of(0.0), {}),
         (model_of(asked=False), {}),
         (SimpleNamespace(config=SimpleNamespace()), {}),
+        (SimpleNamespace(config=SimpleNamespace(output_router_logits=True)), {}),
+        (SimpleNamespace(config=SimpleNamespace(router_aux_loss_coef=0.5)), {}),
         (SimpleNamespace(), {}),
         (model_of(), {"on": False}),
         (model_of(), {"is_in_train": False}),
     ],
-    ids=["coefficient 0", "not asked for", "dense", "no config", "no checkpointing", "no training"],
+    ids=[
+        "coefficient 0",
+        "not asked for",
+        "dense",
+        "no coefficient",
+        "never asked for",
+        "no config",
+        "no checkpointing",
+        "no training",
+    ],
 )
 @pytest.mark.parametrize("settings", [None, {"use_reentrant": True}, {"use_reentrant": False}], ids=str)
 def test_healthy_runs_are_left_alone(
     target: Any, messages: list[str], model: Any, state: dict[str, Any], settings: Any
 ) -> None:
     assert begin(target, trainer_of(target, model, settings, **state)) == (settings, 0)
+    assert messages == []
+
+
+@pytest.mark.parametrize("settings", [None, {"use_reentrant": True}], ids=str)
+def test_a_trainer_that_never_trained_is_left_alone(target: Any, messages: list[str], settings: Any) -> None:
+    trainer = trainer_of(target, model_of(), settings)
+    del trainer.is_in_train
+    assert begin(target, trainer) == (settings, 0)
     assert messages == []
 
 

@@ -21,6 +21,7 @@ OVERLAYS = ("scikit-learn",)
 
 PARITY = False
 VARIANTS = {"lora": "the proof trains a classifier too, which is made without an adapter"}
+EQUIVALENT = {"applied twice": "the second sets the same number again"}
 
 ACCUMULATED = 3
 ROWS = {"DPO": 2, "KTO": 4, "ORPO": 2, "CPO": 2, "BCO": 4, "Reward": 2}
