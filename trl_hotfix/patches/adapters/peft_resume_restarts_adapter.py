@@ -47,7 +47,7 @@ def _load(
     if model is None and passed_over and "default" in trainer.model.active_adapters:
         from peft import load_peft_weights, set_peft_model_state_dict
 
-        # The weights are those of the adapter "default" if no other is named.
+        # PEFT sets the weights of the adapter "default" unless another is named.
         set_peft_model_state_dict(trainer.model, load_peft_weights(str(folder)))
         act()
 

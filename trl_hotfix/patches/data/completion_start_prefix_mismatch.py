@@ -90,7 +90,7 @@ def _view(processing_class: Any, completions: int, code: str = "", act: Mark | N
                 return result  # The template was only rendered.
             if isinstance(next(iter(ids), None), list):
                 (ids,) = ids  # A processor returns a batch of one.
-            # A text that does not begin with the prompt is none with a completion. Then it is the next prompt.
+            # A text that does not begin with the prompt has no completion. Then it is the next prompt.
             if self._self_completions_left and text[: len(self._self_prompt)] == self._self_prompt:
                 self._self_completions_left -= 1
                 self._shorten(ids)

@@ -139,7 +139,7 @@ def _share_without_signal(trainer: Any, metrics: Mapping[str, Sequence[float]]) 
     """Return the share of the groups (of the generations up to TRL 0.17) without a signal; None if it is unknown."""
     if not (deviations := metrics.get("reward_std")):  # No generation belongs to this log entry.
         return None
-    # Up to 0.17 there is no share. From 0.27 on the deviation is that of the batch.
+    # Up to 0.17 there is no share. From 0.27 on it is the deviation of the batch.
     shares = metrics.get("frac_reward_zero_std") or [float(deviation < 1e-6) for deviation in deviations]
     if max(deviations) < 1e-6 or min(shares) == 1.0:
         return 1.0

@@ -54,7 +54,7 @@ def _view(processing_class: Any, code: str = "") -> Any:
             if kwargs.get("return_assistant_tokens_mask"):
                 with_ends = functools.partial(_with_ends, tokenizer, added)
                 ids, mask = result["input_ids"], result["assistant_masks"]
-                # A processor gives a batch of one, of which TRL takes the row.
+                # A processor gives a batch of one. TRL takes its row.
                 is_row = tokenizer is processing_class
                 result["assistant_masks"] = with_ends(ids, mask) if is_row else list(map(with_ends, ids, mask))
             return result

@@ -59,7 +59,7 @@ def prompts_are_not_trained(module: ModuleType) -> Outcome:
         """It renders a dict unless the call forbids it. TRL asks for its first entry, an encoding of ``tokenizers``."""
 
         def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-            # Nothing begins an answer: before 0.24.0 a beginning is none of the prompt's, which is another bug.
+            # Nothing begins an answer: before 0.24.0 a beginning does not belong to the prompt, which is another bug.
             settings = {**kwargs, "return_dict": True, "add_generation_prompt": False}
             rendered = super().apply_chat_template(*args, **settings)
             if not kwargs.get("tokenize", True):

@@ -135,7 +135,7 @@ def _say(
     """Say once, on the main process, what a dataset of whole rows loses if ``max_length`` tokens of each are kept."""
     from datasets import Dataset
 
-    # The stand-ins of other self-tests have no rank, and nothing is said of them.
+    # The stand-ins of other self-tests have no rank, and get no line.
     if max_length is None or getattr(settings, "process_index", None) != 0:
         return
     # A stream cannot be counted, and a transform may make the tokens of each batch.
