@@ -1,7 +1,7 @@
 """Train with ``TRL_HOTFIX=1`` in real releases, and put what the log prints into docs/log.md.
 
-``python -m tools.printed_logs`` runs it. A comment in the page names the place, the trainer and its settings, and the
-block after it is replaced. The page changes when lines of the log change, or the bugs of the release that are known.
+``python -m tools.printed_logs`` runs it. A comment names the place, the trainer and its settings, and the block after
+it is replaced. Runs that no reader needs are beside the test of the page. The pages change when lines of the log change, or the bugs of the release that are known.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from bench.releases import layout
 
 CHECKOUT = Path(__file__).parents[1]
 PAGE = CHECKOUT / "docs" / "log.md"
+PAGES = (PAGE, CHECKOUT / "tests" / "docs" / "printed_logs.md")
 PRINTED = re.compile(
     r"<!-- printed: (?P<place>\S+) (?P<trainer>\S+) (?P<settings>\{.*?\}) -->\n```text\n(?P<log>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -42,10 +43,9 @@ class Run(NamedTuple):
     lines: tuple[str, ...] = ()
 
 
-def of_the_page() -> list[Run]:
-    """Return the runs of the page, in order."""
-    text = PAGE.read_text(encoding="utf-8")
-    return [_run(match) for match in PRINTED.finditer(text)]
+def of_the_pages() -> list[Run]:
+    """Return the runs of the pages, in order."""
+    return [_run(match) for page in PAGES for match in PRINTED.finditer(page.read_text(encoding="utf-8"))]
 
 
 def _run(match: re.Match[str]) -> Run:
@@ -76,7 +76,8 @@ def main() -> None:
         head = match[0].partition("```text\n")[0]
         return f"{head}```text\n" + "".join(f"{line}\n" for line in printed(_run(match))) + "```"
 
-    PAGE.write_text(PRINTED.sub(again, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(PRINTED.sub(again, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tools import printed_logs
 
 CHECKOUT = Path(__file__).parents[2]
 TEXT = printed_logs.PAGE.read_text(encoding="utf-8")
-RUNS = printed_logs.of_the_page()
+RUNS = printed_logs.of_the_pages()
 EVENTS = re.compile(r"(?:\bevent\(|\bwarn\(.*, |\btell\(.*, )\"([a-z-]+)\"(?: if \w+ else \"([a-z-]+)\")?")
 COMPUTED = {"applied", "observed", "training", "evaluating", MESSAGE, "hit"}
 """Events whose names stand in no call: states, activities, and what a line without an event has."""
@@ -30,7 +30,7 @@ def shape(line: str) -> str:
     )
 
 
-def test_the_page_has_a_clean_run_and_a_hit_of_each_trainer() -> None:
+def test_a_clean_run_and_a_hit_of_each_trainer_are_printed() -> None:
     found = {(run.trainer, any("hits none of" in line for line in run.lines)) for run in RUNS}
     assert found == {(trainer, is_clean) for trainer in ("SFT", "DPO", "GRPO") for is_clean in (True, False)}
     assert all(run.place.startswith("1.16.0@") for run in RUNS)
