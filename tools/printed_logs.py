@@ -1,7 +1,8 @@
 """Train with ``TRL_HOTFIX=1`` in real releases, and put what the log prints into docs/log.md.
 
 ``python -m tools.printed_logs`` runs it. A comment names the place, the trainer and its settings, and the block after
-it is replaced. Runs that no reader needs are beside the test of the page. The pages change when lines of the log change, or the bugs of the release that are known.
+it is replaced. Runs that no reader needs are beside the test of the page. The pages change when lines of the log
+change, or the known bugs of the release.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m bench.releases.drill 1.16.0 [--trainers SFT,DPO]
 
 The clone is ``build/drill``, of what is committed. Its bench shares the stacks, the other releases and what these have
-answered to the relations, and has no other results. The output goes into docs/new-release.md.
+answered to the relations, and has no other results. The output goes into ``build/drill.txt``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from trl_hotfix.catalogue import evidence_file
 
 from bench.relations.asking import trainers_option
 from bench.releases.layout import BENCH, CHECKOUT
-from tools import marked
 
 CLONE = CHECKOUT / "build" / "drill"
-PAGE = CHECKOUT / "docs" / "new-release.md"
+OUTPUT = CHECKOUT / "build" / "drill.txt"
 BAR = re.compile(r"(no )?(self-tests|proofs|trainers), by")
 """A line of progress."""
 REVIEW_BY = "2099-01-01"
@@ -143,7 +142,7 @@ def main(release: str, trainers: tuple[str, ...], go_on: bool) -> None:
     if not go_on:
         prepare(release)
     lines = [line for line in rehearse(release, trainers) if not BAR.match(line)]
-    marked.write(PAGE, "drill", "".join(["```text\n", *lines, "```\n"]))
+    OUTPUT.write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
