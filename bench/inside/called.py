@@ -429,6 +429,7 @@ ELSEWHERE = {
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._forward": "1.13.0",
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._generate": "1.13.0",
     "trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer._calculate_rewards_from_functions": "1.13.0",
+    "trl.trainer.dpo_trainer:DPOTrainer._compute_loss": "1.5.1",
     "trl.trainer.dpo_trainer:DPOTrainer.dpo_loss": "0.19.1",
     **{
         f"trl.trainer.{name.lower()}_trainer:{name}Trainer.{method}": "0.13.0"
@@ -439,9 +440,9 @@ ELSEWHERE = {
 }
 """The release in which a target is shown to be what is declared, if it is not the newest one of its range.
 
-Up to 1.5.1 GRPO has the Liger loss in another method than its own loss. XPO inherits _forward, _generate and the
-rewards of functions and calls none of them; 1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which calls
-no dpo_loss. The reward model is trained in 0.22.2. On transformers 4.51 the cases of 0.13.0 have the most trainers.
+Up to 1.5.1 GRPO and DPO have the Liger loss in another method than their own loss. XPO inherits _forward, _generate and
+the rewards of functions and calls none of them; 1.14.0 removed it. In 0.19.1 a case has the Liger loss of DPO, which
+calls no dpo_loss. The reward model is trained in 0.22.2. On transformers 4.51 those of 0.13.0 have the most trainers.
 """
 
 

@@ -7,8 +7,11 @@ without a stop: the order of its rows, the losses and gradients of its steps, an
 from __future__ import annotations
 
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from trl_hotfix.authoring import absent, judge
 
@@ -28,6 +31,8 @@ STEPS, STOPS = 3 * STEPS_OF_EPOCH, (6, 10)
 
 
 def train() -> tiny.TrainingResult:
+    if Version(version("transformers")) < Version("4.53"):
+        return tiny.TrainingResult(absent("this transformers draws the orders of the epochs before again"))
     runs: dict[str, Any] = {}
     right = []
     for method in METHODS:
