@@ -88,28 +88,32 @@ def same(one: Any, other: Any) -> bool:
 
 
 def difference_from_formula(run: Any, model: Any) -> float:
-    """Return by how much a gradient of SFT differs from the sum over its step, by the number of its tokens.
+    """Return by how much a gradient of SFT, as a share of all gradients, differs from that of its tokens' sum.
 
-    Some releases count the first tokens of rows, too, which another patch repairs. The number is theirs.
+    What a release divides by is the business of other patches.
     """
     import torch
 
     differences = []
     for step in run.steps:
         batches = [part.inputs for part in step.micro_batches]
-        count = step.micro_batches[0].keywords["num_items_in_batch"]
 
-        def loss(model: Any, batches: Any = batches, count: Any = count) -> Any:
+        def loss(model: Any, batches: Any = batches) -> Any:
             losses = []
             for batch in batches:
                 logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
                 scores, labels = logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
                 losses.append(torch.nn.functional.cross_entropy(scores, labels, reduction="sum"))
-            return torch.stack(losses).sum() / count
+            return torch.stack(losses).sum()
 
         gradients = tiny.expected_gradients(model, step.weights, loss)
-        differences += gradient_differences(step.gradients, gradients)
+        differences += gradient_differences(shares(step.gradients), shares(gradients))
     return max(differences)
+
+
+def shares(gradients: dict[str, Any]) -> dict[str, Any]:
+    length = sum(float(value.square().sum()) for value in gradients.values()) ** 0.5
+    return {name: value / length for name, value in gradients.items()}
 
 
 def trained(method: str, model: Any, *, pads_with_end: bool = False, **arguments: Any) -> Any:
