@@ -25,8 +25,8 @@ ID = "group-by-length-resume-order"
 (PATCH,) = (patch for patch in loading.load() if patch.id == ID)
 TARGETS = {target.name: target for target in gates.targets_here(PATCH)}
 ROWS = [{"input_ids": [5] * (1 + number % 7)} for number in range(32)]
-GROUPED = {"group_by_length": True, "train_sampling_strategy": "group_by_length"}
-RANDOM = {"group_by_length": False, "train_sampling_strategy": "random"}
+GROUPED: dict[str, Any] = {"group_by_length": True, "train_sampling_strategy": "group_by_length"}
+RANDOM: dict[str, Any] = {"group_by_length": False, "train_sampling_strategy": "random"}
 
 
 class Run:

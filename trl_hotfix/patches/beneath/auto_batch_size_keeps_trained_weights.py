@@ -48,7 +48,7 @@ def tell_of_the_steps_before(call: Call, options: Options) -> Any:
     try:
         return call()
     except RuntimeError as error:
-        from accelerate.utils.memory import should_reduce_batch_size
+        from accelerate.utils.memory import should_reduce_batch_size  # type: ignore[import-untyped]
 
         # The loop makes a state of its own before its first step.
         if should_reduce_batch_size(error) and trainer.state is not before:
