@@ -109,8 +109,11 @@ def note(model: Any) -> Any:
 
 @pytest.mark.parametrize("steps", range(1, STEPS + 1))
 def test_each_step_is_as_in_a_loop_with_the_call(steps: int) -> None:
-    run = Run(adapted()).train(steps)
-    assert same(run.model, in_the_loop(adapted(), steps))
+    run, expected = Run(adapted()).train(steps), in_the_loop(adapted(), steps)
+    assert same(run.model, expected)
+    ours, theirs = (model.base_model.rankallocator.exp_avg_ipt for model in (run.model, expected))
+    assert ours.keys() == theirs.keys()
+    assert all(average.equal(theirs[name]) for name, average in ours.items())
     assert note(run.model) is None
     assert run.acts() == 1
 
@@ -186,11 +189,41 @@ def test_a_step_that_float16_skips_has_no_gradients() -> None:
     assert same(skipped, in_the_loop(in_the_loop(adapted(), 2), 4, 3))
 
 
-def test_the_last_allocation_comes_even_if_float16_skips_that_step() -> None:
-    run = Run(adapted()).train(STEPS, skipped=(LAST,))
+@pytest.mark.parametrize("steps", [LAST, STEPS])
+def test_the_last_allocation_comes_even_if_float16_skips_that_step(steps: int) -> None:
+    run = Run(adapted()).train(steps, skipped=(LAST,))
     assert remaining(run.model) == TARGET_RANKS
     kept = [value.isfinite().all() for value in run.model.parameters()]
     assert all(kept)
+
+
+def test_an_optimizer_that_says_nothing_of_skipped_steps_skips_none() -> None:
+    run = Run(adapted())
+    set_gradients(run.model, 1)
+    run._event("on_optimizer_step")
+    assert run.model.base_model.rankallocator.exp_avg_ipt
+
+
+def test_one_rank_that_a_checkpoint_has_left_is_kept() -> None:
+    model = adapted()
+    for value in singular_values(model).values():
+        value.data.zero_()
+    next(iter(singular_values(model).values())).data[1] = 1.0
+    assert remaining(Run(model, LAST).train(1).model) == 1
+
+
+def test_the_weights_of_the_adapter_alone_have_a_gradient_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapted(modules_to_save=["v_proj"])
+    model.add_adapter("other", AdaLoraConfig(target_modules=["q_proj"], inference_mode=True, **SCHEDULE))
+    run, reached = Run(model), set[str]()
+
+    def note_gradients(step: int) -> None:
+        reached.update(name for name, value in model.named_parameters() if value.grad is not None)
+
+    monkeypatch.setattr(model.base_model, "update_and_allocate", note_gradients)
+    run.train(1, unreached="v_proj")
+    assert any("lora_E.default" in name for name in reached)
+    assert [name for name in reached if "lora_" not in name or "other" in name] == []
 
 
 def test_a_weight_without_a_gradient_has_one_of_zero_for_the_call() -> None:

@@ -22,6 +22,14 @@ from tiny.gkd_steps import words
 ID = "adalora-never-prunes"
 OVERLAYS = ()
 PARITY = False
+EQUIVALENT = {
+    "applied twice": "a trainer gets the callback once",
+    "_Allocation: `step == self._last and self._newest is not None` -> `self._newest is not None`": (
+        "PEFT drops its averages in the last allocation, so there is no newest one after it"
+    ),
+    "_Allocation: `def after_step(self, step: int, *, was_skipped: bool) -> None:` -> "
+    "`def after_step(self, step: int, /, was_skipped: bool) -> None:`": "the callback gives the step by place",
+}
 VARIANTS = {"lora": "what is pruned is an AdaLoRA adapter", "full": "what is pruned is an AdaLoRA adapter"}
 
 METHODS = ("SFT", "DPO")
