@@ -79,7 +79,8 @@ def classes(release: str) -> dict[str, list[Class]]:
 
 @functools.cache
 def of_transformers() -> frozenset[str]:
-    """Return the fields of TrainingArguments in any of the stacks."""
+    """Return the fields of TrainingArguments in any of the stacks, with those of the newest release."""
+    layout.build(place for place in layout.places() if place.release == layout.releases()[-1])
     files = [*layout.BENCH.glob("stacks/*/lib/python3*/site-packages/transformers/training_args.py")]
     assert files
     texts = [file.read_text(encoding="utf-8") for file in files]
