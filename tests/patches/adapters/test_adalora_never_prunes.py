@@ -215,6 +215,7 @@ def test_one_rank_that_a_checkpoint_has_left_is_kept() -> None:
 def test_the_weights_of_the_adapter_alone_have_a_gradient_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapted(modules_to_save=["v_proj"])
     model.add_adapter("other", AdaLoraConfig(target_modules=["q_proj"], inference_mode=True, **SCHEDULE))
+    model.set_adapter("default")
     run, reached = Run(model), set[str]()
 
     def note_gradients(step: int) -> None:
