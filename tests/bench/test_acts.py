@@ -35,6 +35,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "moe-aux-loss-no-gradient-reentrant": ("SFT", "Base", "_Base"),
     "resume-replays-epoch-0-order": ("SFT", "DPO", "Base", "_Base"),
     "resume-leaves-tensors-unrestored": ("SFT", "Base", "_Base"),
+    "group-by-length-resume-order": ("SFT", "Base", "_Base"),
 }
 """The trainers, or bases, that the proofs of patches with many trainers train."""
 
@@ -78,6 +79,9 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     },
     **{
         ("sft-fully-truncated-examples", run): {"SFTTrainer.__init__": NOTES_COLLATOR} for run in ("self-test", "proof")
+    },
+    ("auto-batch-size-keeps-trained-weights", "self-test"): {
+        target.attribute: ENDS_EARLY for target in PATCHES["auto-batch-size-keeps-trained-weights"].targets
     },
     ("gkd-grad-accum-scaling", "self-test"): {
         "GKDTrainer.generate_on_policy_outputs": "the self-test computes the loss of the dataset"
