@@ -36,6 +36,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "resume-replays-epoch-0-order": ("SFT", "DPO", "Base", "_Base"),
     "resume-leaves-tensors-unrestored": ("SFT", "Base", "_Base"),
     "group-by-length-resume-order": ("SFT", "Base", "_Base"),
+    "byte-level-tokenizer-loses-spaces": ("SFT", "DPO", "GRPO"),
 }
 """The trainers, or bases, that the proofs of patches with many trainers train."""
 
@@ -63,7 +64,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     },
     **{
         (patch_id, "self-test"): {target.attribute: ENDS_EARLY for target in PATCHES[patch_id].targets}
-        for patch_id in UNDER_DEEPSPEED
+        for patch_id in (*UNDER_DEEPSPEED, "byte-level-tokenizer-loses-spaces")
     },
     **{(patch_id, "proof"): not_trained(patch_id, trained) for patch_id, trained in TRAINED.items()},
     ("last-step-divided-by-all-micro-batches", "self-test"): COUNTING,

@@ -1,10 +1,12 @@
 """The range of each known bug without a repair is that of the code that has it, in every release of TRL.
 
-These bugs have no self-test. What is looked for is the line with the mistake, or the one that mends it.
+These bugs have no self-test. The tests look for the line with the mistake, or the one that mends it. They run a bug of
+a layer on stacks that have it, and on the next ones.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from trl_hotfix.catalogue import loading
 from trl_hotfix.matching import gates
+from trl_hotfix.matching.versions import in_range
 
 from bench.releases import layout
 
@@ -30,6 +33,29 @@ SIGNS: dict[str, Callable[[Texts], bool]] = {
 }
 
 
+GEMMA_3N = """
+import torch, transformers
+config = transformers.Gemma3nTextConfig(
+    vocab_size=32, vocab_size_per_layer_input=32, hidden_size=16, hidden_size_per_layer_input=4, intermediate_size=16,
+    num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_kv_shared_layers=2,
+    layer_types=["sliding_attention", "full_attention"] * 2, altup_num_inputs=2, activation_sparsity_pattern=[0.0] * 4,
+    initializer_range=0.5, sliding_window=8, laurel_rank=4,
+)
+torch.manual_seed(0)
+model, ids = transformers.Gemma3nForCausalLM(config).eval(), torch.arange(2, 12)[None]
+with_cache, without = (float(model(input_ids=ids, labels=ids, use_cache=use).loss) for use in (True, False))
+print("found" if abs(with_cache - without) > 0.01 else "not there")
+"""
+
+RUNS: dict[str, tuple[str, dict[str, str]]] = {
+    "gemma3n-kv-sharing-lost": (
+        GEMMA_3N,
+        {"tf4.53": "found", "tf4.57": "found", "tf5.2": "found", "tf5.9": "not there", "tf5.23": "not there"},
+    ),
+}
+"""A script that says whether the bug of a layer is there, and what it says on stacks."""
+
+
 def texts_of(release: str) -> Texts:
     root = layout.BENCH / "overlay" / release / "trl"
 
@@ -43,11 +69,31 @@ def texts_of(release: str) -> Texts:
 
 
 def test_every_known_bug_has_a_sign() -> None:
-    assert {bug.id for bug in loading.without_repair()} == SIGNS.keys()
+    assert {bug.id for bug in loading.without_repair()} == SIGNS.keys() | RUNS.keys()
+    assert {bug.id for bug in loading.without_repair() if bug.layer} == RUNS.keys()
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("bug", loading.without_repair(), ids=[bug.id for bug in loading.without_repair()])
+@pytest.mark.parametrize(
+    ("bug", "stack"), [(bug, stack) for bug, (_, stacks) in RUNS.items() for stack in stacks], ids=str
+)
+def test_a_bug_of_a_layer_is_where_it_says(bug: str, stack: str) -> None:
+    place = next(place for place in layout.places() if place.stack == stack and not place.transformers)
+    layout.build([place])
+    script, expected = RUNS[bug]
+    run = subprocess.run([str(place.python), "-c", script], capture_output=True, text=True, check=False)
+    assert run.stdout.split("\n")[-2:] == [expected[stack], ""], run.stderr
+    (known,) = (entry for entry in loading.without_repair() if entry.id == bug)
+    (requires,) = known.requires.values()
+    version = layout.versions(stack)["transformers"]
+    assert in_range(version, requires) == (expected[stack] == "found")
+
+
+OF_TRL = [bug for bug in loading.without_repair() if not bug.layer]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("bug", OF_TRL, ids=[bug.id for bug in OF_TRL])
 def test_the_range_has_the_releases_with_the_sign_and_no_other(bug: object) -> None:
     layout.build_release_overlays(Path(sys.executable))
     known = next(entry for entry in loading.without_repair() if entry is bug)
