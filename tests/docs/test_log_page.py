@@ -67,7 +67,9 @@ def events() -> list[tuple[list[str], str]]:
     """Return the names of each entry of the list, and the end of the entry, which has the fields."""
     text = TEXT.partition("<!-- events -->\n")[2]
     entries = re.findall(r"^- (`.*?):\s(.*(?:\n  .*)*)", text, re.MULTILINE)
-    return [(re.findall(r"`([a-z-]+)`", names), " ".join(said.split()).partition(" With ")[2]) for names, said in entries]
+    return [
+        (re.findall(r"`([a-z-]+)`", names), " ".join(said.split()).partition(" With ")[2]) for names, said in entries
+    ]
 
 
 def test_each_event_is_in_the_list() -> None:

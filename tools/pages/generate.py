@@ -87,7 +87,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, "evidence/matrix.html", content=picture.html(matrix(), rows())))
     present = {page.src_uri for page in files.documentation_pages() if "/" not in page.src_uri}
-    named = {"index.md", "quickstart.md", *(name for names in SECTIONS.values() for name in names)}
+    named = {"index.md", "tour.md", "quickstart.md", *(name for names in SECTIONS.values() for name in names)}
     unordered = sorted(present - named)
     reports = sorted(page.src_uri for page in files.documentation_pages() if page.src_uri.startswith("upstream/"))
     sections: dict[str, list[Any]] = {
@@ -96,6 +96,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     sections["Contribute"] += [*unordered, {"Reports for TRL": reports}]
     config.nav = [
         "index.md",
+        "tour.md",
         "quickstart.md",
         {"The bugs": bug_pages.nav()},
         *({title: pages} for title, pages in sections.items()),
