@@ -223,9 +223,9 @@ def _ways_out(bug: Bug) -> Iterator[str]:
     if isinstance(bug, Patch):
         switch = "TRL_HOTFIX=1" if bug.default else f"TRL_HOTFIX=1 TRL_HOTFIX_ONLY={bug.id}"
         yield f"`{switch}` {'names it' if bug.severity is Severity.DIAGNOSIS else 'repairs it'}"
-    if bug.upstream.fixed_in:
-        yield f"TRL {bug.upstream.fixed_in} has the fix"
-    yield from (f"{name} {version} has the fix" for name, version in fixed_in_layers(bug).items())
+    fixes = [f"TRL {bug.upstream.fixed_in} has the fix"] if bug.upstream.fixed_in else []
+    fixes += [f"{name} {version} has the fix" for name, version in fixed_in_layers(bug).items()]
+    yield from fixes or ["no release has a fix"]
 
 
 def _facts(bug: Bug) -> str:
