@@ -17,7 +17,9 @@ def prose(page: str) -> str:
     text = re.sub(BLOCKS, "\n", page, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"`[^`]+`", "it", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
     text = re.sub(r"^ *(?:[-*]|\d+\.) +", "\n\n", text, flags=re.MULTILINE).replace("*", "")
-    return " ".join(" ".join(block.split()).rstrip(".:;,") + "." for block in re.split(r"\n\s*\n", text) if block.strip())
+    return " ".join(
+        " ".join(block.split()).rstrip(".:;,") + "." for block in re.split(r"\n\s*\n", text) if block.strip()
+    )
 
 
 def main(commit: str = "HEAD") -> None:
