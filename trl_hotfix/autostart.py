@@ -20,7 +20,7 @@ _started = False
 def start() -> None:
     """Wait for the import of ``trl``, unless ``TRL_HOTFIX`` is off.
 
-    A value that is not understood is waited with too: it stops that import, and no process that does without TRL.
+    A value that we do not understand waits too: it stops that import, and no process without TRL.
     """
     global _started
     if _started:
@@ -37,7 +37,7 @@ def start() -> None:
 
 
 def apply_now() -> None:
-    """Read the catalogue and wait for the modules of its targets. It is called when TRL is about to be imported.
+    """Read the catalogue and wait for the modules of its targets. It runs when the program is about to import TRL.
 
     A setting that is not understood stops the import, in every mode. An error of ours, such as a damaged installation,
     leaves TRL unpatched with one warning, except in strict mode.

@@ -1,4 +1,4 @@
-"""The engine of this process: it does the work of the public functions, and patches modules when they are imported.
+"""The engine of this process: it does the work of the public functions, and patches modules at their import.
 
 A patch consists of module patches, one for each module that has targets of it, since a module is patched when it is
 imported. There are two locks. The engine's lets a single ``apply`` or ``revert`` run at a time. The registry's guards
@@ -204,7 +204,7 @@ class Engine:
     def overlooked(self) -> list[str]:
         """Return the modules that are imported, and whose patches wait for that import still: it was not noticed.
 
-        ``status()`` works on them. Nothing is changed here.
+        ``status()`` works on them. It changes nothing.
         """
         pending = {
             module_patch.module

@@ -1,6 +1,6 @@
 """Trace why a patch goes on here or does not: each gate in turn, with its condition and its observation.
 
-TRL is not imported: the bodies are read from the files of the installed TRL. ``status()`` has the state of a process,
+It reads the bodies from the files of the installed TRL and imports nothing. ``status()`` has the state of a process,
 and ``verify`` runs the self-tests, which reproduce the bug.
 """
 

@@ -142,7 +142,7 @@ class _Search:
             self._others.setdefault(f"{name} of {package}", place.line)
 
     def _looked_up(self, module: str, place: Place, parent: Place) -> Iterator[_Use]:
-        """``getattr(trl, name)``, ``vars(trl)``, and other calls that are given the module."""
+        """``getattr(trl, name)``, ``vars(trl)``, and other calls that get the module."""
         call = parent.node
         if not isinstance(call, ast.Call) or place.node not in call.args or call.func is place.node:
             return

@@ -37,8 +37,8 @@ from .variables import checked_variables
 def command(as_data: bool, packs: str | None) -> int:
     """Why does it not work here? What is installed, set and found, to be pasted into an issue; problems first.
 
-    Starts a fresh Python to see whether TRL_HOTFIX=1 reaches it. Of the environment only TRL_HOTFIX variables are
-    shown, and home folders are ~. The exit code is 2 for a setting that stops `import trl`, such as a broken policy,
+    Starts a fresh Python to see whether TRL_HOTFIX=1 reaches it. It shows no variables but those of TRL_HOTFIX, and
+    home folders as ~. The exit code is 2 for a setting that stops `import trl`, such as a broken policy,
     and 1 for any other problem.
     """
     problems = Problems()
