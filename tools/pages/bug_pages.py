@@ -257,9 +257,9 @@ def _facts(bug: Bug) -> str:
 def _mutants_in_short(patch: Patch) -> str:
     counts = matrix()["mutants"].get(patch.id)
     if counts is None:
-        return "not counted ([how they are](checks.md))"
+        return "not counted ([how we count](checks.md))"
     noticed = _share(counts["killed"], counts["total"])
-    return f"broken in {counts['total']} ways: the checks notice {noticed} ([how it is counted](checks.md))"
+    return f"we broke it in {counts['total']} ways: the checks notice {noticed} ([how we count](checks.md))"
 
 
 def _releases(specifiers: str) -> str:
