@@ -31,7 +31,7 @@ def start() -> None:
     try:
         from .import_hooks import FINDER
     except ImportError as error:
-        warn(f"the installation is damaged ({error}); nothing is patched. Install trl_hotfix again", "damaged")
+        warn(f"the installation is damaged ({error}); TRL stays unpatched. Install trl_hotfix again", "damaged")
     else:
         FINDER.before_import("trl", apply_now)
 
@@ -74,4 +74,4 @@ def _add_callback(module: "ModuleType") -> None:
         add_to_every_trainer(module)
     # An error here must not end the user's import of transformers.
     except Exception as error:
-        warn(f"runs will have no record of what is patched: {type(error).__name__}: {error}", "no-record")
+        warn(f"runs will have no record of their repairs: {type(error).__name__}: {error}", "no-record")

@@ -199,7 +199,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         ensure_handler()
         for module in engine.ENGINE.overlooked():
             warning(
-                "the import of %s was not noticed; its patches go on now, after the trainer was made",
+                "we missed the import of %s; its patches go on now, after the trainer was made",
                 module,
                 extra=event("overlooked", module=module),
             )

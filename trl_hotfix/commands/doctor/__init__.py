@@ -96,7 +96,7 @@ def _patch_set(packs: str | None, problems: Problems) -> tuple[int | None, str |
     except HotfixError as error:
         problems.note(error)
         if not any(str(error) in entry["problem"] for entry in problems.entries):
-            problems.add(str(error), "correct it: until then nothing is patched")
+            problems.add(str(error), "correct it: until then TRL stays unpatched")
         return None, None
     except InvalidVersion as error:
         problems.add(f"an installed version is not a version: {error}", "install that distribution again")
