@@ -32,7 +32,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     variables = {**place.environment(), "HF_HUB_OFFLINE": "1"}
     subprocess.run([place.python, "-c", PREPARE, str(LAUNCHED)], cwd=folder, env=variables, check=True)
     # The newest releases compute in bfloat16 by default, for which transformers wants a GPU.
-    script = SCRIPT.replace('Config("out"', 'Config("out", bf16=False, use_cpu=True')
+    script = re.sub(r'Config\(\s*"out",', r"\g<0> bf16=False, use_cpu=True,", SCRIPT)
     (folder / "train.py").write_text(script, encoding="utf-8")
     lines = {}
     for command in SHOWN:
