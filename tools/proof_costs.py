@@ -1,7 +1,7 @@
-"""Write the figures of docs/cost-of-proof.md.
+"""The figures of docs/cost-of-proof.md.
 
-``python -m tools.proof_costs`` writes the tables, from ``benchmarks/results.json``: ``make benchmarks NAMES=proving``
-measures them. ``--ci build/ci-times.txt`` writes what ``.ci/run`` has printed there at its end.
+The site gets the tables from ``benchmarks/results.json``: ``make benchmarks NAMES=proving`` measures them.
+``python -m tools.proof_costs build/ci-times.txt`` writes the times of the commands that ``.ci/run`` has put there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from tools import marked
 
 CHECKOUT = Path(__file__).parents[1]
 PAGE = CHECKOUT / "docs" / "cost-of-proof.md"
+TABLES_MARK = "<!-- tables -->"
+"""The site has the tables in place of this line of the page."""
+
 RESULTS = CHECKOUT / "benchmarks" / "results.json"
 CORES = 2
 
@@ -81,13 +84,16 @@ def tables() -> str:
     )
 
 
+def of_commands(times: str) -> str:
+    """Return the times of the commands, without those of their parts, which are indented further."""
+    return "".join(line for line in times.splitlines(keepends=True) if line[:6].strip())
+
+
 @click.command()
-@click.option("--ci", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The times of a .ci/run.")
-def main(ci: Path | None) -> None:
-    """Write the figures of docs/cost-of-proof.md."""
-    marked.write(PAGE, "tables", tables())
-    if ci is not None:
-        marked.write(PAGE, "ci", f"```text\n{ci.read_text(encoding='utf-8')}```\n")
+@click.argument("ci", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def main(ci: Path) -> None:
+    """Write the times of a .ci/run into docs/cost-of-proof.md."""
+    marked.write(PAGE, "ci", f"```text\n{of_commands(ci.read_text(encoding='utf-8'))}```\n")
 
 
 if __name__ == "__main__":

@@ -36,13 +36,13 @@ def apply(
     ``only`` and ``skip`` are ids of patches (default: ``TRL_HOTFIX_ONLY``, ``TRL_HOTFIX_SKIP``, else all patches that
     are on by default). ``only="@trl_hotfix.json"`` applies exactly the set that a run has recorded. ``options`` are
     choices within patches, ``{id: {option: choice}}`` (default: ``TRL_HOTFIX_OPTIONS``, ``id.option=choice`` separated
-    by commas, else the defaults of the catalogue). ``packs`` are names of packs of third parties whose patches are
-    used too (default: ``TRL_HOTFIX_PACKS``, else none); their patches have ids ``pack/id``.
+    by commas, else the defaults of the catalogue). ``packs`` are names of packs of third parties that add their patches
+    (default: ``TRL_HOTFIX_PACKS``, else none); their patches have ids ``pack/id``.
 
     A call with another selection than the last takes off the patches that are not in it, and puts those with other
-    options on again. A reverted patch goes on again; a failed one is tried again only after ``revert()``. With
-    ``dry_run`` nothing is changed; ``pending`` then means that the patch would go on. A method is left alone if the
-    patch was not proven on its body; ``unknown_body="try"`` (default: ``TRL_HOTFIX_UNKNOWN_BODY``, else ``"skip"``)
+    options on again. A reverted patch goes on again; a failed one is tried again only after ``revert()``. ``dry_run``
+    changes nothing; ``pending`` then means that the patch would go on. The patch leaves a method alone if it was not
+    proven on its body; ``unknown_body="try"`` (default: ``TRL_HOTFIX_UNKNOWN_BODY``, else ``"skip"``)
     lets the self-test decide. ``TRL_HOTFIX=0`` turns this call off, with a warning.
 
     ``strict=True`` (default: whether ``TRL_HOTFIX=strict``) ends a run on all ranks, with ``NotAppliedError``, if it

@@ -20,7 +20,7 @@ _started = False
 def start() -> None:
     """Wait for the import of ``trl``, unless ``TRL_HOTFIX`` is off.
 
-    A value that is not understood is waited with too: it stops that import, and no process that does without TRL.
+    A value that we do not understand waits too: it stops that import, and no process without TRL.
     """
     global _started
     if _started:
@@ -31,13 +31,13 @@ def start() -> None:
     try:
         from .import_hooks import FINDER
     except ImportError as error:
-        warn(f"the installation is damaged ({error}); nothing is patched. Install trl_hotfix again", "damaged")
+        warn(f"the installation is damaged ({error}); TRL stays unpatched. Install trl_hotfix again", "damaged")
     else:
         FINDER.before_import("trl", apply_now)
 
 
 def apply_now() -> None:
-    """Read the catalogue and wait for the modules of its targets. It is called when TRL is about to be imported.
+    """Read the catalogue and wait for the modules of its targets. It runs when the program is about to import TRL.
 
     A setting that is not understood stops the import, in every mode. An error of ours, such as a damaged installation,
     leaves TRL unpatched with one warning, except in strict mode.
@@ -74,4 +74,4 @@ def _add_callback(module: "ModuleType") -> None:
         add_to_every_trainer(module)
     # An error here must not end the user's import of transformers.
     except Exception as error:
-        warn(f"runs will have no record of what is patched: {type(error).__name__}: {error}", "no-record")
+        warn(f"runs will have no record of their repairs: {type(error).__name__}: {error}", "no-record")

@@ -1,7 +1,7 @@
 """What is known of trainers, which are held weakly.
 
-A trainer may be a dataclass, as TRL 1.16.0's ``trl.experimental.kto.KTOTrainer`` is. Such an object cannot be hashed,
-and is equal to another, so the dictionaries and sets of ``weakref`` are not for trainers.
+A trainer may be a dataclass, as TRL 1.16.0's ``trl.experimental.kto.KTOTrainer`` is. Such an object has no hash, and
+equals another, so trainers do not fit into the dictionaries and sets of ``weakref``.
 """
 
 from __future__ import annotations

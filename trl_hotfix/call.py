@@ -1,9 +1,9 @@
-"""One call of a patched method: what its wrapper is given, and what the witness asks when the wrapper is done.
+"""One call of a patched method: what its wrapper gets, and what the witness asks when the wrapper is done.
 
 A wrapper that is marked with ``@wrapper`` takes one ``Call``. One without the mark takes wrapt's four arguments; the
 first of them is a ``Wrapped``. Both know whether TRL's method was called, with what, and what it returned.
 
-A wrapper acts if it hands on other arguments than it was given, returns another result than TRL's method, or says
+A wrapper acts if it hands on other arguments than it got, returns another result than TRL's method, or says
 ``call.act()``. One that asks for ``call.act_later()`` acts if it calls that, and not otherwise.
 """
 
@@ -119,7 +119,7 @@ _NOTHING: dict[str, Any] = {}
 
 
 class _UnderWay:
-    """What the witness asks of a call, in whatever form a wrapper is given it."""
+    """What the witness asks of a call, in whatever form a wrapper gets it."""
 
     # Attributes of the class until they are set, since each that is set takes time in every call. So would a
     # ``__getattr__`` for the other attributes of the method.
@@ -166,7 +166,7 @@ class _UnderWay:
         return self.__wrapped__.__func__  # type: ignore[attr-defined]
 
     def made_with(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call TRL's method, and know that it was called, what it returned and what it raised."""
+        """Call TRL's method, and remember the call, what it returned and what it raised."""
         self.calls += 1
         try:
             result = self.result = self.__wrapped__(*args, **kwargs)
@@ -189,7 +189,8 @@ class _UnderWay:
     def act_later(self) -> Mark:
         """Return the ``act`` of this call for what is called later: a hook, a view, a transform.
 
-        It alone says whether this call acts. What it is for is handed on in every call, also where it finds nothing.
+        It alone says whether this call acts. The wrapper hands on what it is for in every call, also where it finds
+        nothing.
         """
         if self.later is None:
             self.later = Mark()
@@ -278,7 +279,7 @@ class Changed:
 
 
 class Wrapped(_UnderWay):
-    """TRL's method as a wrapper with wrapt's four arguments is given it.
+    """TRL's method as a wrapper with wrapt's four arguments gets it.
 
     A pickle of it, by which `datasets` hashes what a wrapper hands on, has the method and nothing of the call.
     """

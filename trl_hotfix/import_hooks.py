@@ -9,7 +9,7 @@ every module that it finds itself. So the finder also looks at each spec that th
 finder. ``sys.addaudithook`` cannot do that: it does not see ``importlib.import_module``, by which TRL imports its
 trainers, and nobody can remove an audit hook.
 
-No lock is held during an import or a callback. Only the standard library is imported: this runs at interpreter start.
+We hold no lock during an import or a callback. It uses the standard library only: this runs at interpreter start.
 """
 
 import _frozen_importlib
@@ -289,7 +289,7 @@ class _WatchedSpec(ModuleSpec):
         try:
             notify(self.name, module)
         except BaseException:
-            # The module is removed like any module whose execution fails: strict mode must raise at the next import.
+            # Python removes the module like any whose execution fails: strict mode must raise at the next import.
             sys.modules.pop(self.name, None)
             raise
 

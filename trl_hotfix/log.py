@@ -1,4 +1,4 @@
-"""The log: how many repairs are on, which bugs a run hits, what was repaired, and what should be on and is not.
+"""The log: how many repairs are on, which bugs a run hits, what it repaired, and what should be on and is not.
 
 ``TRL_HOTFIX_LOG`` chooses how much of it. ``quiet`` has warnings alone. ``summary``, the default, also has a line for
 each trainer and for each bug that a run hits, on rank 0. ``full`` also has a line for each repair, with the numbers of
@@ -44,8 +44,8 @@ class _Logger(type(log)):  # type: ignore[misc]
     """A logger that ``dictConfig`` and ``fileConfig`` do not disable, and whose lines are safe in a terminal.
 
     By default they disable every logger that exists and that they do not name, which few who call them know, and then
-    nobody would hear that a patch is not on any more. A level, a handler and a filter that a program sets are obeyed,
-    as are ``logging.disable`` and ``disabled = True`` itself.
+    nobody would hear that a patch is not on any more. The log obeys a level, a handler and a filter that a program
+    sets, and also ``logging.disable`` and ``disabled = True`` itself.
     """
 
     @property

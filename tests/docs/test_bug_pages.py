@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from trl_hotfix.catalogue import loading
+from trl_hotfix.model import Patch
 
 from bench.results import matrix
 from tools.pages import bug_pages, drawings, markdown
@@ -43,7 +45,7 @@ def test_the_table_of_checks_has_each_patch_and_its_counts(monkeypatch: pytest.M
     assert rows.keys() == {patch.id for patch in loading.load()}
     assert rows.pop(patch_id).endswith("| 40 | 97.5 % | 1 | 87.5 % | 4 of 4 |")
     assert all("| not counted |" in row for row in rows.values())
-    assert any("40 mutants, of which the checks kill 97.5 %" in line for line in lines)
+    assert any("40 mutants, and the checks kill 97.5 %" in line for line in lines)
 
 
 def test_the_readme_says_how_many_mutants_are_noticed() -> None:
@@ -118,7 +120,7 @@ def test_a_bug_without_a_repair_has_a_page_and_a_row_below_the_patches() -> None
         assert f"`{bug.id}`: known, no repair here" in page
         assert "## What the patch does" not in page
         fixed_in = bug.upstream.fixed_in
-        assert (f"TRL {fixed_in} has it fixed" if fixed_in else "No release of TRL has it fixed") in page
+        assert (f"TRL {fixed_in} has the fix" if fixed_in else "No release of TRL has a fix") in page
         assert page.count("\n- ") == len(bug.hits)
         assert f"]({bug.id}.md)" in without
         assert f"]({bug.id}.md)" not in patched
@@ -221,30 +223,64 @@ def widths(drawn: str) -> dict[str, float]:
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
-    drawn = widths(drawings.bars("", 1.0, 2.0, 2.0))
-    assert drawn == {"before": 120.0, "after": 240.0, "right": 240.0}
-    assert widths(drawings.bars("", -1.0, 1.0, 1.0))["before"] == 120.0
+    drawn = widths(drawings.bars("loss", 1.0, 2.0, 2.0))
+    assert drawn == {"wrong": 100.0, "repaired": 200.0, "right": 200.0}
+    assert widths(drawings.bars("loss", -1.0, 1.0, 1.0))["wrong"] == 100.0
 
 
-def test_bars_of_nearly_the_same_length_show_how_far_off_they_are() -> None:
-    drawn = drawings.bars("", 4.5, 4.25, 4.25)
-    assert "measured - right" in drawn
-    assert widths(drawn) == {"before": 240.0, "after": 1.0}
+def test_bars_have_an_axis_with_ticks_and_words_for_who_cannot_see_them() -> None:
+    drawn = drawings.bars("norm of the gradient", 1.0, 2.0, 2.0)
+    assert re.findall(r'text-anchor="middle">([^<]+)</text>', drawn) == ["0", "1", "2", "norm of the gradient"]
+    assert 'aria-label="norm of the gradient: wrong 1, repaired 2, right 2"' in drawn
+
+
+def test_what_is_nearly_equal_is_drawn_as_dots_on_an_axis_without_0() -> None:
+    drawn = drawings.bars("loss", 4.5, 4.25, 4.25)
+    dots = {kind: float(x) for kind, x in re.findall(r'<circle class="(\w+)" cx="([\d.]+)"', drawn)}
+    assert dots["wrong"] > dots["repaired"] == dots["right"]
+    assert re.findall(r'text-anchor="middle">([^<]+)</text>', drawn) == ["4.2", "4.4", "loss"]
 
 
 def test_what_is_no_number_has_no_bar() -> None:
-    drawn = drawings.bars("", float("nan"), 2, 2)
-    assert widths(drawn) == {"after": 240.0, "right": 240.0}
+    drawn = drawings.bars("loss", float("nan"), 2, 2)
+    assert widths(drawn) == {"repaired": 200.0, "right": 200.0}
     assert ">nan</text>" in drawn
-    assert drawings.bars("", None, None, None) == ""
+    assert drawings.bars("loss", None, None, None) == ""
 
 
 def test_curves_go_through_their_losses_and_have_a_gap_where_one_is_no_number() -> None:
     drawn = drawings.curves({"unpatched": [2.0, None, 1.0], "patched": [2.0, 1.5, 0.0]})
     lines = re.findall(r'<polyline class="(\w+)" points="([^"]*)"', drawn)
-    assert [points for kind, points in lines if kind == "before"][1:] == ["48.0,30.0", "412.0,100.0"]
-    assert [points for kind, points in lines if kind == "after"][1:] == ["48.0,30.0 230.0,65.0 412.0,170.0"]
-    assert 'aria-label="loss by step: unpatched 2 to 1, patched 2 to 0"' in drawn
+    assert [points for kind, points in lines if kind == "wrong"][1:] == ["44.0,44.0", "340.0,104.0"]
+    assert [points for kind, points in lines if kind == "repaired"][1:] == ["44.0,44.0 192.0,74.0 340.0,164.0"]
+    assert 'aria-label="loss in the log by optimizer step: wrong 2 to 1, repaired 2 to 0"' in drawn
+    assert all(f">{words}</text>" in drawn for words in ("loss in the log", "optimizer step", "1", "3"))
+
+
+def test_a_page_has_a_plot_of_each_proof_whose_number_has_a_name_and_no_other() -> None:
+    texts, curves = bug_pages.pages(), bug_pages.matrix()["curves"]
+    named = yaml.safe_load((Path(bug_pages.__file__).parent / "measured.yaml").read_text(encoding="utf-8"))
+    ids = [patch_id for of_kind in named.values() for patch_id in of_kind]
+    assert len(ids) == len(set(ids))
+    assert set(ids) <= {patch.id for patch in loading.load()}
+    for patch in loading.load():
+        drawn = texts[f"bugs/{patch.id}.md"].count('" role="img" aria-label="') - 1
+        has_curve = patch.id in curves and curves[patch.id]["revision"] == patch.revision
+        assert drawn == (patch.id in ids or has_curve), patch.id
+
+
+def test_numbers_of_two_batches_are_not_compared() -> None:
+    red, green = {"measured": 1.0, "right": 0.9}, {"measured": 1.4, "right": 1.4}
+    assert not bug_pages._are_of_one_run(red, green)
+    assert bug_pages._are_of_one_run(red, {"measured": 0.9, "right": 0.9})
+
+
+def test_a_page_begins_with_the_harm_who_is_hit_and_the_way_out() -> None:
+    texts = bug_pages.pages()
+    for bug in (*loading.load(), *loading.without_repair()):
+        lead = texts[f"bugs/{bug.id}.md"].partition("\n## ")[0]
+        assert re.findall(r"^\*\*(.*?)\.\*\* ", lead, re.MULTILINE) == ["Harm", "Hits", "Get rid of it"]
+        assert ("repairs it" in lead or "names it" in lead) == isinstance(bug, Patch)
 
 
 def test_curves_are_shown_of_the_patch_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_a_run_prints_what_the_page_says(number: int) -> None:
 
 
 @pytest.mark.matrix
-def test_the_events_of_a_run_are_those_of_the_table() -> None:
+def test_the_events_of_a_run_are_those_of_the_list() -> None:
     clean, hit = (
         [json.loads(line) for line in printed_logs.printed(run, TRL_HOTFIX_LOG_FORMAT="json")] for run in RUNS[:2]
     )
@@ -59,17 +59,21 @@ def test_the_events_of_a_run_are_those_of_the_table() -> None:
 
 
 def fields_of(event: str) -> set[str]:
-    (row,) = (row for row in rows() if f"`{event}`" in row[0])
-    return set(re.findall(r"`(\w+)`", row[2]))
+    (fields,) = (fields for names, fields in events() if event in names)
+    return set(re.findall(r"`(\w+)`", fields))
 
 
-def rows() -> list[list[str]]:
-    table = TEXT.partition("<!-- events -->\n")[2].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line.startswith("| `")]
+def events() -> list[tuple[list[str], str]]:
+    """Return the names of each entry of the list, and the end of the entry, which has the fields."""
+    text = TEXT.partition("<!-- events -->\n")[2]
+    entries = re.findall(r"^- (`.*?):\s(.*(?:\n  .*)*)", text, re.MULTILINE)
+    return [
+        (re.findall(r"`([a-z-]+)`", names), " ".join(said.split()).partition(" With ")[2]) for names, said in entries
+    ]
 
 
-def test_each_event_is_in_the_table() -> None:
+def test_each_event_is_in_the_list() -> None:
     sources = (CHECKOUT / "trl_hotfix").rglob("*.py")
     found = {name for path in sources for names in EVENTS.findall(path.read_text(encoding="utf-8")) for name in names}
-    documented = {name for row in rows() for name in re.findall(r"`([a-z-]+)`", row[0])}
+    documented = {name for names, _ in events() for name in names}
     assert documented == (found - {""}) | COMPUTED

@@ -17,7 +17,7 @@ from trl_hotfix.matching.installation import oldest_release
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "platform.md").read_text(encoding="utf-8")
-VARIABLES = set(re.findall(r"\| `(TRL_HOTFIX\w*)` \|", (DOCS / "reference.md").read_text(encoding="utf-8")))
+VARIABLES = set(re.findall(r"^- `(TRL_HOTFIX\w*)`", (DOCS / "reference.md").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def snippets(language: str) -> list[str]:

@@ -7,12 +7,14 @@ benchmarks, so that a new patch gets its page. The texts are in ``templates/``.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
+import yaml
 from packaging.version import Version
 
 from trl_hotfix.catalogue import loading, on_record
@@ -27,13 +29,13 @@ from tools.pages import cost_pages, drawings, old_runs, release_pages, trainer_g
 from tools.pages.markdown import docstring, escaped, from_docstring, prose
 
 SEVERITY_MEANINGS = {
-    Severity.WRONG_GRADIENT: "the model is trained by a wrong gradient",
-    Severity.WRONG_LOSS: "the loss is wrong, and what is trained by it",
-    Severity.DATA_LOSS: "data are trained on twice, or never",
+    Severity.WRONG_GRADIENT: "a wrong gradient trains the model",
+    Severity.WRONG_LOSS: "the loss is wrong, and what it trains",
+    Severity.DATA_LOSS: "TRL trains on data twice, or never",
     Severity.WRONG_METRIC: "training is right and a logged number is wrong",
     Severity.CRASH: "the run fails",
     Severity.WASTED_COMPUTE: "the result is right and costs more than it should",
-    Severity.DIAGNOSIS: "nothing is changed; a line in the log says what is wrong",
+    Severity.DIAGNOSIS: "no number changes; a line in the log says what is wrong",
 }
 PRONOUN = re.compile(r"(It|Its|They|Their|These|This|That|Those|Both)\b")
 
@@ -83,10 +85,8 @@ def _templates() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), trim_blocks=True, lstrip_blocks=True
     )
     templates.filters |= {
-        "bars_of": _bars_of,
         "bodies_with_a_proof": _bodies_with_a_proof,
         "buggy_bodies": _buggy_bodies,
-        "curves": lambda runs: drawings.curves({name: run["losses"] for name, run in runs.items()}),
         "escaped": escaped,
         "first_numbers": _first_numbers,
         "number": lambda value: drawings.number(None if isinstance(value, jinja2.Undefined) else value),
@@ -149,7 +149,9 @@ def _bodies_with_a_proof(patch: Patch) -> tuple[int, int]:
 
 
 def _page_without_repair(bug: KnownBug) -> str:
-    return rendered("known.md", bug=bug, facts=_facts(bug), old_run="\n\n".join(old_runs.section(bug, prose)))
+    return rendered(
+        "known.md", bug=bug, facts=_facts(bug), lead=_lead(bug), old_run="\n\n".join(old_runs.section(bug, prose))
+    )
 
 
 def _page(patch: Patch) -> str:
@@ -159,18 +161,22 @@ def _page(patch: Patch) -> str:
     by_release = sorted(proofs, key=lambda proof: Version(proof["release"]))
     proven = [proof for proof in by_release if proof["verdict"] == "proven"]
     curve = matrix()["curves"].get(patch.id)
+    if curve is not None and curve["revision"] != patch.revision:
+        curve = None
     return rendered(
         "bug.md",
         bug=patch,
         facts=_facts(patch),
+        lead=_lead(patch),
         old_run="\n\n".join(old_runs.section(patch, prose)),
         in_the_code="\n\n".join(_in_the_code(patch)),
         evidence=on_record.in_words(patch),
+        plot=_plot(patch, proven, curve),
         strip=drawings.strip(matrix()["releases"], cells),
         proofs=proofs,
         proven=proven,
         unaffected=list(dict.fromkeys(proof["release"] for proof in proven if "unaffected" in proof["runs"])),
-        curve=curve if curve is not None and curve["revision"] == patch.revision else None,
+        curve=curve,
         mutants=matrix()["mutants"].get(patch.id),
         parity=parity,
     )
@@ -195,6 +201,31 @@ def _without_sentences(block: str, said: set[str]) -> str:
 
 def _sentences(text: str) -> list[str]:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text)
+
+
+def _lead(bug: Bug) -> str:
+    """Return what a reader asks first: what kind of harm, who is hit, and how to be rid of it."""
+    harm = [
+        f"{said[0].upper()}{said[1:]}" for said in (SEVERITY_MEANINGS[bug.severity], harm_in_words(bug.harm)) if said
+    ]
+    beside = "".join(f", {name} `{specifiers}`" for name, specifiers in bug.requires.items())
+    arguments = "" if bug.severity is Severity.DIAGNOSIS else " ([which runs](#your-old-run))"
+    return rendered(
+        "lead.md",
+        harm=". ".join(harm),
+        hit=f"{_trainers_hit(bug)} on TRL {_releases(bug.trl)}{beside}{arguments}",
+        ways=list(_ways_out(bug)),
+    )
+
+
+def _ways_out(bug: Bug) -> Iterator[str]:
+    """Yield each way to be rid of a bug: the repair, and the releases with a fix."""
+    if isinstance(bug, Patch):
+        switch = "TRL_HOTFIX=1" if bug.default else f"TRL_HOTFIX=1 TRL_HOTFIX_ONLY={bug.id}"
+        yield f"`{switch}` {'names it' if bug.severity is Severity.DIAGNOSIS else 'repairs it'}"
+    fixes = [f"TRL {bug.upstream.fixed_in} has the fix"] if bug.upstream.fixed_in else []
+    fixes += [f"{name} {version} has the fix" for name, version in fixed_in_layers(bug).items()]
+    yield from fixes or ["no release has a fix"]
 
 
 def _facts(bug: Bug) -> str:
@@ -226,9 +257,9 @@ def _facts(bug: Bug) -> str:
 def _mutants_in_short(patch: Patch) -> str:
     counts = matrix()["mutants"].get(patch.id)
     if counts is None:
-        return "not counted ([how they are](checks.md))"
+        return "not counted ([how we count](checks.md))"
     noticed = _share(counts["killed"], counts["total"])
-    return f"broken in {counts['total']} ways: the checks notice {noticed} ([how it is counted](checks.md))"
+    return f"we broke it in {counts['total']} ways: the checks notice {noticed} ([how we count](checks.md))"
 
 
 def _releases(specifiers: str) -> str:
@@ -246,11 +277,43 @@ def parts(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return results or {"": run}
 
 
-def _bars_of(part: str, red: Mapping[str, Any], green_run: Mapping[str, Any]) -> str:
-    green = parts(green_run).get(part, {})
+class Plot(NamedTuple):
+    """A drawing, and the release whose runs it shows."""
+
+    svg: str
+    release: str
+    curve: Mapping[str, Any] | None = None
+
+
+def _plot(patch: Patch, proven: Sequence[Mapping[str, Any]], curve: Mapping[str, Any] | None) -> Plot | None:
+    """Draw the losses of the log by step or, where none are on record, the number of the newest proof."""
+    if curve is not None:
+        runs = {name: run["losses"] for name, run in curve["runs"].items()}
+        return Plot(drawings.curves(runs), curve["runs"]["unpatched"]["release"], curve)
+    what = _measured().get(patch.id)
+    if what is None or not proven:
+        return None
+    for proof in reversed(proven):
+        red, green = (parts(proof["runs"][run]) for run in ("red", "green"))
+        part = next((name for name, run in red.items() if _are_of_one_run(run, green.get(name, {}))), None)
+        if part is not None:
+            numbers = (red[part]["measured"], green[part]["measured"], green[part]["right"])
+            return Plot(drawings.bars(f"{what}{', ' * bool(part)}{part}", *numbers), proof["release"])
+    return None
+
+
+def _are_of_one_run(red: Mapping[str, Any], green: Mapping[str, Any]) -> bool:
+    """Return whether both numbers should be the same. They differ where a proof has measured another batch."""
     if "measured" not in red or "measured" not in green:
-        return ""
-    return drawings.bars(part, red["measured"], green["measured"], green["right"])
+        return False
+    return math.isclose(red["right"], green["right"], rel_tol=0.01)
+
+
+@functools.cache
+def _measured() -> dict[str, str]:
+    """Return what the number of a proof is, by patch."""
+    kinds: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("measured.yaml").read_text(encoding="utf-8"))
+    return {patch_id: what for what, ids in kinds.items() for patch_id in ids}
 
 
 def _first_numbers(proofs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, str, Any, Any]]:

@@ -12,7 +12,7 @@ from trl_hotfix.model import Patch
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results.json"
 NOT_MEASURED = "not measured"
-LINK = "[how it is measured](costs.md)"
+LINK = "[how we measure](costs.md)"
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def _parts(cost: Mapping[str, Any]) -> Iterator[str]:
         sizes = [f"{_bytes(allocated)} for {int(size):,} tokens" for size, allocated in cost["bytes"].items()]
         yield f"it allocates {' and '.join(sizes)}"
     if cost["tokens"] is not None and abs(cost["tokens"] - 1) > 0.005:
-        yield f"the model is given {cost['tokens']:.2f} times the tokens, with the rows of the proof"
+        yield f"the model gets {cost['tokens']:.2f} times the tokens, with the rows of the proof"
     if "not_on_a_gpu" in cost:
         yield cost["not_on_a_gpu"]
     if cost["above_goal"]:

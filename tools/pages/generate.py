@@ -25,6 +25,7 @@ from trl_hotfix.relations import ledger
 from bench.pages import picture
 from bench.relations import record
 from bench.results.matrix import matrix, rows
+from tools import proof_costs
 from tools.pages import bug_pages, chooser, relation_pages, your_stack
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ FROM_THE_TOP = {
 PICTURE = "![How much of each TRL release is repaired](docs/matrix.svg)"
 """The picture in the README. On the site it links to the page with the numbers, and the table follows it."""
 
+EXAMPLE = DOCS / "examples" / "acme-trl-fixes"
+FILE_MARK = re.compile(r"<!-- file: (\S+) -->")
+"""Such a line of docs/packs.md is replaced by this file of the example."""
+
 COMMANDS_MARK = "<!-- commands -->"
 """This line of docs/json.md is replaced by a section for each command."""
 
@@ -82,7 +87,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, "evidence/matrix.html", content=picture.html(matrix(), rows())))
     present = {page.src_uri for page in files.documentation_pages() if "/" not in page.src_uri}
-    named = {"index.md", "quickstart.md", *(name for names in SECTIONS.values() for name in names)}
+    named = {"index.md", "tour.md", "quickstart.md", *(name for names in SECTIONS.values() for name in names)}
     unordered = sorted(present - named)
     reports = sorted(page.src_uri for page in files.documentation_pages() if page.src_uri.startswith("upstream/"))
     sections: dict[str, list[Any]] = {
@@ -91,6 +96,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     sections["Contribute"] += [*unordered, {"Reports for TRL": reports}]
     config.nav = [
         "index.md",
+        "tour.md",
         "quickstart.md",
         {"The bugs": bug_pages.nav()},
         *({title: pages} for title, pages in sections.items()),
@@ -101,11 +107,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if "/" not in page.file.src_uri:
         markdown = within_the_site(markdown)
-    if page.file.src_uri != "json.md":
-        return markdown
-    if COMMANDS_MARK not in markdown:
-        raise ValueError(f"docs/json.md has no line {COMMANDS_MARK}, where the commands go")
-    return markdown.replace(COMMANDS_MARK, "\n\n".join(section(name, schema) for name, schema in schemas().items()))
+    if page.file.src_uri == "cost-of-proof.md":
+        return with_generated(markdown, proof_costs.TABLES_MARK, proof_costs.tables())
+    if page.file.src_uri == "packs.md":
+        return FILE_MARK.sub(lambda mark: shown(EXAMPLE, mark[1]), markdown)
+    if page.file.src_uri == "json.md":
+        sections = "\n\n".join(section(name, schema) for name, schema in schemas().items())
+        return with_generated(markdown, COMMANDS_MARK, sections)
+    return markdown
+
+
+def shown(folder: Path, name: str) -> str:
+    """Return a file as a block of code under its name."""
+    language = {"py": "python", "yaml": "yaml", "toml": "toml"}[name.rpartition(".")[2]]
+    return f"`{name}`:\n\n```{language}\n{(folder / name).read_text(encoding='utf-8')}```\n"
+
+
+def with_generated(markdown: str, mark: str, generated: str) -> str:
+    """Return a page with generated text at its mark. Raises ``ValueError`` if it has none."""
+    if mark not in markdown:
+        raise ValueError(f"the page has no line {mark}, where the generated text goes")
+    return markdown.replace(mark, generated)
 
 
 def index(readme: str, directory_urls: bool = False) -> str:

@@ -13,11 +13,11 @@ def section(bug: Bug, as_markdown: Callable[[str], str]) -> Iterator[str]:
     if bug.severity is Severity.DIAGNOSIS:
         return
     yield "## Your old run"
-    yield "It was hit if its TRL is in the range above, and one of these is so:"
+    yield "The bug hit it if its TRL is in the range above, and one of these holds:"
     yield "\n".join(f"- {_way_into(hit, as_markdown)}" for hit in bug.hits)
     yield "```bash\ntrl-hotfix audit output_dir/\n```"
     yield (
-        "It reads [what the run has left](../audit.md#was-my-old-run-hit): its arguments, its TRL, what was repaired. "
+        "`audit` reads [what the run left](../audit.md#was-my-old-run-hit): its arguments, its TRL, its repairs. "
         f"{_not_in_the_folder(bug)}"
     ).strip()
     if bug.retrain is not None:
@@ -28,7 +28,7 @@ def _not_in_the_folder(bug: Bug) -> str:
     """Return what the arguments of a run do not tell."""
     if all(hit.depends is None for hit in bug.hits):
         return ""
-    return "What is said with *if* above may be in none of its files; then the answer is *cannot tell*."
+    return "No file may have what stands after *if* above; then the answer is *cannot tell*."
 
 
 def _way_into(hit: Hit, as_markdown: Callable[[str], str]) -> str:

@@ -190,4 +190,6 @@ def page(answers: Sequence[Answer], findings: Sequence[Finding], patches: Sequen
     """Return the page of these answers, and of the bugs of these patches that the relations find."""
     found = releases(answers, findings)
     bugs = control.bugs(patches, findings)
-    return bug_pages.rendered("relations.md", releases=found, unasked=list(unasked(found)), bugs=bugs)
+    return bug_pages.rendered(
+        "relations.md", relations=RELATIONS, releases=found, unasked=list(unasked(found)), bugs=bugs
+    )

@@ -1,8 +1,8 @@
 """Condense ``evidence/<id>.json`` to what the package reads: the bodies of all targets, what is proven, the trainings.
 
 A checkout has no such files, they are condensed in memory: a new patch is a new file of evidence and changes no other.
-For a wheel ``data/build_hook.py`` writes them. It loads this module alone, without the libraries of the package. What
-it is given is read by ``evidence_file``.
+For a wheel ``data/build_hook.py`` writes them. It loads this module alone, without the libraries of the package.
+``evidence_file`` reads its input.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkout() -> Path | None:
-    """Return the checkout that this package is run from, or None if it is an installed one."""
+    """Return the checkout that this package runs from, or None if it is an installed one."""
     folder = PACKAGE.parent
     markers = ("pyproject.toml", "patches.yaml")
     return folder if all((folder / name).is_file() for name in markers) else None

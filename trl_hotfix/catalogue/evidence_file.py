@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 CELL: Mapping[str, Any] = {"why": "", "leaves": {}, "bodies": {}}
 PROOF: Mapping[str, Any] = {"why": "", "runs": {}}
-"""What a result has besides its verdict. It is not written where it is as empty as here."""
+"""What a result has besides its verdict. We do not write it where it is as empty as here."""
 PARITY = ("release", "stack", "fixed_release", "loss_difference", "gradient_difference", "gradients")
 
 RAN_ON = " of "

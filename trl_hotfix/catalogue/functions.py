@@ -1,6 +1,6 @@
 """Check an entry against the module of its patch: each function that it names is there, and takes options or not.
 
-The module is imported for that, which a start of a training has no time for. ``shipped`` checks the package's own
+That imports the module, for which a start of a training has no time. ``shipped`` checks the package's own
 catalogue, in ``make lint`` and in the build of a wheel. A pack is checked whenever it is loaded: nobody knows whether
 its author checked it.
 """

@@ -23,7 +23,7 @@ from .names import by_name
 def load() -> tuple[Patch, ...]:
     """Return the patches of this package. Raises ``CatalogueError``, or ``DamagedError`` in an installed package.
 
-    The modules of the patches are not imported: each is imported with the module of TRL that its patch concerns.
+    It imports no module of a patch: each comes with the module of TRL that its patch concerns.
     """
     path = manifest()
     if path.suffix == ".json":

@@ -56,7 +56,7 @@ def is_from_outside(error: BaseException) -> bool:
 def function_of(patch: Patch, name: str, options: Options) -> Callable[..., Any]:
     """Return a wrapper or the self-test of ``patch`` by its name in the catalogue, bound to the user's options.
 
-    The module is imported now, and not when the catalogue is read. Raises ``DamagedError`` if that fails, or if the
+    It imports the module now, and not with the catalogue. Raises ``DamagedError`` if that fails, or if the
     module lacks the function.
     """
     module_name = module_of(patch.id)

@@ -56,7 +56,7 @@ def pack_of(patch_id: str) -> str:
 
 @functools.cache
 def find(name: str) -> Pack:
-    """Return the pack of this name. Nothing of it is imported. Raises ``PackError``."""
+    """Return the pack of this name. We import nothing of it. Raises ``PackError``."""
     installed = {entry_point.name: entry_point for entry_point in metadata.entry_points(group=GROUP)}
     offers = [
         entry_point

@@ -1,4 +1,4 @@
-"""Read YAML as nodes that know their lines, so that every mistake in a catalogue is reported with its line."""
+"""Read YAML as nodes that know their lines, so that every mistake in a catalogue has its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that would answer what a scan cannot tell: the one that was given, with the options that it lacks."""
+"""The command that would answer what a scan cannot tell: the user's, with the options that it lacks."""
 
 from __future__ import annotations
 

@@ -66,10 +66,10 @@ def command(
     """Which known bugs a set of pins brings, or which of them hit an old run.
 
     FILE has pinned versions: requirements.txt, pip freeze, uv.lock, pylock.toml, poetry.lock, environment.yml. If there
-    are scripts in its folder, only what hits them, or may, is shown. FOLDER
-    is the output folder of a run, or one of its checkpoints: its model card tells the versions, and training_args.bin
-    the arguments, which is read as data, and not run. We do not know what else a run was given than
-    its config. The run's record comes before these files, since it asked the trainer when training began. --trl and
+    are scripts in its folder, it shows only what hits them, or may. FOLDER
+    is the output folder of a run, or one of its checkpoints: its model card has the versions, and training_args.bin the
+    arguments; audit reads it as data, and runs nothing. We do not know what a run got besides its config. The run's
+    record comes before these files, since it asked the trainer when training began. --trl and
     --with come before the versions of any file.
 
     Exit codes: 0 no bug; 1 the pins bring a bug, the run was hit by one that its record does not repair, or the review

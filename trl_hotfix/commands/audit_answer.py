@@ -21,7 +21,7 @@ class Bug(TypedDict):
     its record; "no" if the record lacks the patch; "none" if there is no patch. ``run_repairs``: whether a run would
     repair it, by ``--policy`` or the environment; null if nobody asks. ``layer`` is the distribution beneath TRL that
     has the bug; null: TRL. ``harm`` is what a run with the bug leaves behind, such as "scale", and ``retrain`` whether
-    its model must be trained again. ``fixed_in`` is the first release of TRL with the fix, if there is one, and
+    to train its model again. ``fixed_in`` is the first release of TRL with the fix, if there is one, and
     ``fixed_in_layers`` the first without the bug of each other distribution, such as ``{"transformers": "5.3"}``;
     ``>0.18.3`` if only 0.18.3 has it. ``source`` of the answer: "pins", the "files" of a run, its "record" or
     "scripts".

@@ -47,9 +47,9 @@ def command(
 ) -> int:
     """Which known bugs the second release of TRL has repaired, which stay, and which it brings.
 
-    With a script (.py, .ipynb or the .yaml of TRL's command line) only those are listed that hit it, or may, and the
-    defaults of its trainers' configs that change. A bug that needs a certain transformers is listed, unless --with
-    gives another one.
+    With a script (.py, .ipynb or the .yaml of TRL's command line) it lists only those that hit it, or may, and the
+    defaults of its trainers' configs that change. It lists a bug that needs a certain transformers, unless --with gives
+    another one.
 
     Exit codes: 0 the answer was given, whatever it is; 2 the script cannot be read, or usage; 4 a release is too old.
     """

@@ -43,8 +43,8 @@ def command(first: Path, second: Path, as_data: bool) -> int:
     """What two runs, or two files of `freeze`, do not have in common.
 
     A run is its output folder, as for `status`, or its trl_hotfix.json. Two runs have the same repairs if they have
-    the same TRL, the same patches with their revisions and options, and the same ranks with a record of their own. The
-    counts of calls are not compared, since two runs of unequal length have other ones.
+    the same TRL, the same patches with their revisions and options, and the same ranks with a record of their own. It
+    does not compare the counts of calls, since two runs of unequal length have other ones.
 
     Exit codes: 0 the same repairs; 1 other ones; 2 a file cannot be read, or usage.
     """

@@ -62,7 +62,7 @@ class Answer(TypedDict):
 def command(path: Path, as_data: bool, packs: str | None) -> int:
     """Of a TRL release that is not installed: which patches match its bodies, which bodies changed, what is gone.
 
-    The wheel is read, not imported.
+    It reads the wheel and imports nothing.
     """
     try:
         release = Release(path)

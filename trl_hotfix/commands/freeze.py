@@ -65,8 +65,8 @@ def command(
 ) -> int:
     """The patches that would be on here, with revisions and options, as JSON.
 
-    TRL_HOTFIX_ONLY=@FILE then applies exactly these, or says why it cannot. TRL_HOTFIX_ONLY, _SKIP and _OPTIONS are
-    followed.
+    TRL_HOTFIX_ONLY=@FILE then applies exactly these, or says why it cannot. freeze follows TRL_HOTFIX_ONLY, _SKIP and
+    _OPTIONS.
 
     For another release (--trl, --wheel) the evidence on record decides, or the files that are given: a patch is in the
     file if it is proven on the code of that release. stderr names what it leaves out. Of other distributions it takes
@@ -96,7 +96,7 @@ def command(
 
 
 def _elsewhere(trl: str | None, wheel: Path | None, told: Mapping[str, str], packs: str | None) -> Report:
-    """Return the report for another release, and say on stderr what it rests on and what is left out."""
+    """Return the report for another release, and say on stderr what it rests on and what it leaves out."""
     files = _files(wheel) if wheel is not None else None
     told_trl = release(trl) if trl is not None else None
     if files is not None and told_trl is not None and files.version != told_trl:
@@ -113,7 +113,9 @@ def _elsewhere(trl: str | None, wheel: Path | None, told: Mapping[str, str], pac
     report = report_elsewhere(patches, Selection.of(None, None, os.environ, patches, None, names), version_of, files)
     for name in sorted(needed(report, version) - told.keys()):
         found = versions.installed(name) or "no"
-        click.echo(f"{name}: {found} is installed here, and is taken; --with {name}==VERSION tells another", err=True)
+        click.echo(
+            f"{name}: {found} is installed here, and freeze takes it; --with {name}==VERSION names another", err=True
+        )
     for line in left_out(report, version):
         click.echo(line, err=True)
     return report

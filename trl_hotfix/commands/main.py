@@ -51,7 +51,7 @@ _LONG_WORD = re.compile(r"\S{2000,}")
 
 
 class _Commands(click.Group):
-    """The group of all commands. A command's module is imported only when it is used."""
+    """The group of all commands. A command's module loads with its first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(NAMES)

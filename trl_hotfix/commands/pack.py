@@ -33,7 +33,7 @@ class Fingerprint(TypedDict):
 
 
 class Refused(TypedDict):
-    """A patch whose bodies are not written, with the verdict of `verify` and its reason."""
+    """A patch whose bodies the command does not write, with the verdict of `verify` and its reason."""
 
     patch: str
     verdict: str

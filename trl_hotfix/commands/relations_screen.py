@@ -1,4 +1,4 @@
-"""Show a reader which relations hold, and by how much the others are violated."""
+"""Show a reader which relations hold, and by how much a trainer violates the others."""
 
 from __future__ import annotations
 

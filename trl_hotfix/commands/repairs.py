@@ -28,7 +28,7 @@ def repaired_by_run(trl: str, told: Mapping[str, str], policy: Path | None, pack
     """Return the ids of the bugs that a run with this TRL would repair. Raises ``SettingError``.
 
     A patch counts if it is proven on the code of this release. Without a policy, TRL_HOTFIX decides whether anything
-    is repaired: a script that calls ``trl_hotfix.apply()`` by itself is not seen.
+    is repaired: we do not see a script that calls ``trl_hotfix.apply()`` by itself.
     """
     if policy is None and main_switch() not in ("on", "strict", "strict-all"):
         click.echo(

@@ -24,7 +24,9 @@ NOT_EXECUTABLE = 126
 @click.option(
     "--strict-all", is_flag=True, help="So does any patch that should be on and is not: TRL_HOTFIX=strict-all."
 )
-@click.option("--observe", is_flag=True, help="Nothing is repaired; a run says which bugs it hits: TRL_HOTFIX=observe.")
+@click.option(
+    "--observe", is_flag=True, help="Repair nothing, and name the bugs that the run hits: TRL_HOTFIX=observe."
+)
 @click.option("--only", metavar="ID,...|@FILE", help="Only these patches: TRL_HOTFIX_ONLY.")
 @click.option("--skip", metavar="ID,...", help="Not these: TRL_HOTFIX_SKIP.")
 @click.option("--options", metavar="ID.OPTION=CHOICE,...", help="Choices within patches: TRL_HOTFIX_OPTIONS.")
@@ -49,9 +51,7 @@ def command(
     if not words[0]:
         raise click.UsageError("CMD is empty")
     if (strict or strict_all) and observe:
-        raise click.UsageError(
-            "--observe repairs nothing, and --strict asks that everything is repaired: leave one out"
-        )
+        raise click.UsageError("--observe repairs nothing, and --strict needs every repair: leave one out")
     problem = settings.hook_problem()
     if problem is not None:
         click.echo(f"trl-hotfix run: TRL_HOTFIX=1 does nothing here: {problem}. The job was not started.", err=True)
@@ -65,7 +65,7 @@ def command(
     if unsupported(report.trl):
         problem = f"TRL {report.trl} is too old" if report.trl else "TRL is not installed"
         click.echo(
-            f"trl-hotfix run: {problem} in the environment of {sys.executable}; nothing is patched there", err=True
+            f"trl-hotfix run: {problem} in the environment of {sys.executable}; TRL stays unpatched there", err=True
         )
     if value in settings.STRICT_LEVELS and os.environ.get("TRL_HOTFIX_ONLY", "").strip().startswith("@"):
         off = named_and_off(report)

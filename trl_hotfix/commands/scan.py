@@ -111,7 +111,8 @@ def command(
 ) -> int:
     """Which known bugs training scripts (.py, .ipynb) or configs of TRL's command line (.yaml) hit, and which they may.
 
-    A folder stands for the scripts and notebooks in it. Files are read, and never run or imported. scan cannot tell
+    A folder stands for the scripts and notebooks in it. scan reads files, and never runs or imports them. scan cannot
+    tell
     about a bug that needs something of the model, the data or the machine that no script says, or a value that the
     text does not settle. If the script parses its command line, give it: scan train.py -- --beta 0.1 --config c.yaml.
     --model, --dataset, --accelerate and --deepspeed give what no script says.

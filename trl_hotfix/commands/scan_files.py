@@ -1,4 +1,4 @@
-"""Scan files for some bugs on one release of TRL, and put what is found into the shape of the answer."""
+"""Scan files for some bugs on one release of TRL, and put the findings into the shape of the answer."""
 
 from __future__ import annotations
 

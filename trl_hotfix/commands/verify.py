@@ -167,7 +167,7 @@ def _proofs(folder: Path) -> Path:
 
 
 def _needs(proof: Path) -> Sequence[str]:
-    """Return the distributions that a proof needs besides TRL's dependencies. The proof is read and not run."""
+    """Return the distributions that a proof needs besides TRL's dependencies. It only reads the proof."""
     for statement in ast.parse(proof.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and [ast.unparse(name) for name in statement.targets] == ["OVERLAYS"]:
             distributions: Sequence[str] = ast.literal_eval(statement.value)

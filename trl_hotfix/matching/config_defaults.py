@@ -1,7 +1,7 @@
 """The defaults that TRL's own configs have, by release: read from the files of a release, and on record.
 
-A config inherits most of its arguments from ``TrainingArguments`` of transformers. Those that no class of TRL defines
-are left out. What ``__post_init__`` makes of a default is not seen.
+A config inherits most of its arguments from ``TrainingArguments`` of transformers. The record leaves out those that no
+class of TRL defines. We do not see what ``__post_init__`` makes of a default.
 """
 
 from __future__ import annotations

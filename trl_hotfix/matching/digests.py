@@ -120,7 +120,7 @@ def _loaded(code: CodeType, path: str, name: str, source: _Source) -> Loaded:
     except (IndexError, SyntaxError, ValueError):
         try:
             parsed = _parsed(inspect.getblock(lines), name)
-        except (IndexError, SyntaxError, ValueError, tokenize.TokenError):  # The file has changed since it was loaded.
+        except (IndexError, SyntaxError, ValueError, tokenize.TokenError):  # The file has changed since then.
             return Loaded(None, from_file=True)
     definition = next((node for node in ast.walk(parsed) if isinstance(node, _Definition)), None)
     if definition is None:

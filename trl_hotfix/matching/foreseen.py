@@ -1,4 +1,4 @@
-"""Foresee whether a process would refuse a patch for the body of a method. TRL is not imported: its files are read.
+"""Foresee whether a process would refuse a patch for the body of a method. It reads TRL's files and imports nothing.
 
 ``patching/application`` decides in the process, by the method that TRL's module has then.
 """

@@ -1,4 +1,4 @@
-"""Decide whether a patch may go on, with a reason. The decisions are pure; neither trl nor torch is imported."""
+"""Decide whether a patch may go on, with a reason. The decisions are pure, and import neither trl nor torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .versions import VersionOf, in_range, installed, is_unreleased
 
 
 def decisions(patches: Iterable[Patch], selection: Selection, version_of: VersionOf = installed) -> dict[str, Decision]:
-    """Return the decision of the gates on each patch. The installed version of a distribution is looked up once."""
+    """Return the decision of the gates on each patch. Each version of a distribution is looked up once."""
     version_of = functools.cache(version_of)
     return {patch.id: decide(patch, selection, version_of) for patch in patches}
 

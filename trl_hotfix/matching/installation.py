@@ -1,7 +1,7 @@
 """Whether the ranges of the catalogue and the metadata of TRL speak of the code that is, or would be, imported.
 
 The gates believe the version in TRL's metadata. Another ``trl`` may come first on ``sys.path``, or the metadata of an
-editable checkout may be older than its code. TRL is not imported here.
+editable checkout may be older than its code. We do not import TRL here.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Release:
                         yield f"{str(statement.module).partition('.')[0]}:{alias.name}"
 
     def _resolve(self, module: str, name: str, visited: set[tuple[str, str]]) -> tuple[str, _Named] | None:
-        """Return the module and the definition that ``name`` refers to in ``module``. Only TRL's modules are read."""
+        """Return the module and the definition that ``name`` refers to in ``module``. It reads TRL's modules alone."""
         tree = self._tree(module)
         if tree is None or (module, name) in visited:
             return None

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 SUPPORTED = SpecifierSet(">=0.9.6")
-"""The TRL releases that the catalogue covers. An older one is reported as not supported."""
+"""The TRL releases that the catalogue covers. We report an older one as not supported."""
 
 
 VersionOf = Callable[[str], "str | None"]

@@ -38,7 +38,7 @@ class Announcements:
         number, fields = len(ids), {"trainer": trainer, "trl": report.trl, "patches": ids}
         if report.observe:
             bugs = "1 known bug" if number == 1 else f"{number} known bugs"
-            line, extra = f"{bugs} of {trainer} observed, nothing is repaired", event("observing", **fields)
+            line, extra = f"observing {bugs} of {trainer}, repairing nothing", event("observing", **fields)
         else:
             repairs = "1 repair" if number == 1 else f"{number} repairs"
             line = f"{repairs} on for {trainer}, digest {report.digest}"

@@ -105,7 +105,7 @@ def _on_already(module_patch: ModulePatch, located: list[Site]) -> Decision:
 
 
 def _check_bodies(module_patch: ModulePatch, located: list[Site], *, try_unknown_body: bool) -> None:
-    """Refuse the patch if a target has been wrapped by other code, or if its body is not known to have the bug."""
+    """Refuse the patch if other code has wrapped a target, or if we do not know that its body has the bug."""
     from .conflicts import foreign
 
     for site, target in zip(located, module_patch.targets, strict=True):
@@ -146,7 +146,7 @@ def _is_on_record(target: Target) -> bool:
 
 
 def _reproduce(module_patch: ModulePatch, module: ModuleType) -> Outcome:
-    """Return the outcome of the self-test on unpatched TRL. Refuse the patch if the bug is not reproduced."""
+    """Return the outcome of the self-test on unpatched TRL. Refuse the patch if this does not reproduce the bug."""
     red = self_test(module_patch.patch, module, module_patch.options)
     if isinstance(red, Decision):
         raise _Refused(red.state, red.reason, red.evidence)

@@ -14,8 +14,8 @@ from ..selection.selection import Selection
 class Configuration(Struct, frozen=True):
     """The selection and its policy. ``decisions`` has what the gates decided, by patch.
 
-    Without a ``selection``, ``apply()`` has not been called yet. With ``observe`` nothing is repaired: the patches that
-    would go on are observed.
+    Without a ``selection``, ``apply()`` has not been called yet. With ``observe`` we repair nothing, and observe the
+    patches that would go on.
     """
 
     selection: Selection | None = None
@@ -31,7 +31,7 @@ class Configuration(Struct, frozen=True):
 
     @property
     def skipped(self) -> frozenset[str] | None:
-        """The ids that are left out; None beside a freeze file, which decides alone."""
+        """The ids that the user leaves out; None beside a freeze file, which decides alone."""
         if self.selection is None:
             return frozenset()
         return self.selection.skip if self.selection.frozen is None else None

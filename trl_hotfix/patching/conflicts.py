@@ -110,7 +110,7 @@ def _is_our_wrapper(value: Any, site: Site) -> bool:
 
 
 def _closure_values(function: FunctionType) -> list[Any]:
-    """Return the values in a function's closure. Cells without a value yet are left out."""
+    """Return the values in a function's closure. It leaves out cells without a value yet."""
     values = []
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):

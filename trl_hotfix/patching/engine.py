@@ -1,4 +1,4 @@
-"""The engine of this process: it does the work of the public functions, and patches modules when they are imported.
+"""The engine of this process: it does the work of the public functions, and patches modules at their import.
 
 A patch consists of module patches, one for each module that has targets of it, since a module is patched when it is
 imported. There are two locks. The engine's lets a single ``apply`` or ``revert`` run at a time. The registry's guards
@@ -99,9 +99,7 @@ class Engine:
         try_unknown_body = tries_unknown_body(unknown_body or variables.get("TRL_HOTFIX_UNKNOWN_BODY", ""))
         level = strictness(strict)
         if observe and level is not Strict.NOTHING:
-            raise SettingError(
-                "observe=True repairs nothing, and strict mode asks that everything is repaired: leave one out"
-            )
+            raise SettingError("observe=True repairs nothing, and strict mode needs every repair: leave one out")
         observe = setting == OBSERVE if observe is None else observe
         if dry_run:
             files = sources.installed()
@@ -110,7 +108,7 @@ class Engine:
         if setting == "off":
             ensure_handler()
             value = plain(os.environ["TRL_HOTFIX"])
-            warning("TRL_HOTFIX=%s turns apply() off: nothing is patched", value, extra=event("switched-off"))
+            warning("TRL_HOTFIX=%s turns apply() off: TRL stays unpatched", value, extra=event("switched-off"))
             selection = Selection(only=frozenset(), packs=names)
         level = Strict.NOTHING if observe else level
         if setting != "off" and level is not Strict.NOTHING and not callback_is_on():
@@ -204,7 +202,7 @@ class Engine:
     def overlooked(self) -> list[str]:
         """Return the modules that are imported, and whose patches wait for that import still: it was not noticed.
 
-        ``status()`` works on them. Nothing is changed here.
+        ``status()`` works on them. It changes nothing.
         """
         pending = {
             module_patch.module
@@ -280,7 +278,7 @@ class Engine:
         with self._one_at_a_time:
             refused = self._refused()
             for patch_id in sorted(requested.keys() & refused):
-                warning("a pickle asks for %s, which is left out here: it stays off", patch_id, extra=fields)
+                warning("a pickle asks for %s, which this process leaves out: it stays off", patch_id, extra=fields)
             on = {
                 module_patch.patch.id: module_patch.options
                 for module_patch in self._registry.all()

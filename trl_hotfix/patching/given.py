@@ -1,4 +1,4 @@
-"""What the constructors of trainers were given. Only descriptions are kept, and trainers are held weakly."""
+"""What the constructors of trainers got. It keeps only descriptions, and holds trainers weakly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEEPEST = 3
 
 
 def note(trainer: Any, constructor: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Describe the arguments of a constructor that is about to run. A base class that is given others comes later."""
+    """Describe the arguments of a constructor that is about to run. A base class that gets others comes later."""
     if to(trainer) is not None:
         return
     signature = inspect.signature(constructor)
@@ -40,17 +40,17 @@ def note(trainer: Any, constructor: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def to(trainer: Any) -> Mapping[str, Argument] | None:
-    """Return the arguments that the constructor of ``trainer`` was given, or None if it was not observed."""
+    """Return the arguments that the constructor of ``trainer`` got, or None if we did not observe it."""
     return _given.get(trainer)
 
 
 def dataset_of(trainer: Any) -> GivenDataset | None:
-    """Return what the training dataset of ``trainer`` was, or None if that was not observed or is not known."""
+    """Return what the training dataset of ``trainer`` was, or None if we did not observe it or do not know it."""
     return _datasets.get(trainer)
 
 
 def described(value: Any, depth: int = 0) -> Argument:
-    """Return a value as the argument that a condition is evaluated on. No element of a tensor or dataset is read."""
+    """Return a value as the argument that a condition is evaluated on. It reads no element of a tensor or dataset."""
     if isinstance(value, Enum) and isinstance(value.value, str):
         value = value.value
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -1,7 +1,7 @@
 """What a training dataset is, as it is given to a trainer, which replaces it by tokens: columns, types, first roles.
 
-No row is read through the dataset: that could run a transform of the program, decode an image or move on a stream. The
-roles of the first row are read from the table, and only those of columns whose type is a list of messages.
+It reads no row through the dataset: that could run a transform of the program, decode an image or move on a stream. It
+reads the roles of the first row from the table, and only of columns whose type is a list of messages.
 """
 
 from __future__ import annotations

@@ -45,4 +45,4 @@ def _note_arguments(trainer: Any, raw: FunctionType, args: tuple[Any, ...], kwar
     # The arguments are objects of the program, which may raise anything, and must not keep its trainer from being made.
     except Exception as error:  # noqa: BLE001
         fields = event("not-noted")
-        warning("what a trainer is made with cannot be noted (%s)", described_error(error), extra=fields)
+        warning("we cannot note what a trainer is made with (%s)", described_error(error), extra=fields)

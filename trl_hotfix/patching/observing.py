@@ -32,7 +32,7 @@ def observing(
         except Exception as error:  # noqa: BLE001
             breaker.broken, breaker.error = True, described_error(error)
             fields, text = event("not-observed", patch=breaker.patch_id), text_of(error)
-            warning("%s is not observed any more: a call cannot be counted (%s)", breaker.patch_id, text, extra=fields)
+            warning("we no longer observe %s: we cannot count a call (%s)", breaker.patch_id, text, extra=fields)
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not compiling() and not breaker.broken:

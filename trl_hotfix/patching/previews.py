@@ -31,7 +31,7 @@ def preview(
     files: Release | None = None,
     try_unknown_body: bool = False,
 ) -> Report:
-    """Return the report that a process with these versions would give. Nothing is changed.
+    """Return the report that a process with these versions would give. It changes nothing.
 
     The gates decide, and the bodies in ``files`` of this TRL; without files, those on record for the release.
     """

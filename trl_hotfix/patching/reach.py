@@ -180,7 +180,7 @@ def _called_in_steps(ledger: witness.Ledger, patch: Patch, target: Target) -> bo
 def concerning(module_patches: Iterable[ModulePatch], trainer: Any) -> set[str]:
     """Return the ids of the patches that are on methods of ``trainer``, or on a function that it may call.
 
-    Where the trainer is not known (None), they are all patches that are on.
+    Without a trainer (None), they are all patches that are on.
     """
     if trainer is None:
         return {module_patch.patch.id for module_patch in module_patches if module_patch.sites}

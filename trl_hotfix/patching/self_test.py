@@ -42,7 +42,7 @@ def self_test(patch: Patch, module: ModuleType, options: Options) -> Outcome | D
 
 
 def failed(reason: Reason, error: BaseException) -> Decision:
-    """Return the decision of a patch that has raised ``error``, which is being handled."""
+    """Return the decision of a patch that has raised ``error``, inside its handler."""
     message = str(error) or f"no answer within {SELF_TEST_SECONDS:g} s"
     evidence = {"error": f"{type(error).__name__}: {message}", "traceback": traceback.format_exc()}
     return Decision(State.FAILED, reason, evidence)

@@ -31,7 +31,7 @@ MISSING = object()
 """The result of a failed look-up."""
 
 _CHANGING = threading.RLock()
-"""Held while an attribute and the site that describes it change together, or are compared. Nothing is imported then.
+"""Held while an attribute and the site that describes it change together, or are compared. Nobody imports meanwhile.
 
 Another thread would take our own wrapper for TRL's function between the two.
 """

@@ -30,7 +30,8 @@ class Layer:
     """One patch's wrapper on a site, in either form.
 
     It is ``armed`` once it is proven; before that an error in it is raised.
-    With ``observe`` the wrapper is not called: the layer counts the calls of TRL's method and changes nothing. One with
+    With ``observe`` the layer does not call the wrapper: it counts the calls of TRL's method and changes nothing. One
+    with
     a ``phase`` is of no patch: it says what the trainer does. It is always the outermost.
     """
 

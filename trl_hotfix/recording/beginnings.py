@@ -1,4 +1,4 @@
-"""Where each training began. Later the state of the trainer does not show if the run was resumed."""
+"""Where each training began. Later the state of the trainer does not show whether the run resumed."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
     hits the bug or may hit it, and under ``strict-all`` or ``strict="all"`` in any case. So does, after the first step,
     a method that each step should call, and this one did not. All ranks raise, or none.
 
-    The record has what each patch was to this run, with counts. It is brought up to date at every save and at the end:
+    The record has what each patch was to this run, with counts. The callback writes it at every save and at the end:
     in the history, in ``trl_hotfix.json`` beside every checkpoint, in the config of wandb, trackio, mlflow and
     TensorBoard if they are active; trackio keeps that of the beginning. A section of the model card has it too. At the
     end there is a line for each repair that acted. An evaluation without training has the log, the history and the
@@ -185,7 +185,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         return next(iter(_callbacks(self._trainer(state))), self)
 
     def _trainer(self, state: Any) -> Trainer | None:
-        """Return the trainer of this state. It is looked up once, at its first event."""
+        """Return the trainer of this state, which we look up once, at its first event."""
         if self._trainer_of_state is None or self._trainer_of_state[0]() is not state:
             trainer = calling_trainer()
             self._trainer_of_state = weakref.ref(state), weakref.ref(trainer) if trainer is not None else None
@@ -199,7 +199,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         ensure_handler()
         for module in engine.ENGINE.overlooked():
             warning(
-                "the import of %s was not noticed; its patches go on now, after the trainer was made",
+                "we missed the import of %s; its patches go on now, after the trainer was made",
                 module,
                 extra=event("overlooked", module=module),
             )

@@ -1,4 +1,4 @@
-"""The facts of the training dataset that a trainer was given, by the names of ``catalogue.facts``."""
+"""The facts of the training dataset that a trainer got, by the names of ``catalogue.facts``."""
 
 from __future__ import annotations
 

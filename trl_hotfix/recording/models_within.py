@@ -1,4 +1,4 @@
-"""The model within what wraps it, its config, and the tokenizer of a trainer. Nothing is unwrapped: it is looked up."""
+"""The model within what wraps it, its config, and the tokenizer of a trainer. It unwraps nothing."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _SHARE = 5 / 6
 def gather(own: Mapping[str, Any], moment: str, *, patiently: bool = True) -> dict[int, Any]:
     """Return on rank 0 what each rank says at this moment, by its number, and nothing elsewhere.
 
-    A rank that does not answer is left out. No rank waits but rank 0, and without ``patiently`` not even that one.
+    It leaves out a rank that does not answer. No rank waits but rank 0, and without ``patiently`` not even that one.
     """
     rank, world = rank_and_world()
     if world == 1:
@@ -118,7 +118,7 @@ def _store(prefix: str) -> Any:
 
 
 def _patience() -> float:
-    """Return the timeout in seconds. NaN and infinity are refused: they would hang the job while a rank is missing."""
+    """Return the timeout in seconds. It refuses NaN and infinity: they would hang the job while a rank is missing."""
     value = os.environ.get("TRL_HOTFIX_PATIENCE") or RANK_TIMEOUT
     try:
         seconds = float(value)

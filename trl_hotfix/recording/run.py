@@ -329,7 +329,7 @@ def _steps(trainer: Any, patch: Patch) -> Steps | None:
 
 
 def called(trainer: Any, patch: Patch) -> dict[str, int]:
-    """Return how often ``trainer`` has called each target that is observed."""
+    """Return how often ``trainer`` has called each target that we observe."""
     ledger = witness.known(trainer)
     seen = {each.target for each in witness.every_target() if each.patch == patch.id and each.observe}
     return {

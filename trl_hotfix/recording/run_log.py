@@ -23,7 +23,7 @@ def begins(trainer: Any, report: Report, activity: str) -> None:
     """Log one line for each bug that the run hits, or that it hits none. The patches by their words are DEBUG."""
     repairs, observed = run.repairs(trainer, report), observation.findings(trainer, report)
     digest = run.frozen(trainer, report)["digest"]
-    words = "nothing is repaired" if report.observe else run.summary(repairs)
+    words = "repairing nothing" if report.observe else run.summary(repairs)
     words += observation.in_doubt(observed)
     fields = {"digest": digest, "trl": report.trl}
     log.debug("%s with TRL %s, digest %s: %s", activity, report.trl, digest, words, extra=event(activity, **fields))

@@ -18,7 +18,7 @@ UNSEEN = Argument(Kind.UNKNOWN, reason="the constructor was not observed")
 
 
 class TrainerArguments:
-    """The arguments of a trainer: what its constructor was given, else the fields of its config, else what it has."""
+    """The arguments of a trainer: what its constructor got, else the fields of its config, else what it has."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -28,7 +28,7 @@ class TrainerArguments:
     def find(self, name: str) -> Argument:
         """Return an argument; ``model.adapter_name`` is what the model, as it was given, has as its adapter's name.
 
-        ``train.resume_from_checkpoint`` is True if this training was resumed. It is known when training has begun.
+        ``train.resume_from_checkpoint`` is True if this training resumed. It is known when training has begun.
         """
         name, _, part = name.partition(".")
         if name == "train":

@@ -173,7 +173,7 @@ class Report(Struct, frozen=True):
                     yield printable(f"  {run.trainer} hits {hit.id}: {why}")
 
     def _head(self) -> str:
-        observes = "; observed, nothing is repaired" if self.observe else ""
+        observes = "; observing, repairing nothing" if self.observe else ""
         return f"trl_hotfix {self.trl_hotfix}, TRL {self.trl or 'not found'}, digest {self.digest}{observes}"
 
     @property

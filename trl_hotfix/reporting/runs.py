@@ -1,6 +1,6 @@
 """The runs of this process: which known bugs the arguments of each trainer hit, for the report.
 
-The callback notes them when training begins. Trainers are held weakly.
+The callback notes them when training begins. It holds trainers weakly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trace why a patch goes on here or does not: each gate in turn, with its condition and its observation.
 
-TRL is not imported: the bodies are read from the files of the installed TRL. ``status()`` has the state of a process,
+It reads the bodies from the files of the installed TRL and imports nothing. ``status()`` has the state of a process,
 and ``verify`` runs the self-tests, which reproduce the bug.
 """
 
@@ -62,12 +62,12 @@ def _selected(patch: Patch, selection: Selection) -> Step:
 def _body(patch: Patch, target: Target, release: Release | None, transformers: str | None) -> Step:
     gate = f"body of {target.module}: {target.attribute}"
     if release is None:
-        return Step(gate, "the files of this TRL are not beside its metadata: looked at when it is imported", None)
+        return Step(gate, "the files of this TRL are not beside its metadata: we read it at its import", None)
     body, known = body_in(release, target, transformers), bodies_for(patch.id)
     base = release.inherits(target.module, target.attribute)
     if body is None and base is not None:
         of = f"inherited, and not on record for transformers {transformers}"
-        return Step(gate, f"{of}: looked at when it is imported", None)
+        return Step(gate, f"{of}: we read it at its import", None)
     if body is None:
         return Step(gate, "this TRL has no such method", False)
     verdict = known.verdict(patch.id, target.name, body)

@@ -1,6 +1,7 @@
 """Scanning finds out which known bugs a training script, or a config of TRL's command line, hits.
 
-The file is read, and never run or imported. Where its text does not tell an argument, the answer is "cannot tell".
+It reads the file, and never runs or imports it. Where its text does not settle an argument, the answer is "cannot
+tell".
 
 - ``scripts`` reads a file, and raises an error if it cannot be scanned; ``notebooks`` reads
   a notebook, and ``files`` any file of a user.

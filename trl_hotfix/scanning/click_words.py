@@ -1,4 +1,4 @@
-"""What a command of ``click`` is given: the real one parses the words with the options that the text has."""
+"""What a command of ``click`` gets: the real one parses the words with the options that the text has."""
 
 from __future__ import annotations
 

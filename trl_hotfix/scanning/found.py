@@ -53,7 +53,7 @@ class Unseen(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """An argument that was given to a script with its values, and why it is not used."""
+    """An argument of a script with its values, and why nothing reads it."""
 
     words: str
     reason: str

@@ -34,7 +34,7 @@ def command_of(definition: ast.AST, module: Scope, evaluate: Evaluate) -> tuple[
 
 
 def told_parameter(expression: ScopedExpression, evaluate: Evaluate) -> Argument | None:
-    """Return what the parameter of a command is given, or its ``value`` if it takes an enumeration; None for others."""
+    """Return what the parameter of a command gets, or its ``value`` if it takes an enumeration; None for others."""
     node = expression.node
     parameter = node.value if isinstance(node, ast.Attribute) and node.attr == "value" else node
     bound = expression.find(parameter) if isinstance(parameter, ast.Name) else None

@@ -117,7 +117,7 @@ def _changes(located: _Located, settings: Settings, *, without_first: bool = Fal
 
 
 def _located(expression: ScopedExpression, evaluate: Evaluate) -> _Located | None:
-    """Follow a part of a config to the function that is given it, or to the file."""
+    """Follow a part of a config to the function that gets it, or to the file."""
     keys: Keys = ()
     names: list[tuple[str, Scope, Keys]] = []
     is_plain, is_resolved = False, True

@@ -1,4 +1,4 @@
-"""What a command of ``typer`` is given: click parses the words with the options that typer makes of the function."""
+"""What a command of ``typer`` gets: click parses the words with the options that typer makes of the function."""
 
 from __future__ import annotations
 

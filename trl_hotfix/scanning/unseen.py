@@ -71,7 +71,7 @@ class _Search:
             else:
                 self._lookups.append(line)
         unseen = [
-            Unseen(line, f"TRL's {trainer} is used at line {line}, and where it is made cannot be seen")
+            Unseen(line, f"line {line} uses TRL's {trainer}, and scan cannot see where the script makes one")
             for trainer, line in self._lines.items()
         ]
         unseen += [Unseen(line, f"{name} may be a trainer of TRL") for name, line in self._others.items()]
@@ -142,7 +142,7 @@ class _Search:
             self._others.setdefault(f"{name} of {package}", place.line)
 
     def _looked_up(self, module: str, place: Place, parent: Place) -> Iterator[_Use]:
-        """``getattr(trl, name)``, ``vars(trl)``, and other calls that are given the module."""
+        """``getattr(trl, name)``, ``vars(trl)``, and other calls that get the module."""
         call = parent.node
         if not isinstance(call, ast.Call) or place.node not in call.args or call.func is place.node:
             return

@@ -106,7 +106,7 @@ def test_the_other_versions_are_those_here_unless_they_are_told() -> None:
     here = run("freeze", "--trl", "0.16.1")
     assert patch_id not in here.stdout
     assert f"left out: {patch_id}: it needs transformers>=4.46.0,<5.10.1, and found is 4.44.2" in here.stderr
-    assert "transformers: 4.44.2 is installed here, and is taken; --with transformers==VERSION" in here.stderr
+    assert "transformers: 4.44.2 is installed here, and freeze takes it; --with transformers==VERSION" in here.stderr
     told = run("freeze", "--trl", "0.16.1", "--with", "transformers==4.50.3")
     assert patch_id in told.stdout
     assert "transformers: " not in told.stderr

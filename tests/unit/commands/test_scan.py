@@ -625,7 +625,7 @@ UNCERTAIN = "from trl import SFTTrainer\n\nregister(SFTTrainer)\n"
 def test_a_trainer_that_cannot_be_seen_is_uncertain_in_every_form(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(UNCERTAIN)
-    reason = "TRL's SFTTrainer is used at line 3, and where it is made cannot be seen"
+    reason = "line 3 uses TRL's SFTTrainer, and scan cannot see where the script makes one"
     result = run(str(file), "--trl", "0.12.2")
     assert (result.output, result.return_value) == (f"{file}, line 3: uncertain: {reason}\n", Exit.FINE)
     (shown,) = json.loads(run(str(file), "--trl", "0.12.2", "--json").output)["files"]

@@ -65,7 +65,7 @@ def test_repairs_that_are_put_on_later_are_a_new_line(trl_like: Any, caplog: pyt
 @pytest.mark.usefixtures("patches")
 def test_who_observes_reads_that_nothing_is_repaired(trl_like: Any, caplog: pytest.LogCaptureFixture) -> None:
     api.apply(observe=True)
-    assert lines(caplog)[0] == "3 known bugs of MadeUp observed, nothing is repaired"
+    assert lines(caplog)[0] == "observing 3 known bugs of MadeUp, repairing nothing"
     assert getattr(caplog.records[0], FIELDS)["event"] == "observing"
 
 

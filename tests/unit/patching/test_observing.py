@@ -62,7 +62,7 @@ def test_nothing_is_on_record_as_repaired(declare: Any) -> None:
     assert observed.freeze()["patches"] == []
     assert observed.digest == nothing.digest
     assert observed.to_dict()["observe"] is True
-    assert "observed" in str(observed).splitlines()[0]
+    assert "repairing nothing" in str(observed).splitlines()[0]
     assert trl_hotfix.apply(observe=True, dry_run=True)["made-up"].state is State.PENDING
     assert trl_hotfix.apply(observe=True, dry_run=True).digest == nothing.digest
     assert trl_hotfix.apply().digest != nothing.digest
@@ -213,7 +213,7 @@ def test_a_call_that_cannot_be_counted_is_one_warning(
     for _ in range(3):
         assert is_unpatched()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["made-up is not observed any more: a call cannot be counted (division by zero)"]
+    assert warnings == ["we no longer observe made-up: we cannot count a call (division by zero)"]
     assert identity(trl_hotfix.status()) == (State.FAILED, Reason.WRAPPER_ERROR)
 
 

@@ -71,7 +71,7 @@ def test_an_argument_that_cannot_be_described_leaves_the_constructor_alone(
     callbacks = Callbacks()
     DPOTrainer(callbacks)
     assert given_to == [callbacks]
-    noted = "what a trainer is made with cannot be noted (WithoutTextError: its text cannot be made)"
+    noted = "we cannot note what a trainer is made with (WithoutTextError: its text cannot be made)"
     assert noted in caplog.messages
 
 

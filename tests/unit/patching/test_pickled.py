@@ -258,4 +258,4 @@ def test_a_pickle_does_not_put_on_what_is_left_out(
     assert restored is DPOTrainer.dpo_loss
     assert reference_of(restored) is None
     assert trl_hotfix.status()["made-up"].state is State.DISABLED
-    assert "a pickle asks for made-up, which is left out here: it stays off" in caplog.text
+    assert "a pickle asks for made-up, which this process leaves out: it stays off" in caplog.text

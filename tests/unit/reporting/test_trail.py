@@ -44,4 +44,4 @@ def test_an_inherited_body_is_that_of_the_installed_transformers() -> None:
 def test_a_transformers_that_is_not_on_record_is_looked_at_later() -> None:
     (*_, step) = trail(INHERITING, selection_of(), sources.installed(), having(trl="0.11.4", transformers="5.2.7"))
     assert step.passed is None
-    assert step.observation == "inherited, and not on record for transformers 5.2.7: looked at when it is imported"
+    assert step.observation == "inherited, and not on record for transformers 5.2.7: we read it at its import"

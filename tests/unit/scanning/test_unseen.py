@@ -82,7 +82,7 @@ def test_a_use_of_which_the_text_does_not_tell_more_is_uncertain(tmp_path: Path,
     calls, unseen, _ = found(tmp_path, HEAD + text)
     assert not calls
     assert [reason for _, reason in unseen] == [
-        f"TRL's SFTTrainer is used at line {unseen[0].line}, and where it is made cannot be seen"
+        f"line {unseen[0].line} uses TRL's SFTTrainer, and scan cannot see where the script makes one"
     ]
     assert unseen[0].line >= 4
 

@@ -37,8 +37,8 @@ from .variables import checked_variables
 def command(as_data: bool, packs: str | None) -> int:
     """Why does it not work here? What is installed, set and found, to be pasted into an issue; problems first.
 
-    Starts a fresh Python to see whether TRL_HOTFIX=1 reaches it. Of the environment only TRL_HOTFIX variables are
-    shown, and home folders are ~. The exit code is 2 for a setting that stops `import trl`, such as a broken policy,
+    Starts a fresh Python to see whether TRL_HOTFIX=1 reaches it. It shows no variables but those of TRL_HOTFIX, and
+    home folders as ~. The exit code is 2 for a setting that stops `import trl`, such as a broken policy,
     and 1 for any other problem.
     """
     problems = Problems()
@@ -96,7 +96,7 @@ def _patch_set(packs: str | None, problems: Problems) -> tuple[int | None, str |
     except HotfixError as error:
         problems.note(error)
         if not any(str(error) in entry["problem"] for entry in problems.entries):
-            problems.add(str(error), "correct it: until then nothing is patched")
+            problems.add(str(error), "correct it: until then TRL stays unpatched")
         return None, None
     except InvalidVersion as error:
         problems.add(f"an installed version is not a version: {error}", "install that distribution again")

@@ -109,7 +109,7 @@ def pth_files() -> list[PthFile]:
 
 
 def installed_packs(pack_names: str | None) -> list[Pack]:
-    """Return the installed packs. Nothing of them is imported."""
+    """Return the installed packs. We import nothing of them."""
     named = packs.named(pack_names, os.environ)
     releases = {
         (pack.name, f"{pack.dist.name}=={pack.dist.version}" if pack.dist is not None else "?")

@@ -73,7 +73,7 @@ def _in_a_fresh_python() -> tuple[Mapping[str, Any], list[str]]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {}, [f"{type(error).__name__}: {plain(str(error))}"]
-    # The lines of other programs on standard error are left out, since they may hold private data.
+    # It leaves out the lines of other programs on standard error, since they may hold private data.
     messages = [plain(line) for line in process.stderr.splitlines() if line.startswith("trl_hotfix")]
     try:
         # Other output at the start of Python comes before the last line.

@@ -48,7 +48,7 @@ from .screen import answer_view
 def command(patch_id: str, against: Path | None, as_data: bool, packs: str | None) -> int:
     """One bug: what you see when it hits you, why, what the patch does, and whether it goes on here.
 
-    A part of an ID is enough if one bug alone has it. If several have it, they are listed, and the exit code is 2.
+    A part of an ID is enough if one bug alone has it. If several have it, it lists them, and the exit code is 2.
     """
     names = named(packs, os.environ)
     patches = loading.known(names)
