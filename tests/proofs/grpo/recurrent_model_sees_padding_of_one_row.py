@@ -6,11 +6,14 @@ are those of the same steps as one batch of eight rows, in which transformers ma
 
 from __future__ import annotations
 
+import inspect
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trl_hotfix.authoring import absent, judge
+from trl_hotfix.authoring import absent, judge, shadowed
 from trl_hotfix.matching.versions import in_range
 from trl_hotfix.model import Verdict
 
@@ -82,6 +85,25 @@ def mamba2(folder: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(Path(folder, "mamba2"))
 
 
+@contextmanager
+def accepting_logits_to_keep() -> Iterator[None]:
+    """Let Mamba2 take ``logits_to_keep``, which TRL 0.19.0 passes to every model."""
+    from transformers import Mamba2ForCausalLM
+
+    original = Mamba2ForCausalLM.forward
+
+    def forward(self: Any, *args: Any, logits_to_keep: int = 0, **kwargs: Any) -> Any:
+        outputs = original(self, *args, **kwargs)
+        outputs.logits = outputs.logits[:, -logits_to_keep:]
+        return outputs
+
+    if "logits_to_keep" in inspect.signature(original).parameters:
+        yield
+    else:
+        with shadowed(Mamba2ForCausalLM, "forward", forward):
+            yield
+
+
 def trained(method: str, *, rows: int, model: Any = mamba2, prompts: tuple[str, ...] = PROMPTS) -> Any:
     """Train two steps of eight rows, as many at a time as ``rows`` says, and evaluate.
 
@@ -93,7 +115,7 @@ def trained(method: str, *, rows: int, model: Any = mamba2, prompts: tuple[str, 
     trainer_class, config_class = tiny.classes(method)
     sums, off = [0.0, 0.0, 0.0], [0.0]
 
-    def record(measured: Any, model: Any, ids: Any, mask: Any, kept: int) -> None:
+    def record(measured: Any, model: Any, ids: Any, mask: Any, kept: int, size: int) -> None:
         def of_row(row: int, begin: int) -> Any:
             tokens, attention = ids[row : row + 1, begin:], mask[row : row + 1, begin:]
             logits = model(input_ids=tokens, attention_mask=attention).logits[:, -kept - 1 : -1]
@@ -101,7 +123,7 @@ def trained(method: str, *, rows: int, model: Any = mamba2, prompts: tuple[str, 
 
         with torch.no_grad():
             right = torch.cat([of_row(row, int(mask[row].argmax())) for row in range(len(ids))])
-            wrong = torch.cat([of_row(row, 0) for row in range(len(ids))])
+            wrong = torch.cat([of_row(row, 0) for row in range(len(ids))]) if size == 1 else right
             completions = mask[:, -kept:]
             off[0] = max(off[0], float(((measured - right) * completions).abs().max()))
             for index, log_probs in enumerate((measured, right, wrong)):
@@ -111,7 +133,9 @@ def trained(method: str, *, rows: int, model: Any = mamba2, prompts: tuple[str, 
         def _scored(self, name: str, model: Any, ids: Any, mask: Any, kept: int, *args: Any, **kwargs: Any) -> Any:
             outputs = getattr(super(), name)(model, ids, mask, kept, *args, **kwargs)
             plain = self.accelerator.unwrap_model(model)
-            record(outputs[0] if isinstance(outputs, tuple) else outputs, plain, ids, mask, kept)
+            # 0.19.0 scores the reference on all rows at once.
+            size = (args[0] if args else kwargs.get("batch_size")) or len(ids)
+            record(outputs[0] if isinstance(outputs, tuple) else outputs, plain, ids, mask, kept, size)
             return outputs
 
         def _get_per_token_logps(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +148,7 @@ def trained(method: str, *, rows: int, model: Any = mamba2, prompts: tuple[str, 
     settings |= {"per_device_eval_batch_size": 4, "num_iterations": 1, "beta": 0.04, "optim": "sgd"}
     # A mean over each completion, which does not depend on the micro-batch.
     settings |= {"learning_rate": 1e-2, **({"loss_type": "grpo"} if method == "GRPO" else {})}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, accepting_logits_to_keep():
         torch.manual_seed(0)
         trainer = tiny.grpo(Recorder, model(folder), config_class, prompts=prompts, **settings)
         trainer.train()

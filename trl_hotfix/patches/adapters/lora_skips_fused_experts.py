@@ -47,7 +47,7 @@ def warn_of_experts_without_adapter(call: Call) -> Any:
 
 
 def _skipped(model: Any) -> Iterator[str]:
-    """Give the names of the parameters of fused experts without LoRA, if its adapters ask for them or for all layers."""
+    """Give the names of fused experts' parameters without LoRA, if an adapter asks for them or for all layers."""
     if not hasattr(model, "get_base_model"):
         return
     from peft.tuners.lora import LoraLayer
