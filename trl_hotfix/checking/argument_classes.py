@@ -1,0 +1,139 @@
+"""The argument classes, such as SFTConfig: what the user gives them is noted, made safe, and given again.
+
+A config computes fields from others when it is made. A copy with one field changed would keep what was computed, so a
+run gets a config that is made with what the user gave, with what he assigned later, and with what the run changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_GIVEN = "_trl_hotfix_given"
+
+Make = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+"""Returns what a config is given, of what the user gives and the defaults of its fields."""
+
+
+@dataclass
+class Given:
+    """What a config was given by the user, and the values of its fields when it was made."""
+
+    arguments: dict[str, Any]
+    made: dict[str, Any]
+
+
+class ArgumentClasses:
+    """Notes each config of transformers and TRL that is made, and makes it with what ``make`` returns."""
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self.is_on = True
+        self._level = 0
+        self._seen: set[type] = set()
+
+    def install(self) -> None:
+        from transformers import TrainingArguments
+
+        def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+            for base in reversed(cls.__mro__):
+                if issubclass(base, TrainingArguments) and "__init__" in vars(base) and base not in self._seen:
+                    self._wrap(base)
+            return object.__new__(cls)
+
+        TrainingArguments.__new__ = staticmethod(new)
+
+    def _wrap(self, cls: Any) -> None:
+        self._seen.add(cls)
+        original = cls.__init__
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def init(config: Any, *args: Any, **kwargs: Any) -> None:
+            if not self.is_on:
+                original(config, *args, **kwargs)
+                return
+            given = _by_name(signature, config, args, kwargs)
+            outermost = self._level == 0
+            self._level += 1
+            try:
+                original(config, **_taken(signature, self.make(given, defaults(cls))))
+            finally:
+                self._level -= 1
+            if outermost:
+                vars(config)[_GIVEN] = Given(given, {name: _kept(value) for name, value in vars(config).items()})
+
+        cls.__init__ = init
+
+
+def _by_name(
+    signature: inspect.Signature, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    bound = signature.bind(config, *args, **kwargs).arguments
+    for name, value in list(bound.items())[1:]:
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            given.update(value)
+        else:
+            given[name] = value
+    return given
+
+
+def _taken(signature: inspect.Signature, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an initializer takes. That of a user may take few, and hand others to its base."""
+    parameters = signature.parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in signature.parameters}
+
+
+def defaults(cls: Any) -> dict[str, Any]:
+    """Return the fields that a config class takes, with their defaults."""
+    return {
+        field.name: field.default_factory() if callable(field.default_factory) else field.default
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
+
+
+def given_to(config: Any) -> dict[str, Any]:
+    """Return what the user gave to a config, with what he assigned later."""
+    given: Given | None = vars(config).get(_GIVEN)
+    if given is None:
+        return {name: getattr(config, name) for name in defaults(type(config)) if hasattr(config, name)}
+    return {**given.arguments, **assigned(config, given)}
+
+
+def assigned(config: Any, given: Given) -> dict[str, Any]:
+    """Return the fields that were assigned after a config was made."""
+    names = defaults(type(config))
+    now = {name: value for name, value in vars(config).items() if name in names}
+    return {name: value for name, value in now.items() if not _same(value, given.made.get(name))}
+
+
+def made_again(config: Any) -> Any:
+    """Return a new config of what the user gave, with what the run changes now."""
+    fields = defaults(type(config))
+    given = given_to(config)
+    again = type(config)(**{name: value for name, value in given.items() if name in fields or not fields})
+    # What is no field, but was put there.
+    for name, value in vars(config).items():
+        if name not in vars(again) and name != _GIVEN:
+            setattr(again, name, value)
+    return again
+
+
+def _kept(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, (dict, list, set)) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    plain = (bool, int, float, str, list, dict, tuple, set)
+    return isinstance(one, plain) and isinstance(other, plain) and bool(one == other)

@@ -1,0 +1,140 @@
+"""Whose a difference is: the user's class, method, collator or loss, TRL's, or a bug on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..relations import compare
+from ..relations.compare import Difference
+from .answers import Relation
+from .forks import Outcome, Runs
+from .places import first_parting
+from .variant import ALL, Variant
+
+TRAINING = frozenset({"gradients", "weights"})
+METRICS = frozenset({"logs"})
+
+MOST_METHODS = 6
+"""So many methods of a class are asked one by one."""
+
+Parts = frozenset[str]
+
+_ARGUMENTS = ("data_collator", "compute_loss_func", "callbacks")
+
+YOURS, OF_TRL = "yours", "TRL's"
+
+
+class Blame:
+    """Asks the two runs of a relation again, each time with one thing less that is the user's."""
+
+    def __init__(self, runs: Runs, facts: Mapping[str, Any]) -> None:
+        self._runs, self._facts = runs, facts
+
+    def of_the_user(self, plain: Variant, other: Variant, found: Sequence[Difference], of: Parts) -> list[Difference]:
+        """Return the differences that go where all that is the user's own goes."""
+        if not self._own():
+            return []
+        theirs = self._differences(plain, other, of, **self._everything())
+        if theirs is None:
+            return []
+        known = {_name(each) for each in theirs}
+        return [each for each in found if _name(each) not in known]
+
+    def yours(self, answer: Relation, plain: Variant, other: Variant, found: Sequence[Difference], of: Parts) -> None:
+        """Fill in what of the user's makes these differences."""
+        answer["whose"] = YOURS
+        answer["place"] = self._part(plain, other, {_name(each) for each in found}, of)
+        if of is TRAINING:
+            answer["reason"] = self._parting(plain, other)
+
+    def of_trl(
+        self, answer: Relation, plain: Variant, other: Variant, causes: Sequence[str | None], of: Parts
+    ) -> None:
+        """Fill in what of TRL's makes the differences of an answer."""
+        answer["whose"] = OF_TRL if self._is_trls(plain, other, of) else None
+        names = {_name(each) for each in answer["differences"]}
+        repairing = self._repairing(plain, other, names, of)
+        if repairing:
+            answer["whose"], answer["repaired"] = OF_TRL, True
+            answer["cause"] = "patch " + ", ".join(repairing)
+            return
+        known = [cause for cause in causes if cause is not None]
+        # All that comes later follows from the first gradient.
+        if known and (len(known) == len(causes) or of is TRAINING and causes[0] is not None):
+            answer["cause"] = ", ".join(dict.fromkeys(known))
+            return
+        if known:
+            unknown = [each for each, cause in zip(answer["differences"], causes, strict=True) if cause is None]
+            answer["differences"] = unknown
+        if of is TRAINING:
+            answer["place"] = self._parting(plain, other)
+
+    def _own(self) -> list[str]:
+        return [name for name in ("class", *_ARGUMENTS) if self._facts[name]]
+
+    def _everything(self) -> dict[str, Any]:
+        own = self._own()
+        return {"of_trl": "class" in own, "without": tuple(name for name in own if name != "class")}
+
+    def _is_trls(self, plain: Variant, other: Variant, of: Parts) -> bool:
+        """Return whether the runs disagree without anything of the user's, too."""
+        return not self._own() or bool(self._differences(plain, other, of, **self._everything()))
+
+    def _part(self, plain: Variant, other: Variant, names: set[str], of: Parts) -> str:
+        """Return the part of the user's code without which the runs agree."""
+        facts, own = self._facts, self._own()
+
+        def goes(**changes: Any) -> bool:
+            found = self._differences(plain, other, of, **changes)
+            return found is not None and not names & {_name(each) for each in found}
+
+        if "class" in own and (len(own) == 1 or goes(of_trl=True)):
+            methods: Mapping[str, str] = facts["methods"]
+            for name in list(methods)[:MOST_METHODS]:
+                if len(methods) == 1 or goes(methods=(name,)):
+                    return f"{name} ({methods[name]})"
+            return f"class {facts['class']}"
+        for name in own:
+            if name != "class" and (len(own) == 1 or goes(without=(name,))):
+                return f"{name}: {facts[name]}"
+        return "together: " + ", ".join(f"{name}: {facts[name]}" for name in own)
+
+    def _repairing(self, plain: Variant, other: Variant, names: set[str], of: Parts) -> list[str]:
+        """Return the patches with which the runs agree, if there are some."""
+
+        def goes(*patches: str) -> bool:
+            found = self._differences(plain, other, of, patches=patches)
+            return found is not None and not names & {_name(each) for each in found}
+
+        if not goes(ALL):
+            return []
+        acted = sorted(set(self._acted(plain)) | set(self._acted(other)))
+        if len(acted) < 2:
+            return acted or ["one that trl_hotfix cannot name"]
+        return [name for name in acted if goes(name)] or acted
+
+    def _acted(self, variant: Variant) -> list[str]:
+        found: list[str] = self._runs.of(variant.but(patches=(ALL,))).notes.get("acted", [])
+        return found
+
+    def _differences(self, plain: Variant, other: Variant, of: Parts, **changes: Any) -> list[Difference] | None:
+        """Return where the changed runs disagree, or None if they say nothing."""
+        left, right = (self._runs.of(variant.but(**changes)) for variant in (plain, other))
+        if left.error or right.error or not _learns(left):
+            return None
+        return list(compare.differences(left.run, right.run, of))
+
+    def _parting(self, plain: Variant, other: Variant) -> str:
+        left, right = (self._runs.of(variant.but(traced=True)) for variant in (plain, other))
+        return first_parting(left, right)
+
+
+def _name(difference: Difference | Mapping[str, Any]) -> str:
+    """Return what two runs disagree about, whatever the step."""
+    what = difference.what if isinstance(difference, Difference) else str(difference["what"])
+    return what.partition(" of step ")[0]
+
+
+def _learns(outcome: Outcome) -> bool:
+    return any(float(value.abs().max()) for step in outcome.run.gradients for value in step.values())

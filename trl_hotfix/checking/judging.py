@@ -1,0 +1,123 @@
+"""Compares runs, and finds whose a difference is and where it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..matching.versions import installed
+from ..relations import compare, ledger
+from ..relations.compare import Difference
+from ..relations.run import Run
+from .answers import HOLDS, NOT_ASKED, VIOLATED, Relation
+from .blame import METRICS, TRAINING, Blame, Parts
+from .forks import Outcome, Runs
+from .questions import WHY, Question, check_asked
+from .variant import CannotBeAskedError, Variant
+
+
+class Judge:
+    """Answers questions about the runs of a script. ``plain`` is the run as it is."""
+
+    def __init__(self, runs: Runs, plain: Variant, facts: Mapping[str, Any]) -> None:
+        self._runs, self._plain, self._facts = runs, plain, facts
+        self._blame = Blame(runs, facts)
+
+    def is_settled(self, drawn: Outcome) -> bool:
+        """Return whether the run is the same with other random numbers."""
+        plain = self._runs.of(self._plain)
+        return not list(compare.differences(plain.run, drawn.run, TRAINING))
+
+    def answer(self, question: Question) -> list[Relation]:
+        """Return what is known of a relation, of training and of metrics."""
+        base = _empty(question)
+        if question.refused:
+            return [{**base, "state": NOT_ASKED, "reason": question.refused}]
+        plain = self._runs.of(self._plain)
+        other = self._runs.of(question.variant)
+        try:
+            check_asked(question, plain, other)
+        except CannotBeAskedError as error:
+            return [{**base, "state": NOT_ASKED, "reason": str(error)}]
+        training = list(compare.differences(plain.run, other.run, TRAINING))
+        if training:
+            # What a run logs follows from its training.
+            return self._judged(base, question, training, TRAINING)
+        metrics = list(compare.differences(plain.run, other.run, METRICS))
+        return [base, *(self._judged({**base, "part": "metrics"}, question, metrics, METRICS))]
+
+    def _judged(self, base: Relation, question: Question, found: Sequence[Difference], of: Parts) -> list[Relation]:
+        """Return what the user's code makes, and what TRL's makes."""
+        if not found:
+            return [base]
+        answers = []
+        mine = self._blame.of_the_user(self._plain, question.variant, found, of)
+        # In training one number follows from the other.
+        theirs = [each for each in found if each not in mine] if of is METRICS or not mine else []
+        if mine:
+            answer = self._violated(base, question, found if of is TRAINING else mine, of)
+            self._blame.yours(answer, self._plain, question.variant, mine, of)
+            answers.append(answer)
+        if theirs:
+            answer = self._violated(base, question, theirs, of)
+            causes = self._causes(question, theirs)
+            self._blame.of_trl(answer, self._plain, question.variant, causes, of)
+            answers.append(answer)
+        return answers
+
+    def _violated(self, base: Relation, question: Question, found: Sequence[Difference], of: Parts) -> Relation:
+        answer: Relation = {**base, "state": VIOLATED, "differences": as_data(found)}
+        if of is TRAINING:
+            answer["factor"] = factor(self._runs.of(self._plain).run, self._runs.of(question.variant).run)
+        return answer
+
+    def _causes(self, question: Question, found: Sequence[Difference]) -> list[str | None]:
+        """Return the cause on record of each difference."""
+        findings = ledger.here(ledger.load(), installed, on=False)
+        name = str(self._facts["of_trl"]).removesuffix("Trainer")
+        cell = {"trainer": name, "relation": question.relation, "setting": self._facts["settings"]}
+        return [each.cause if (each := ledger.cause_of(cell, one.what, findings)) else None for one in found]
+
+
+def _empty(question: Question) -> Relation:
+    return {
+        "relation": question.relation,
+        "why": WHY[question.relation],
+        "setting": str(question.variant),
+        "part": "training",
+        "state": HOLDS,
+        "reason": "",
+        "differences": [],
+        "factor": None,
+        "cause": None,
+        "repaired": False,
+        "whose": None,
+        "place": None,
+    }
+
+
+def as_data(found: Sequence[Difference]) -> list[Any]:
+    return [
+        {"what": each.what, "left": _finite(each.left), "right": _finite(each.right), "apart": _finite(each.apart)}
+        for each in found
+    ]
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def factor(plain: Run, other: Run) -> float | None:
+    """Return how many times larger one gradient of the first step is, if both have the same direction."""
+    if not plain.gradients or not other.gradients:
+        return None
+    left, right = plain.gradients[0], other.gradients[0]
+    if left.keys() != right.keys():
+        return None
+    dot = sum(float((left[name].double() * right[name].double()).sum()) for name in left)
+    norms = [math.sqrt(sum(float((value.double() ** 2).sum()) for value in side.values())) for side in (left, right)]
+    if not all(norms) or dot / (norms[0] * norms[1]) < 0.9999:
+        return None
+    larger, smaller = max(norms), min(norms)
+    return larger / smaller if larger / smaller > 1.001 else None

@@ -1,0 +1,65 @@
+"""The relations that are asked of a user's run, and when one cannot be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .forks import Outcome
+from .shapes import Shape
+from .variant import CannotBeAskedError, Variant
+
+WHY = {
+    "accumulation": "A step is over the same rows, however many are computed at a time.",
+    "padding": "Padding is no part of a text. How much there is says nothing.",
+    "order": "A loss is a sum over the rows of a batch, and a sum has no order.",
+    "evaluation": "To look at a model does not change it.",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether the run of ``variant`` is the run as it is. ``refused`` has why that cannot be asked."""
+
+    relation: str
+    variant: Variant
+    refused: str = ""
+
+
+def questions(plain: Variant, facts: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[Question]:
+    """Give the questions of a run by what it is."""
+    shape: Shape = facts["shape"]
+    others = shape.others()
+    for batch_size, times in others:
+        yield Question("accumulation", plain.but(batch_size=batch_size, accumulation=times))
+    if not others:
+        yield Question("accumulation", plain, "a batch must have whole groups, and has no parts")
+    yield Question("padding", plain.but(wider=True), _no_padding(facts))
+    yield Question("order", plain.but(reversed=True), _no_order(facts, notes))
+    no_rows = "" if facts["evaluates"] else "the run has no rows to evaluate"
+    yield Question("evaluation", plain.but(evaluates=True), no_rows)
+
+
+def _no_padding(facts: Mapping[str, Any]) -> str:
+    if facts["generates"]:
+        return "its batches are prompts, and the trainer pads them itself"
+    return "its rows are packed, and have no padding" if facts["packs"] else ""
+
+
+def _no_order(facts: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
+    if "sampled" not in notes:
+        return "its rows come in an order of their own, as those of a stream do"
+    return "one generation serves several steps" if facts["reused"] else ""
+
+
+def check_asked(question: Question, plain: Outcome, other: Outcome) -> None:
+    """Raise ``CannotBeAskedError`` if two runs say nothing about a question."""
+    if other.error:
+        raise CannotBeAskedError(f"that run fails: {other.error}" + (f" ({other.where})" if other.where else ""))
+    if not any(float(value.abs().max()) for step in plain.run.gradients for value in step.values()):
+        raise CannotBeAskedError("its gradient is zero, and two runs that learn nothing agree about nothing")
+    if question.variant.wider and not other.notes.get("wider"):
+        raise CannotBeAskedError(str(other.notes.get("not wider")))
+    if question.variant.evaluates and not other.run.evaluations:
+        raise CannotBeAskedError("that run did not evaluate")
