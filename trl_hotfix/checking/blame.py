@@ -105,7 +105,9 @@ class Blame:
 
         def goes(*patches: str) -> bool:
             found = self._differences(plain, other, of, patches=patches)
-            return found is not None and not names & {_name(each) for each in found}
+            if found is None or names & {_name(each) for each in found}:
+                return False
+            return of is TRAINING or all(self._shrinks(name, plain, other, patches) for name in names)
 
         if not goes(ALL):
             return []
@@ -113,6 +115,12 @@ class Blame:
         if len(acted) < 2:
             return acted or ["one that trl_hotfix cannot name"]
         return [name for name in acted if goes(name)] or acted
+
+    def _shrinks(self, name: str, plain: Variant, other: Variant, patches: tuple[str, ...]) -> bool:
+        """Return whether a logged number is much less apart. A small one may agree by its rounding."""
+        before = _apart(name, self._runs.of(plain), self._runs.of(other))
+        after = _apart(name, *(self._runs.of(variant.but(patches=patches)) for variant in (plain, other)))
+        return after <= before / 5
 
     def _acted(self, variant: Variant) -> list[str]:
         found: list[str] = self._runs.of(variant.but(patches=(ALL,))).notes.get("acted", [])
@@ -134,6 +142,12 @@ def _name(difference: Difference | Mapping[str, Any]) -> str:
     """Return what two runs disagree about, whatever the step."""
     what = difference.what if isinstance(difference, Difference) else str(difference["what"])
     return what.partition(" of step ")[0]
+
+
+def _apart(name: str, left: Outcome, right: Outcome) -> float:
+    """Return the largest distance of a logged number, relative to the larger one."""
+    pairs = [(one[name], other[name]) for one, other in zip(left.run.logs, right.run.logs) if name in one and name in other]
+    return max((abs(one - other) / (max(abs(one), abs(other)) or 1.0) for one, other in pairs), default=0.0)
 
 
 def _learns(outcome: Outcome) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -68,6 +69,20 @@ def put_on(trainer: Any, tokenizer: Any) -> None:
     table = Table(words[::step][:POOL], tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end, pad)
     for model in {id(each): each for each in (trainer.model, trainer.accelerator.unwrap_model(trainer.model))}.values():
         model.generate, model.generate_batch = table, Batches(table)  # type: ignore[arg-type]
+
+
+def in_order() -> None:
+    """Have a trainer keep the rows of a generation in their order, which it shuffles otherwise.
+
+    A step is over the same rows, in whatever batches; only a loss that depends on the batch would see a shuffle.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "trl":
+            for function in _SHUFFLES & vars(module).keys():
+                setattr(module, function, lambda rows: rows)
+
+
+_SHUFFLES = frozenset({"shuffle_tensor_dict", "shuffle_sequence_dict"})
 
 
 def _vocabulary(model: Any) -> int:

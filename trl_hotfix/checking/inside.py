@@ -46,11 +46,15 @@ class Check:
             return
         facts = first.facts
         write("trainer", trainer=facts["trainer"], of_trl=facts["of_trl"], place=place, bugs=facts["bugs"])
-        for text in [*loading.TAKEN, *_taken(facts)]:
+        for text in [*first.notes["taken"], *_taken(facts)]:
             write("taken", text=text)
         for name, why in first.notes.get("rewards", {}).values():
             write("noted", text=f"the reward {name} {why}: a stand-in gives a number by the text of a completion")
-        asked = list(questions(plain, facts, self._settled(runs, plain).notes))
+        settled = runs.of(plain)
+        if settled.error:
+            write("error", text=_failure(settled))
+            return
+        asked = list(questions(plain, facts, settled.notes))
         if self._dry_run:
             for question in asked:
                 write("would", relation=question.relation, setting=str(question.variant), refused=question.refused)
@@ -72,9 +76,6 @@ class Check:
         first = runs.of(Variant())
         problems = first.notes.get("rewards", {})
         return (Variant(stand_ins=tuple(sorted(problems))) if problems else Variant()), first
-
-    def _settled(self, runs: Runs, plain: Variant) -> Outcome:
-        return runs.of(plain)
 
 
 def _failure(outcome: Outcome) -> str:
@@ -99,7 +100,6 @@ def main(out: str, task: str) -> None:
     folder = Path(chosen["folder"])
     environment.without_gpu()
     environment.without_pushing()
-    environment.Redirect(folder).install()
     loading.install(folder, chosen)
     check = Check(write, dry_run=chosen["dry_run"])
     stem = Stem(chosen["which"], folder, check.ask)
@@ -107,7 +107,7 @@ def main(out: str, task: str) -> None:
     write("progress", on="the script")
     try:
         stem.run(Path(chosen["script"]), chosen["arguments"])
-    except (NoTrainerError, loading.NotHereError) as error:
+    except (NoTrainerError, loading.NotHereError, loading.CannotBeSmallError) as error:
         write("error", text=str(error))
     # It is the user's code, which may raise anything: the answer has it.
     except Exception as error:  # noqa: BLE001

@@ -16,6 +16,9 @@ from .forks import Outcome, Runs
 from .questions import WHY, Question, check_asked
 from .variant import CannotBeAskedError, Variant
 
+ALONG = 0.98
+"""The least cosine of two gradients for which it makes sense to say how many times larger one is."""
+
 
 class Judge:
     """Answers questions about the runs of a script. ``plain`` is the run as it is."""
@@ -74,7 +77,10 @@ class Judge:
 
     def _causes(self, question: Question, found: Sequence[Difference]) -> list[str | None]:
         """Return the cause on record of each difference."""
-        findings = ledger.here(ledger.load(), installed, on=False)
+        here = ledger.here(ledger.load(), installed, on=False)
+        # What TRL means, or logs as a mean of means, is no other in a release that the ledger has not asked.
+        others = [each for each in ledger.load() if (each.meant or each.new) and each not in here]
+        findings = [*here, *others]
         name = str(self._facts["of_trl"]).removesuffix("Trainer")
         cell = {"trainer": name, "relation": question.relation, "setting": self._facts["settings"]}
         return [each.cause if (each := ledger.cause_of(cell, one.what, findings)) else None for one in found]
@@ -109,7 +115,7 @@ def _finite(number: float) -> float | None:
 
 
 def factor(plain: Run, other: Run) -> float | None:
-    """Return how many times larger one gradient of the first step is, if both have the same direction."""
+    """Return how many times larger one gradient of the first step is, if they go nearly along each other."""
     if not plain.gradients or not other.gradients:
         return None
     left, right = plain.gradients[0], other.gradients[0]
@@ -117,7 +123,7 @@ def factor(plain: Run, other: Run) -> float | None:
         return None
     dot = sum(float((left[name].double() * right[name].double()).sum()) for name in left)
     norms = [math.sqrt(sum(float((value.double() ** 2).sum()) for value in side.values())) for side in (left, right)]
-    if not all(norms) or dot / (norms[0] * norms[1]) < 0.9999:
+    if not all(norms) or dot / (norms[0] * norms[1]) < ALONG:
         return None
     larger, smaller = max(norms), min(norms)
-    return larger / smaller if larger / smaller > 1.001 else None
+    return larger / smaller if larger / smaller > 1.01 else None

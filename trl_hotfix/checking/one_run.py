@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..patching import given
-from . import generation, hits, ordering, owners, recorder, rows
+from . import generation, hits, loading, ordering, owners, recorder, rows
 from .argument_classes import ArgumentClasses, defaults, given_to, made_again
 from .collating import BesideALongerRow
 from .forks import Outcome, write
@@ -124,7 +124,6 @@ class OneRun:
     # At train().
 
     def _train(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        cls = type(trainer)
         try:
             self._outcome.facts = self._facts(trainer)
             self._prepare(trainer)
@@ -142,10 +141,10 @@ class OneRun:
                 self._outcome.trace = trace.found()
             self._outcome.notes["rewards"] = self._rewards.problems()
             self._outcome.notes["acted"] = acted(trainer)
+            self._outcome.notes["taken"] = list(loading.TAKEN)
         # It is the user's code and TRL's, which may raise anything: the answer has it.
         except Exception as error:  # noqa: BLE001
             self.failed(error)
-        assert cls is not None
         write(self._outcome, self._out)
 
     def _facts(self, trainer: Any) -> dict[str, Any]:
@@ -188,6 +187,7 @@ class OneRun:
             group = shape.group if self._outcome.facts["generates"] else 1
             ordering.settle(trainer, shape.rows, group, notes, is_reversed=variant.reversed)
         if self._outcome.facts["generates"]:
+            generation.in_order()
             words = getattr(trainer, "processing_class", None) or trainer.tokenizer
             generation.put_on(trainer, getattr(words, "tokenizer", words))
         of_trl = owners.class_of_trl(type(trainer))

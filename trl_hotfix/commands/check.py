@@ -89,6 +89,7 @@ def command(
         "configs": _pairs(configs, "--config", "NAME=DIR"),
         "online": online,
         "dry_run": dry_run,
+        "whole": False,
     }
     answer = _checked(task, trl)
     if as_json:
