@@ -40,7 +40,7 @@ class Relation(TypedDict):
 
 
 class Bug(TypedDict):
-    """A bug of the catalogue that the run hits or may hit."""
+    """A bug of the catalogue that the run hits or may hit. ``narrowed``: it needs what a small run leaves out."""
 
     id: str
     title: str
@@ -52,6 +52,7 @@ class Bug(TypedDict):
     unknown: list[str]
     repair: str
     fixed_in: str | None
+    narrowed: bool
 
 
 class Would(TypedDict):

@@ -58,7 +58,12 @@ class ArgumentClasses:
             if not self.is_on:
                 original(config, *args, **kwargs)
                 return
-            given = _by_name(signature, config, args, kwargs)
+            try:
+                given = _by_name(signature, config, args, kwargs)
+            except TypeError:
+                # Python's own error names the class.
+                original(config, *args, **kwargs)
+                raise
             outermost = self._level == 0
             self._level += 1
             try:

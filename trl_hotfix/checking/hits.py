@@ -16,6 +16,10 @@ from ..recording.trainer_arguments import TrainerArguments
 from ..recording.trainer_facts import TrainerFacts
 from ..reporting.sentences import repair_of
 from .argument_classes import defaults
+from .loading import DTYPE
+from .safe_arguments import LEFT_OUT, SET
+
+_LEFT_OUT = LEFT_OUT | SET.keys()
 
 
 class _AsTold:
@@ -23,9 +27,12 @@ class _AsTold:
 
     def __init__(self, trainer: Any, told: Mapping[str, Any]) -> None:
         self._arguments, self._told = TrainerArguments(trainer), told
-        self._defaults = defaults(type(trainer.args))
+        self._defaults, self._model = defaults(type(trainer.args)), trainer.model
 
     def find(self, name: str) -> Argument:
+        if name in ("model.dtype", "model.torch_dtype"):
+            dtype = getattr(self._model, DTYPE, None)
+            return described(dtype) if dtype is not None else self._arguments.find(name)
         if name.partition(".")[0] == "train":
             return UNSET
         if "." in name or name in TRAINER_ONLY_ARGUMENTS or name not in self._defaults:
@@ -68,6 +75,8 @@ def of(trainer: Any, told: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "unknown": list(answer.unknown),
                 "repair": repair_of(bug),
                 "fixed_in": bug.upstream.fixed_in,
+                # Its conditions are of what a small run leaves out.
+                "narrowed": bool({name for hit in bug.hits for name in hit.when} & (told.keys() & _LEFT_OUT)),
             }
         )
     ranks = [severity.value for severity in Severity]

@@ -11,12 +11,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from . import environment, loading
+from . import environment, loading, owners
+from .bugs import settled as settled_bugs
 from .forks import Outcome, Runs
 from .judging import Judge
 from .questions import questions
 from .stem import NoTrainerError, Stem
-from .variant import Variant
+from .variant import ALL, Variant
 
 
 class Writer:
@@ -39,13 +40,16 @@ class Check:
 
     def ask(self, runs: Runs, cls: Any, place: str) -> None:
         write = self._write
+        if owners.has_own_loop(cls):
+            write("error", text=f"{cls.__name__} cannot be asked: its training loop is not that of transformers")
+            return
         write("progress", on="the run as it is")
         plain, first = self._plain(runs)
         if first.error:
             write("error", text=_failure(first))
             return
         facts = first.facts
-        write("trainer", trainer=facts["trainer"], of_trl=facts["of_trl"], place=place, bugs=facts["bugs"])
+        names = {name: facts[name] for name in ("trainer", "of_trl")}
         for text in [*first.notes["taken"], *_taken(facts)]:
             write("taken", text=text)
         for name, why in first.notes.get("rewards", {}).values():
@@ -55,6 +59,9 @@ class Check:
             write("error", text=_failure(settled))
             return
         asked = list(questions(plain, facts, settled.notes))
+        repaired = runs.of(plain.but(patches=(ALL,)))
+        bugs = facts["bugs"] if repaired.error else settled_bugs(facts, repaired.notes)
+        write("trainer", **names, place=place, bugs=bugs)
         if self._dry_run:
             for question in asked:
                 write("would", relation=question.relation, setting=str(question.variant), refused=question.refused)

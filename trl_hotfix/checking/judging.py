@@ -64,7 +64,7 @@ class Judge:
             answers.append(answer)
         if theirs:
             answer = self._violated(base, question, theirs, of)
-            causes = self._causes(question, theirs)
+            causes = self._causes(question, theirs, of)
             self._blame.of_trl(answer, self._plain, question.variant, causes, of)
             answers.append(answer)
         return answers
@@ -75,15 +75,23 @@ class Judge:
             answer["factor"] = factor(self._runs.of(self._plain).run, self._runs.of(question.variant).run)
         return answer
 
-    def _causes(self, question: Question, found: Sequence[Difference]) -> list[str | None]:
+    def _causes(self, question: Question, found: Sequence[Difference], of: Parts) -> list[str | None]:
         """Return the cause on record of each difference."""
         here = ledger.here(ledger.load(), installed, on=False)
         # What TRL means, or logs as a mean of means, is no other in a release that the ledger has not asked.
-        others = [each for each in ledger.load() if (each.meant or each.new) and each not in here]
+        others = [each for each in ledger.load() if each.meant or each.new]
         findings = [*here, *others]
         name = str(self._facts["of_trl"]).removesuffix("Trainer")
         cell = {"trainer": name, "relation": question.relation, "setting": self._facts["settings"]}
-        return [each.cause if (each := ledger.cause_of(cell, one.what, findings)) else None for one in found]
+        causes = []
+        for one in found:
+            cause = ledger.cause_of(cell, one.what, findings)
+            if cause is None and of is METRICS:
+                # What one trainer logs as a mean of means, another that has its code does too.
+                of_others = [each for each in others if each.new and each.relation == question.relation]
+                cause = next((each for each in of_others if one.what.startswith(each.differs)), None)
+            causes.append(cause.cause if cause is not None else None)
+        return causes
 
 
 def _empty(question: Question) -> Relation:

@@ -20,8 +20,8 @@ from .shapes import as_arguments, shape_of
 from .tracing import Trace
 from .variant import ALL, Variant
 
-BUILT_BY_NAME = ("data_collator", "compute_loss_func", "callbacks")
-"""Arguments of a trainer for which TRL's defaults can stand."""
+PACK = 48
+"""The tokens of a pack."""
 
 
 class OneRun:
@@ -140,7 +140,7 @@ class OneRun:
             if trace:
                 self._outcome.trace = trace.found()
             self._outcome.notes["rewards"] = self._rewards.problems()
-            self._outcome.notes["acted"] = acted(trainer)
+            self._outcome.notes |= by_the_patches(trainer)
             self._outcome.notes["taken"] = list(loading.TAKEN)
         # It is the user's code and TRL's, which may raise anything: the answer has it.
         except Exception as error:  # noqa: BLE001
@@ -159,6 +159,7 @@ class OneRun:
             "rows": rows.held(trainer.train_dataset),
             "optimizer": getattr(trainer, "optimizer", None) is not None,
             "generates": "reward_funcs" in inspect.signature(of_trl.__init__).parameters,
+            "widens": "pad_to_multiple_of" in defaults(type(trainer.args)),
             "settings": _settings(self._told, trainer.args),
             "parameters": sum(weight.numel() for weight in trainer.model.parameters()),
             "packs": bool(getattr(trainer.args, "packing", False) or getattr(trainer.args, "padding_free", False)),
@@ -206,6 +207,13 @@ def arguments_of(
     if "gradient_accumulation_steps" in fields:
         shape = shape_of(given_arguments, fields)
         safe |= as_arguments(shape, variant.batch_size, variant.accumulation, fields)
+    if variant.width:
+        safe["pad_to_multiple_of"] = variant.width
+    if safe.get("packing"):
+        # Few rows fill few packs of the user's length.
+        for name in ("max_length", "max_seq_length"):
+            if name in fields:
+                safe[name] = min(value if isinstance(value := safe.get(name), int) else PACK, PACK)
     if variant.evaluates:
         name = "eval_strategy" if "eval_strategy" in fields else "evaluation_strategy"
         safe |= {name: "steps", "eval_steps": 1}
@@ -246,11 +254,16 @@ def without_dropout(model: Any) -> None:
                 setattr(module, name, 0.0)
 
 
-def acted(trainer: Any) -> list[str]:
-    """Return the ids of the patches that acted on this trainer."""
+def by_the_patches(trainer: Any) -> dict[str, list[str]]:
+    """Return the ids of the patches that this trainer called, of those that acted, and of those that stand."""
     from .. import witness
 
-    return sorted({each.patch for _, each, count in witness.ledger_of(trainer).every() if count.acted})
+    counts = list(witness.ledger_of(trainer).every())
+    return {
+        "called": sorted({each.patch for _, each, count in counts if count.called or count.unseen}),
+        "acted": sorted({each.patch for _, each, count in counts if count.acted}),
+        "standing": sorted({each.patch for each in witness.standing()}),
+    }
 
 
 def _generates_for_several_steps(args: Any) -> bool:

@@ -23,6 +23,11 @@ def is_trainer_of_trl(cls: type) -> bool:
     return class_of_trl(cls) is not None
 
 
+def has_own_loop(cls: type) -> bool:
+    """Return whether TRL's class has a training loop of its own."""
+    return any("train" in vars(base) and f"{base.__module__}.".startswith("trl.") for base in cls.__mro__)
+
+
 def own_methods(cls: type) -> Iterator[tuple[str, Any]]:
     """Give the methods with which a user's class replaces those of TRL's, except its constructor."""
     of_trl = class_of_trl(cls)

@@ -31,11 +31,17 @@ def questions(plain: Variant, facts: Mapping[str, Any], notes: Mapping[str, Any]
     """Give the questions of a run by what it is."""
     shape: Shape = facts["shape"]
     others = shape.others()
+    few = ""
+    if facts["rows"] is not None and facts["rows"] * (shape.group if facts["generates"] else 1) < shape.rows:
+        few = f"its trainer has made {facts['rows']} rows of those taken, and a step has {shape.rows}"
     for batch_size, times in others:
-        yield Question("accumulation", plain.but(batch_size=batch_size, accumulation=times))
+        yield Question("accumulation", plain.but(batch_size=batch_size, accumulation=times), few)
     if not others:
         yield Question("accumulation", plain, "a batch must have whole groups, and has no parts")
-    yield Question("padding", plain.but(wider=True), _no_padding(facts))
+    if facts["generates"] and facts["widens"]:
+        yield Question("padding", plain.but(width=16))
+    else:
+        yield Question("padding", plain.but(wider=True), _no_padding(facts))
     yield Question("order", plain.but(reversed=True), _no_order(facts, notes))
     no_rows = "" if facts["evaluates"] else "the run has no rows to evaluate"
     yield Question("evaluation", plain.but(evaluates=True), no_rows)

@@ -17,7 +17,7 @@ class Variant:
     """One run. The defaults are the user's run, cut to a size for a CPU.
 
     ``batch_size`` and ``accumulation`` share the rows of a step; 0 leaves them as the run has them. ``wider``: each
-    batch is collated beside a longer row. ``reversed``: the rows of a step come in the opposite order. ``evaluates``
+    batch is collated beside a longer row, or padded to a multiple of ``width``. ``reversed``: the rows of a step come in the opposite order. ``evaluates``
     on each step. ``drawn``: random numbers are drawn before the first step.
 
     ``of_trl``: TRL's own class trains in place of the user's. ``without``: arguments of the user's for which TRL's
@@ -31,6 +31,7 @@ class Variant:
     batch_size: int = 0
     accumulation: int = 0
     wider: bool = False
+    width: int = 0
     reversed: bool = False
     evaluates: bool = False
     drawn: bool = False
@@ -51,6 +52,7 @@ class Variant:
             text
             for text, is_so in (
                 ("beside a longer row", self.wider),
+                (f"padded to multiples of {self.width}", self.width > 0),
                 ("rows reversed", self.reversed),
                 ("with evaluation", self.evaluates),
             )

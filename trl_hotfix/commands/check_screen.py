@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..checking.answers import HOLDS, NOT_ASKED, Answer, Relation
+from ..checking.answers import HOLDS, NOT_ASKED, VIOLATED, Answer, Relation
 from ..matching.hits import Answer as HitAnswer
 from ..reporting.sentences import severity_and_harm
 from ..reporting.table import block, bug_block
@@ -41,47 +42,82 @@ def _lines(answer: Answer) -> Iterator[RenderableType]:
         yield block(f"cannot tell: {', '.join(unsure)}", 2, style="yellow")
     for would in answer["would_ask"]:
         asked = f"cannot be asked: {would['refused']}" if would["refused"] else f"the run = {would['setting']}"
-        yield Text.assemble("  ", (would["relation"], "bold"), f"  {asked}")
-    for relation in answer["relations"]:
-        yield from _relation(relation)
+        yield Text.assemble("  ", (f"{would['relation']:<{_WIDTH}}", "bold"), f"  {asked}")
+    for _, group in groupby(answer["relations"], key=lambda each: each["relation"]):
+        yield from _relation(list(group))
     if answer["error"] is not None:
         yield block(answer["error"], 0, style="bold red")
-    yield block(f"{len(hits)} bugs hit; {_counts(answer)}; {answer['runs']} runs, {answer['seconds']:.0f} s", 0)
+    if answer["relations"]:
+        yield block(_counts(answer, len(hits)), 0)
 
 
-def _counts(answer: Answer) -> str:
-    states = [each["state"] for each in answer["relations"]]
-    words = [f"{states.count(state)} {word}" for state, word in ((HOLDS, "hold"), (NOT_ASKED, "cannot be asked"))]
-    return f"{len(states)} relations: " + ", ".join([*words, f"{len(states) - sum(map(states.count, (HOLDS, NOT_ASKED)))} do not hold"])
+_WIDTH = len("accumulation")
 
 
-def _relation(relation: Relation) -> Iterator[RenderableType]:
-    state = relation["state"]
-    colour = {HOLDS: "green", NOT_ASKED: "yellow"}.get(state, "yellow" if _is_harmless(relation) else "bold red")
-    name = relation["relation"] + (" (metrics)" if relation["part"] == "metrics" else "")
-    setting = "" if state == NOT_ASKED else f"  {relation['setting']}"
-    factor = f", by a factor of {relation['factor']:.2f}" if relation["factor"] else ""
-    yield Text.assemble("  ", (name, "bold"), setting, "  ", (f"{state}{factor}", colour))
+def _counts(answer: Answer, hits: int) -> str:
+    training = [each["state"] for each in answer["relations"] if each["part"] == "training"]
+    words = [f"{training.count(state)} {word}" for state, word in _STATES.items() if training.count(state)]
+    return f"{hits} bugs hit. Training: {', '.join(words)}. {answer['runs']} runs, {answer['seconds']:.0f} s"
+
+
+_STATES = {HOLDS: "relations hold", VIOLATED: "do not hold", NOT_ASKED: "cannot be asked"}
+
+
+def _relation(group: Sequence[Relation]) -> Iterator[RenderableType]:
+    """Give the lines of a relation: training in each setting, and below it what is only logged otherwise."""
+    training = [each for each in group if each["part"] == "training"]
+    for alike in _alike(training):
+        yield from _block(alike)
+    metrics = [each for each in group if each["part"] == "metrics" and each["state"] != HOLDS]
+    for alike in _alike(metrics):
+        yield from _block(alike)
+
+
+def _alike(relations: Sequence[Relation]) -> list[list[Relation]]:
+    """Return the relations in groups about which the same is said."""
+    groups: dict[tuple[object, ...], list[Relation]] = {}
+    for each in relations:
+        said = tuple(str(each[name]) for name in ("state", "reason", "cause", "whose", "place"))
+        groups.setdefault(said, []).append(each)
+    return list(groups.values())
+
+
+def _block(alike: Sequence[Relation]) -> Iterator[RenderableType]:
+    first = alike[0]
+    state = first["state"]
+    is_training = first["part"] == "training"
+    colour = {HOLDS: "green", NOT_ASKED: "yellow"}.get(state, "yellow" if _is_harmless(first) else "bold red")
+    settings = "; ".join(
+        each["setting"] + (f" by a factor of {each['factor']:.2f}" if each["factor"] else "") for each in alike
+    )
+    name = first["relation"] if is_training else ""
+    said = state if is_training else "what is logged does not agree"
     if state == NOT_ASKED:
-        yield block(relation["reason"], 6)
-    if state in (HOLDS, NOT_ASKED):
+        yield Text.assemble("  ", (f"{name:<{_WIDTH}}", "bold"), "  ", (state, colour), f": {first['reason']}")
         return
-    if relation["cause"]:
-        repaired = ", repaired with TRL_HOTFIX=1" if relation["repaired"] else ""
-        yield block(f"{relation['cause']}{repaired}", 6)
+    yield Text.assemble("  ", (f"{name:<{_WIDTH}}", "bold"), "  ", (said, colour), f"  {settings}")
+    if state == HOLDS:
+        return
+    indent = 4 + _WIDTH
+    if first["cause"]:
+        yield block(f"{first['cause']}{', repaired with TRL_HOTFIX=1' if first['repaired'] else ''}", indent)
     else:
-        whose = {"yours": "your code", "TRL's": "TRL, and no cause is known"}.get(relation["whose"] or "", "no cause is known")
-        yield block(f"{whose}{': ' + relation['place'] if relation['place'] else ''}", 6)
-    if relation["reason"]:
-        yield block(f"they part at {relation['reason']}", 6)
-    for each in relation["differences"][:SHOWN]:
-        left, right = (("no number" if value is None else f"{value:.5g}") for value in (each["left"], each["right"]))
-        yield block(f"{each['what']}: {left} and {right}", 6, style="dim")
-    if len(relation["differences"]) > SHOWN:
-        yield block(f"and {len(relation['differences']) - SHOWN} more", 6, style="dim")
+        whose = {"yours": "your code", "TRL's": "TRL, and no cause is known"}.get(first["whose"] or "", "cause unknown")
+        yield block(f"{whose}{': ' + first['place'] if first['place'] else ''}", indent)
+    if first["reason"]:
+        yield block(f"they part at {first['reason']}", indent)
+    if _is_harmless(first):
+        names = dict.fromkeys(one["what"].partition(" of step ")[0] for each in alike for one in each["differences"])
+        yield block(", ".join(names), indent, style="dim")
+        return
+    for difference in first["differences"][:SHOWN]:
+        sides = (difference["left"], difference["right"])
+        left, right = ("no number" if value is None else f"{value:.5g}" for value in sides)
+        yield block(f"{difference['what']}: {left} and {right}", indent, style="dim")
+    if len(first["differences"]) > SHOWN:
+        yield block(f"and {len(first['differences']) - SHOWN} more", indent, style="dim")
 
 
 def _is_harmless(relation: Relation) -> bool:
-    return bool(relation["cause"] and relation["cause"].startswith("meant ")) or (
-        relation["part"] == "metrics" and relation["whose"] != "yours"
-    )
+    is_meant = bool(relation["cause"] and relation["cause"].startswith("meant "))
+    return is_meant or (relation["part"] == "metrics" and relation["whose"] != "yours")
