@@ -48,9 +48,7 @@ class Blame:
         if of is TRAINING:
             answer["reason"] = self._parting(plain, other)
 
-    def of_trl(
-        self, answer: Relation, plain: Variant, other: Variant, causes: Sequence[str | None], of: Parts
-    ) -> None:
+    def of_trl(self, answer: Relation, plain: Variant, other: Variant, causes: Sequence[str | None], of: Parts) -> None:
         """Fill in what of TRL's makes the differences of an answer."""
         answer["whose"] = OF_TRL if self._is_trls(plain, other, of) else None
         names = {_name(each) for each in answer["differences"]}
@@ -61,7 +59,7 @@ class Blame:
             return
         known = [cause for cause in causes if cause is not None]
         # All that comes later follows from the first gradient.
-        if known and (len(known) == len(causes) or of is TRAINING and causes[0] is not None):
+        if known and (len(known) == len(causes) or (of is TRAINING and causes[0] is not None)):
             answer["cause"] = ", ".join(dict.fromkeys(known))
             return
         if known:
@@ -146,7 +144,11 @@ def _name(difference: Difference | Mapping[str, Any]) -> str:
 
 def _apart(name: str, left: Outcome, right: Outcome) -> float:
     """Return the largest distance of a logged number, relative to the larger one."""
-    pairs = [(one[name], other[name]) for one, other in zip(left.run.logs, right.run.logs) if name in one and name in other]
+    pairs = [
+        (one[name], other[name])
+        for one, other in zip(left.run.logs, right.run.logs, strict=False)
+        if name in one and name in other
+    ]
     return max((abs(one - other) / (max(abs(one), abs(other)) or 1.0) for one, other in pairs), default=0.0)
 
 

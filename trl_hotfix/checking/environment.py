@@ -51,7 +51,6 @@ class Redirect:
 
     def install(self) -> None:
         import transformers
-
         from transformers import tokenization_utils_base
 
         for owner, name in (
@@ -83,8 +82,8 @@ def without_gpu() -> None:
     torch.set_num_threads(1)
     torch.set_num_threads = lambda number: None
     for owner in (torch.nn.Module, torch.Tensor):
-        owner.cuda = lambda thing, *args, **kwargs: thing  # type: ignore[method-assign, assignment]
-        owner.to = _on_cpu(owner.to)  # type: ignore[method-assign]
+        owner.cuda = lambda thing, *args, **kwargs: thing
+        owner.to = _on_cpu(owner.to)
 
 
 def _on_cpu(original: Any) -> Any:
@@ -100,7 +99,10 @@ def _on_cpu(original: Any) -> Any:
 
 
 def _is_gpu(device: Any) -> bool:
-    return isinstance(device, int) and not isinstance(device, bool) or str(device).partition(":")[0] in ("cuda", "xpu")
+    return (isinstance(device, int) and not isinstance(device, bool)) or str(device).partition(":")[0] in (
+        "cuda",
+        "xpu",
+    )
 
 
 def without_pushing() -> None:

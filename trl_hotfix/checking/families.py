@@ -1,4 +1,4 @@
-"""How a model of each family is made small: two layers of the same kind, whose shape is that of the whole one."""
+"""How a model of each family is made small: two layers of the same kind and shape."""
 
 from __future__ import annotations
 

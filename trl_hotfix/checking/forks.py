@@ -22,7 +22,7 @@ SECONDS = 180.0
 class Outcome:
     """What came of a run. ``error`` is empty if it trained to its last step.
 
-    ``facts`` are those of the trainer, ``notes`` what a run found out while it trained, and ``trace`` what each module
+    ``facts`` describe the trainer, ``notes`` what a run found out while it trained, and ``trace`` what each module
     computed in the first step, by name, with the columns of its batches first.
     """
 

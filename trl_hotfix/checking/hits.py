@@ -9,7 +9,7 @@ from ..catalogue import loading
 from ..catalogue.conditions import UNSET, Argument, Kind
 from ..matching import versions
 from ..matching.hits import TRAINER_ONLY_ARGUMENTS, Answer, finding
-from ..model import Severity
+from ..model import Bug, Severity
 from ..patching.given import described
 from ..recording.run_hits import name_of
 from ..recording.trainer_arguments import TrainerArguments
@@ -57,7 +57,8 @@ def of(trainer: Any, told: Mapping[str, Any]) -> list[dict[str, Any]]:
     trl = versions.installed("trl") or ""
     lookup, facts = _AsTold(trainer, told), TrainerFacts(trainer)
     found = []
-    for bug in [*loading.known(()), *loading.without_repair()]:
+    bugs: list[Bug] = [*loading.known(()), *loading.without_repair()]
+    for bug in bugs:
         if repair_of(bug) == "if named" or bug.severity is Severity.DIAGNOSIS:
             continue
         answer = finding(name_of(trainer), lookup.find, bug, trl, fact=facts.find)

@@ -21,7 +21,7 @@ LOADING = frozenset(
         *("attn_implementation", "use_flash_attention_2", "ignore_mismatched_sizes", "weights_only", "kernel_config"),
     }
 )
-"""What says how weights are loaded. There are none."""
+"""Arguments that say how weights are loaded. A small model has no weights on disk."""
 
 TAKEN: list[str] = []
 """What was made small, in words."""
@@ -81,7 +81,9 @@ class Loading:
             first = 1 if isinstance(own, classmethod) else 0
             if owner is auto_models:
                 kwargs = _on_cpu(kwargs)
-            key = next((key for key in ("pretrained_model_name_or_path", "pretrained_model_name") if key in kwargs), None)
+            key = next(
+                (key for key in ("pretrained_model_name_or_path", "pretrained_model_name") if key in kwargs), None
+            )
             name = kwargs[key] if key else args[first]
             small = self._small(name)
             if small is None:
@@ -107,7 +109,16 @@ def _rename(found: Any, name: str) -> None:
 
 
 def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
-    dropped = {"low_cpu_mem_usage", "use_flash_attention_2", "device_map", "quantization_config", "load_in_4bit", "load_in_8bit", "max_memory", "tp_plan"}
+    dropped = {
+        "low_cpu_mem_usage",
+        "use_flash_attention_2",
+        "device_map",
+        "quantization_config",
+        "load_in_4bit",
+        "load_in_8bit",
+        "max_memory",
+        "tp_plan",
+    }
     kept = {name: value for name, value in kwargs.items() if name not in dropped}
     if kept.get("attn_implementation") not in (None, "eager", "sdpa"):
         kept.pop("attn_implementation")

@@ -23,7 +23,7 @@ class AsListed:
 def settle(trainer: Any, rows: int, group: int, notes: dict[str, Any], *, is_reversed: bool) -> None:
     """Have the trainer's sampler draw the same order in every run.
 
-    ``rows`` are those of a step, and ``group`` those that stay together, as the completions of a prompt do.
+    A step has so many ``rows``. A ``group`` of rows stays together, as the completions of a prompt do.
     """
     sampler_of = trainer._get_train_sampler
 

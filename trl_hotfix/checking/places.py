@@ -31,5 +31,5 @@ def first_parting(left: Outcome, right: Outcome) -> str:
             return f"{name} has a gradient in one of them"
         if float((gradients[0][name] - gradients[1][name]).abs().max()) > allowed * scale:
             modules = "the modules and columns agree, so " if one else ""
-            return f"{modules}the loss: the first gradient that differs is that of {name}"
+            return f"{modules}the loss: the first gradient that differs is of {name}"
     return "a later step"

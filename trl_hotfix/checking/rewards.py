@@ -37,8 +37,7 @@ class Rewards:
         name = getattr(function, "__name__", type(function).__name__)
         self._names[number] = name
         if number in self._stand_ins:
-            stand_in = functools.wraps(function)(_stand_in) if hasattr(function, "__name__") else _stand_in
-            return stand_in
+            return functools.wraps(function)(_stand_in) if hasattr(function, "__name__") else _stand_in
         if inspect.iscoroutinefunction(function):
             self._problems[number] = "is a coroutine"
             return _named(_stand_in, name)

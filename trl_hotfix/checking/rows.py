@@ -13,15 +13,20 @@ SEEN = 512
 
 
 def cut(value: Any, count: int = ROWS) -> Any:
-    """Return a dataset with few of its rows. What is no dataset is returned as it is."""
+    """Return a dataset with few of its rows. It returns anything else as it is."""
     from datasets import Dataset, IterableDataset
 
     if isinstance(value, Dataset):
         return _of_table(value, count)
     if isinstance(value, IterableDataset):
         return value.take(count)
-    if isinstance(value, Mapping) and value and all(isinstance(each, (Dataset, IterableDataset)) for each in value.values()):
-        return type(value)({name: cut(each, count) for name, each in value.items()})
+    if (
+        isinstance(value, Mapping)
+        and value
+        and all(isinstance(each, (Dataset, IterableDataset)) for each in value.values())
+    ):
+        kind: Any = type(value)
+        return kind({name: cut(each, count) for name, each in value.items()})
     return _of_torch(value, count)
 
 

@@ -14,7 +14,16 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".h5", ".gguf", ".
 LIGHT = 40_000_000
 """Weights of fewer bytes are loaded as they are."""
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "added_tokens.json", "special_tokens_map.json")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
 
 
 class NotHereError(Exception):

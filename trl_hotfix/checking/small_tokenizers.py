@@ -32,7 +32,7 @@ def cut(source: Path, target: Path) -> dict[int, int]:
         return {}
     added = {entry["content"] for entry in whole["added_tokens"]}
     model = _CUTS[kind](whole["model"], added)
-    old = {**{word: number for word, number in words.items()}, **{e["content"]: e["id"] for e in whole["added_tokens"]}}
+    old = {**dict(words.items()), **{e["content"]: e["id"] for e in whole["added_tokens"]}}
     new = _numbered(model)
     for entry in sorted(whole["added_tokens"], key=lambda entry: entry["id"]):
         if entry["content"] not in new:
@@ -46,7 +46,9 @@ def cut(source: Path, target: Path) -> dict[int, int]:
     if settings.is_file():
         found = json.loads(settings.read_text(encoding="utf-8"))
         decoder = found.get("added_tokens_decoder") or {}
-        found["added_tokens_decoder"] = {str(new[each["content"]]): each for each in decoder.values() if each["content"] in new}
+        found["added_tokens_decoder"] = {
+            str(new[each["content"]]): each for each in decoder.values() if each["content"] in new
+        }
         (target / "tokenizer_config.json").write_text(json.dumps(found), encoding="utf-8")
     return numbers
 

@@ -60,7 +60,9 @@ class Trace:
                 return
             if not first.is_floating_point() or tuple(first.shape[:2]) != tuple(mask.shape):
                 return
-            kept = first.detach().double().abs().flatten(2).sum(-1) if first.dim() > 2 else first.detach().double().abs()
+            kept = (
+                first.detach().double().abs().flatten(2).sum(-1) if first.dim() > 2 else first.detach().double().abs()
+            )
             self.modules[name] = self.modules.get(name, 0.0) + float((kept * mask).sum())
 
         return note
@@ -78,8 +80,8 @@ class Trace:
             has_mask = mask is not None and value.shape[:2] == mask.shape and name != "attention_mask"
             for number, row in enumerate(value):
                 # What stands on padding is compared as well: it must say nothing, whatever its width.
-                real = row[mask[number].bool()] if has_mask else row
-                behind = row[~mask[number].bool()] if has_mask else row[:0]
+                real = row[mask[number].bool()] if mask is not None and has_mask else row
+                behind = row[~mask[number].bool()] if mask is not None and has_mask else row[:0]
                 rows.append(_digest(real, behind, name))
 
 
@@ -93,5 +95,5 @@ def _digest(real: Any, behind: Any, name: str) -> str:
         values = [each for each in values if each]
     text = repr(values)
     if name == "labels" or name.endswith("_labels"):
-        text += f" and {sorted({each for each in behind.flatten().tolist()})}" if behind.numel() else " and [-100]"
+        text += f" and {sorted(set(behind.flatten().tolist()))}" if behind.numel() else " and [-100]"
     return f"{len(values)} {hashlib.sha256(text.encode()).hexdigest()[:12]}"

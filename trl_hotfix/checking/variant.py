@@ -17,8 +17,8 @@ class Variant:
     """One run. The defaults are the user's run, cut to a size for a CPU.
 
     ``batch_size`` and ``accumulation`` share the rows of a step; 0 leaves them as the run has them. ``wider``: each
-    batch is collated beside a longer row, or padded to a multiple of ``width``. ``reversed``: the rows of a step come in the opposite order. ``evaluates``
-    on each step. ``drawn``: random numbers are drawn before the first step.
+    batch is collated beside a longer row, or padded to a multiple of ``width``. ``reversed``: the rows of a step come
+    in the opposite order. ``evaluates`` on each step. ``drawn``: random numbers are drawn before the first step.
 
     ``of_trl``: TRL's own class trains in place of the user's. ``without``: arguments of the user's for which TRL's
     defaults stand, such as ``data_collator``. ``methods``: methods of the user's class for which TRL's stand.

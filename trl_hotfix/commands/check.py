@@ -44,8 +44,12 @@ class _CheckCommand(click.Command):
 @click.command("check", cls=_CheckCommand, options_metavar="[OPTIONS]")
 @click.argument("script", metavar="SCRIPT [-- ARGUMENTS]", type=click.Path(path_type=Path))
 @click.option("--which", type=click.IntRange(1), default=1, show_default=True, help="The trainer, if it makes several.")
-@click.option("--rows", multiple=True, metavar="NAME=FILE", help="The rows of a dataset of the hub: JSON Lines, .csv, .parquet.")
-@click.option("--config", "configs", multiple=True, metavar="NAME=DIR", help="The config and tokenizer of a model of the hub.")
+@click.option(
+    "--rows", multiple=True, metavar="NAME=FILE", help="The rows of a dataset of the hub: JSON Lines, .csv, .parquet."
+)
+@click.option(
+    "--config", "configs", multiple=True, metavar="NAME=DIR", help="The config and tokenizer of a model of the hub."
+)
 @click.option("--online", is_flag=True, help="Read configs, tokenizers and a few rows from the hub, never weights.")
 @click.option("--recipe", metavar="MODULE:FUNCTION", help="Where no process can fork: see relations --recipe.")
 @click.option("--dry-run", is_flag=True, help="Say what the check takes and asks, and ask nothing.")
@@ -76,7 +80,9 @@ def command(
     if not script.is_file():
         raise click.ClickException(f"{script}: there is no such file; expected a training script")
     if not hasattr(os, "fork"):
-        raise click.ClickException("this system cannot fork a process: use trl-hotfix relations --recipe MODULE:FUNCTION")
+        raise click.ClickException(
+            "this system cannot fork a process: use trl-hotfix relations --recipe MODULE:FUNCTION"
+        )
     trl = versions.installed("trl")
     if unsupported(trl) or trl is None:
         click.echo(f"TRL is {trl or 'not installed'}; {versions.SUPPORTED} is needed", err=True)
@@ -183,7 +189,9 @@ def _run(task: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     offline = {} if task["online"] else environment.OFFLINE
     variables = {**os.environ, **environment.VARIABLES, **offline, "PYTHONPATH": search_path(sys.path)}
     with (folder / "out" / "log").open("w+b") as log, progress("runs", MOST_RUNS) as advance:
-        process = subprocess.Popen(command, env=variables, cwd=task["folder"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, env=variables, cwd=task["folder"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
         try:
             while process.poll() is None:
                 lines = _lines(out)
@@ -207,4 +215,6 @@ def _run(task: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 
 def _lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line) for line in out.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]

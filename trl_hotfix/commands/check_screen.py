@@ -74,7 +74,7 @@ def _relation(group: Sequence[Relation]) -> Iterator[RenderableType]:
 
 
 def _alike(relations: Sequence[Relation]) -> list[list[Relation]]:
-    """Return the relations in groups about which the same is said."""
+    """Return the relations in groups that have the same state, reason and cause."""
     groups: dict[tuple[object, ...], list[Relation]] = {}
     for each in relations:
         said = tuple(str(each[name]) for name in ("state", "reason", "cause", "whose", "place"))
