@@ -46,8 +46,8 @@ class Redirect:
 
     def read(self, path: Any) -> Any:
         """Return where something is that the script has saved before, or the path itself."""
-        moved = self.path(path) if isinstance(path, (str, os.PathLike)) and os.path.isabs(path) else path
-        return moved if isinstance(moved, str) and os.path.exists(moved) else path
+        moved = self.path(path) if isinstance(path, (str, os.PathLike)) and Path(path).is_absolute() else path
+        return moved if isinstance(moved, str) and Path(moved).exists() else path
 
     def install(self) -> None:
         import transformers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ def install(files: Mapping[str, str], taken: list[str], *, online: bool, whole: 
         name = str(path)
         if name in files:
             return _of_file(original, files[name], kwargs)
-        is_here = name in ("json", "csv", "parquet", "text", "arrow", "generator", "pandas") or os.path.exists(name)
+        is_here = name in ("json", "csv", "parquet", "text", "arrow", "generator", "pandas") or Path(name).exists()
         if not is_here and online:
             return _few(original, path, args, kwargs)
         for each in ("trust_remote_code", "num_proc"):

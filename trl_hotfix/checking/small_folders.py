@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ class SmallFolders:
         config = json.loads(file.read_text(encoding="utf-8"))
         has_weights = any(path.suffix in WEIGHTS for path in source.iterdir())
         if has_weights and sum(path.stat().st_size for path in source.iterdir() if path.suffix in WEIGHTS) < LIGHT:
-            return None if os.path.isdir(name) else source
+            return None if Path(name).is_dir() else source
         target = self._new(name)
         numbers = small_tokenizers.cut(source, target)
         size = _size(target) if numbers else None
@@ -108,7 +107,7 @@ class SmallFolders:
     def _source(self, name: str) -> Path:
         if name in self._configs:
             return Path(self._configs[name])
-        if os.path.isdir(name):
+        if Path(name).is_dir():
             return Path(name)
         from huggingface_hub import try_to_load_from_cache
 
