@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..relations.stand_ins import Batches
@@ -44,6 +45,15 @@ class Table:
             raise NotImplementedError("check: the table has no scores, which this trainer asks of generate()")
         return sequences
 
+    @contextmanager
+    def counting_again(self) -> Iterator[None]:
+        """Answer as if nothing had been asked before, inside the block."""
+        before, self._asked = self._asked, Counter()
+        try:
+            yield
+        finally:
+            self._asked = before
+
     def answer(self, prompt: Iterable[int], times: int = 1) -> list[int]:
         """Return the next answer to a prompt, with its end."""
         asked = tuple(prompt)
@@ -67,8 +77,20 @@ def put_on(trainer: Any, tokenizer: Any) -> None:
     end = config.eos_token_id if config is not None and config.eos_token_id is not None else tokenizer.eos_token_id
     end = end[0] if isinstance(end, list) else end
     table = Table(words[::step][:POOL], tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end, pad)
+    _apart_in_evaluation(trainer, table)
     for model in {id(each): each for each in (trainer.model, trainer.accelerator.unwrap_model(trainer.model))}.values():
         model.generate, model.generate_batch = table, Batches(table)  # type: ignore[arg-type]
+
+
+def _apart_in_evaluation(trainer: Any, table: Table) -> None:
+    """Have an evaluation count its prompts for itself, so that it does not change the answers of the training."""
+    evaluate = trainer.evaluate
+
+    def apart(*args: Any, **kwargs: Any) -> Any:
+        with table.counting_again():
+            return evaluate(*args, **kwargs)
+
+    trainer.evaluate = apart
 
 
 def in_order() -> None:

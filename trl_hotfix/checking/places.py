@@ -16,7 +16,7 @@ def first_parting(left: Outcome, right: Outcome) -> str:
         return ""
     allowed = tolerance(torch.float32)
     ours, others = left.trace["columns"], right.trace["columns"]
-    for name in ours.keys() | others.keys():
+    for name in dict.fromkeys([*ours, *others]):
         if ours.get(name) != others.get(name):
             return f"the column {name!r} of the batches"
     one, other = left.trace["modules"], right.trace["modules"]

@@ -47,7 +47,7 @@ class Rewards:
         seen = self._values.setdefault(number, set())
         try:
             # A function may write into the completions that it is given.
-            other = function(*copy.deepcopy(args), **_copied(kwargs))
+            other = function(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
             rewards = function(*args, **kwargs)
             numbers = [float(each) for each in rewards if each is not None]
             again = [float(each) for each in other if each is not None]
@@ -61,8 +61,9 @@ class Rewards:
         return rewards
 
 
-def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if name == "trainer_state" else copy.deepcopy(value) for name, value in kwargs.items()}
+def _copied(value: Any) -> Any:
+    """Return a copy of rows; anything else, such as the state of the trainer, as it is."""
+    return copy.deepcopy(value) if isinstance(value, (list, dict)) else value
 
 
 def _named(function: Any, name: str) -> Any:

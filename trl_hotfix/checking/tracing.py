@@ -72,12 +72,12 @@ class Trace:
             return
         import torch
 
-        mask = inputs.get("attention_mask")
         for name, value in inputs.items():
             if not isinstance(value, torch.Tensor) or not value.dim():
                 continue
             rows = self.columns.setdefault(name, [])
-            has_mask = mask is not None and value.shape[:2] == mask.shape and name != "attention_mask"
+            mask = _mask_of(name, inputs)
+            has_mask = mask is not None and value.shape[:2] == mask.shape
             for number, row in enumerate(value):
                 # What stands on padding is compared as well: it must say nothing, whatever its width.
                 real = row[mask[number].bool()] if mask is not None and has_mask else row
@@ -89,9 +89,17 @@ def _is_first_step(trainer: Any) -> bool:
     return int(trainer.state.global_step) == 0
 
 
+def _mask_of(name: str, inputs: Mapping[str, Any]) -> Any:
+    """Return the mask of a column: that of its own side, or the one of the batch."""
+    if name.endswith("attention_mask"):
+        return None
+    masks = [other for other in inputs if other.endswith("_attention_mask") and name.startswith(other[:-14])]
+    return inputs.get(max(masks, key=len)) if masks else inputs.get("attention_mask")
+
+
 def _digest(real: Any, behind: Any, name: str) -> str:
     values = real.flatten().tolist()
-    if name == "attention_mask":
+    if name.endswith("attention_mask"):
         values = [each for each in values if each]
     text = repr(values)
     if name == "labels" or name.endswith("_labels"):
