@@ -30,6 +30,9 @@ class Blame:
 
     def __init__(self, runs: Runs, facts: Mapping[str, Any]) -> None:
         self._runs, self._facts = runs, facts
+        # What was found out about one setting is asked first about the next.
+        self._patches: dict[Parts, list[str]] = {}
+        self._in_part: list[str] = []
 
     def of_the_user(self, plain: Variant, other: Variant, found: Sequence[Difference], of: Parts) -> list[Difference]:
         """Return the differences that go where all that is the user's own goes."""
@@ -46,18 +49,25 @@ class Blame:
         answer["whose"] = YOURS
         answer["place"] = self._part(plain, other, {_name(each) for each in found}, of)
         if of is TRAINING:
-            answer["reason"] = self._parting(plain, other)
+            answer["reason"] = f"they part at {self._parting(plain, other)}"
 
     def of_trl(self, answer: Relation, plain: Variant, other: Variant, causes: Sequence[str | None], of: Parts) -> None:
         """Fill in what of TRL's makes the differences of an answer."""
         answer["whose"] = OF_TRL if self._is_trls(plain, other, of) else None
+        known = [cause for cause in causes if cause is not None]
+        if known and len(known) == len(causes) and not any(cause.startswith("patch ") for cause in known):
+            answer["cause"] = ", ".join(dict.fromkeys(known))
+            return
         names = {_name(each) for each in answer["differences"]}
         repairing = self._repairing(plain, other, names, of)
         if repairing:
             answer["whose"], answer["repaired"] = OF_TRL, True
             answer["cause"] = "patch " + ", ".join(repairing)
             return
-        known = [cause for cause in causes if cause is not None]
+        in_part = self._repairing_in_part(plain, other) if of is TRAINING else []
+        if in_part:
+            answer["whose"] = OF_TRL
+            answer["reason"] = f"{', '.join(in_part)}: repaired with TRL_HOTFIX=1, and a smaller difference is left"
         # All that comes later follows from the first gradient.
         if known and (len(known) == len(causes) or (of is TRAINING and causes[0] is not None)):
             answer["cause"] = ", ".join(dict.fromkeys(known))
@@ -107,12 +117,32 @@ class Blame:
                 return False
             return of is TRAINING or all(self._shrinks(name, plain, other, patches) for name in names)
 
+        known = self._patches.get(of)
+        if known and goes(*known):
+            return known
         if not goes(ALL):
             return []
         acted = sorted(set(self._acted(plain)) | set(self._acted(other)))
-        if len(acted) < 2:
-            return acted or ["one that trl_hotfix cannot name"]
-        return [name for name in acted if goes(name)] or acted
+        if len(acted) > 1:
+            acted = [name for name in acted if goes(name)] or acted
+        self._patches[of] = acted
+        return acted or ["one that trl_hotfix cannot name"]
+
+    def _repairing_in_part(self, plain: Variant, other: Variant) -> list[str]:
+        """Return the patches that make the difference of the first gradients much smaller."""
+        before = gradients_apart(self._runs.of(plain), self._runs.of(other))
+
+        def shrinks(*patches: str) -> bool:
+            left, right = (self._runs.of(variant.but(patches=patches)) for variant in (plain, other))
+            return not left.error and not right.error and gradients_apart(left, right) <= before / 5
+
+        if self._in_part and shrinks(*self._in_part):
+            return self._in_part
+        if not before or not shrinks(ALL):
+            return []
+        acted = sorted(set(self._acted(plain)) | set(self._acted(other)))
+        self._in_part = [name for name in acted if len(acted) == 1 or shrinks(name)] or acted
+        return self._in_part
 
     def _shrinks(self, name: str, plain: Variant, other: Variant, patches: tuple[str, ...]) -> bool:
         """Return whether a logged number is much less apart. A small one may agree by its rounding."""
@@ -140,6 +170,12 @@ def _name(difference: Difference | Mapping[str, Any]) -> str:
     """Return what two runs disagree about, whatever the step."""
     what = difference.what if isinstance(difference, Difference) else str(difference["what"])
     return what.partition(" of step ")[0]
+
+
+def gradients_apart(left: Outcome, right: Outcome) -> float:
+    """Return how far the gradients of the first step are apart, relative to the largest element."""
+    found = compare.tensors("", left.run.gradients[0], right.run.gradients[0])
+    return max((each.apart for each in found), default=0.0)
 
 
 def _apart(name: str, left: Outcome, right: Outcome) -> float:

@@ -24,8 +24,11 @@ def is_trainer_of_trl(cls: type) -> bool:
 
 
 def has_own_loop(cls: type) -> bool:
-    """Return whether TRL's class has a training loop of its own."""
-    return any("train" in vars(base) and f"{base.__module__}.".startswith("trl.") for base in cls.__mro__)
+    """Return whether TRL's class has a training loop of its own, and does not call that of transformers."""
+    of_trl = (base for base in cls.__mro__ if f"{base.__module__}.".startswith("trl."))
+    loops = [vars(base)["train"] for base in of_trl if "train" in vars(base)]
+    # It may be wrapped, and then its source is that of another.
+    return any("super" not in loop.__code__.co_names for loop in loops)
 
 
 def own_methods(cls: type) -> Iterator[tuple[str, Any]]:

@@ -30,6 +30,6 @@ def first_parting(left: Outcome, right: Outcome) -> str:
         if name not in gradients[1]:
             return f"{name} has a gradient in one of them"
         if float((gradients[0][name] - gradients[1][name]).abs().max()) > allowed * scale:
-            modules = "the modules and columns agree, so " if one else ""
-            return f"{modules}the loss: the first gradient that differs is of {name}"
+            modules = ", since the columns and modules agree" if one else ""
+            return f"the loss{modules}: the first gradient that differs is of {name}"
     return "a later step"

@@ -45,6 +45,10 @@ def cut(source: Path, target: Path) -> dict[int, int]:
     settings = source / "tokenizer_config.json"
     if settings.is_file():
         found = json.loads(settings.read_text(encoding="utf-8"))
+        template = source / "chat_template.jinja"
+        if template.is_file():
+            # Early releases of transformers read it here alone.
+            found.setdefault("chat_template", template.read_text(encoding="utf-8"))
         decoder = found.get("added_tokens_decoder") or {}
         found["added_tokens_decoder"] = {
             str(new[each["content"]]): each for each in decoder.values() if each["content"] in new
@@ -76,7 +80,8 @@ def _of_bpe(model: dict[str, Any], added: set[str]) -> dict[str, Any]:
         left, right = _pair(merge)
         if left in words and right in words and left + right in model["vocab"]:
             words[left + right] = None
-            merges.append(merge)
+            # Every release of tokenizers reads a merge as one text.
+            merges.append(merge if " " in left + right else f"{left} {right}")
     order = sorted(words, key=model["vocab"].__getitem__)
     return {**model, "vocab": {word: number for number, word in enumerate(order)}, "merges": merges}
 

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+MASK = "attention_mask"
+
 
 class Trace:
     """Notes the columns of the batches, the outputs of each module and the losses of the first step.
@@ -91,15 +93,17 @@ def _is_first_step(trainer: Any) -> bool:
 
 def _mask_of(name: str, inputs: Mapping[str, Any]) -> Any:
     """Return the mask of a column: that of its own side, or the one of the batch."""
-    if name.endswith("attention_mask"):
+    if MASK in name:
         return None
-    masks = [other for other in inputs if other.endswith("_attention_mask") and name.startswith(other[:-14])]
-    return inputs.get(max(masks, key=len)) if masks else inputs.get("attention_mask")
+    # A side has its name in front of a column's, or behind it.
+    sides = {other: other.replace(MASK, "").strip("_") for other in inputs if MASK in other}
+    masks = [other for other, side in sides.items() if side and (name.startswith(side) or name.endswith(side))]
+    return inputs.get(max(masks, key=len)) if masks else inputs.get(MASK)
 
 
 def _digest(real: Any, behind: Any, name: str) -> str:
     values = real.flatten().tolist()
-    if name.endswith("attention_mask"):
+    if MASK in name:
         values = [each for each in values if each]
     text = repr(values)
     if name == "labels" or name.endswith("_labels"):

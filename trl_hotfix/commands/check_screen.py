@@ -105,7 +105,7 @@ def _block(alike: Sequence[Relation]) -> Iterator[RenderableType]:
         whose = {"yours": "your code", "TRL's": "TRL, and no cause is known"}.get(first["whose"] or "", "cause unknown")
         yield block(f"{whose}{': ' + first['place'] if first['place'] else ''}", indent)
     if first["reason"]:
-        yield block(f"they part at {first['reason']}", indent)
+        yield block(first["reason"], indent)
     if _is_harmless(first):
         names = dict.fromkeys(one["what"].partition(" of step ")[0] for each in alike for one in each["differences"])
         yield block(", ".join(names), indent, style="dim")
