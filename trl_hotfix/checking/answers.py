@@ -66,6 +66,8 @@ class Would(TypedDict):
 class Answer(TypedDict):
     """What ``check --json`` prints. ``error``: why there are no relations, or null. ``taken``: what the check changed.
 
+    ``cut``: the script failed with few rows of a dataset that it loads.
+
     ``noted`` has what a reader should know of the runs, such as a reward that a stand-in replaces.
     """
 
@@ -76,6 +78,7 @@ class Answer(TypedDict):
     of_trl: str | None
     place: str | None
     error: str | None
+    cut: bool
     taken: list[str]
     noted: list[str]
     not_checked: list[str]

@@ -47,7 +47,7 @@ class Blame:
     def yours(self, answer: Relation, plain: Variant, other: Variant, found: Sequence[Difference], of: Parts) -> None:
         """Fill in what of the user's makes these differences."""
         answer["whose"] = YOURS
-        answer["place"] = self._part(plain, other, {_name(each) for each in found}, of)
+        answer["place"] = self.part(plain, other, found, of)
         if of is TRAINING:
             answer["reason"] = f"they part at {self._parting(plain, other)}"
 
@@ -89,9 +89,10 @@ class Blame:
         """Return whether the runs disagree without anything of the user's, too."""
         return not self._own() or bool(self._differences(plain, other, of, **self._everything()))
 
-    def _part(self, plain: Variant, other: Variant, names: set[str], of: Parts) -> str:
+    def part(self, plain: Variant, other: Variant, differences: Sequence[Difference], of: Parts) -> str:
         """Return the part of the user's code without which the runs agree."""
         facts, own = self._facts, self._own()
+        names = {_name(each) for each in differences}
 
         def goes(**changes: Any) -> bool:
             found = self._differences(plain, other, of, **changes)

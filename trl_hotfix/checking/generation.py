@@ -21,8 +21,8 @@ POOL = 96
 class Table:
     """Stands on a model in place of ``generate``."""
 
-    def __init__(self, words: list[int], end: int, pad: int) -> None:
-        self._words, self._end, self._pad = words, end, pad
+    def __init__(self, words: list[int], end: int, pad: int, beyond: int) -> None:
+        self._words, self._end, self._pad, self._beyond = words, end, pad, beyond
         self._asked: Counter[tuple[int, ...]] = Counter()
 
     def __call__(
@@ -38,7 +38,7 @@ class Table:
         inputs, mask = inputs.repeat_interleave(times, 0), mask.repeat_interleave(times, 0)
         rows = [row[kept.bool()].tolist() for row, kept in zip(inputs, mask, strict=True)]
         answers = [self.answer(row, times) for row in rows]
-        width = max(map(len, answers))
+        width = max(map(len, answers)) + self._beyond
         padded = torch.tensor([[*one, *[self._pad] * (width - len(one))] for one in answers])
         sequences = torch.cat([inputs, padded], dim=1)
         if kwargs.get("return_dict_in_generate") or getattr(generation_config, "return_dict_in_generate", False):
@@ -65,8 +65,8 @@ class Table:
         return [*words, self._end]
 
 
-def put_on(trainer: Any, tokenizer: Any) -> None:
-    """Have the trainer's model answer from a table."""
+def put_on(trainer: Any, tokenizer: Any, *, beyond: int) -> None:
+    """Have the trainer's model answer from a table, with so much padding ``beyond`` the longest answer."""
     special = set(tokenizer.all_special_ids)
     size = _vocabulary(trainer.model)
     words = [number for number in range(min(len(tokenizer), size)) if number not in special]
@@ -76,7 +76,9 @@ def put_on(trainer: Any, tokenizer: Any) -> None:
     config = getattr(trainer, "generation_config", None) or trainer.model.generation_config
     end = config.eos_token_id if config is not None and config.eos_token_id is not None else tokenizer.eos_token_id
     end = end[0] if isinstance(end, list) else end
-    table = Table(words[::step][:POOL], tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end, pad)
+    table = Table(
+        words[::step][:POOL], tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end, pad, beyond
+    )
     _apart_in_evaluation(trainer, table)
     for model in {id(each): each for each in (trainer.model, trainer.accelerator.unwrap_model(trainer.model))}.values():
         model.generate, model.generate_batch = table, Batches(table)  # type: ignore[arg-type]

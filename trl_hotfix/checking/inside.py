@@ -69,9 +69,10 @@ class Check:
         drawn = runs.of(plain.but(drawn=True))
         judge = Judge(runs, plain, facts)
         if not judge.is_settled(drawn):
-            write("noted", text="the run draws random numbers while it trains, and they decide what it learns")
-            asked = [question for question in asked if question.relation == ""]
-            write("error", text="the run is another one with other random numbers: no relation can be asked of it")
+            whose = judge.draws(plain.but(drawn=True))
+            by = f" ({whose})" if whose else ""
+            write("error", text=f"no relation can be asked: random numbers{by} decide what each step of the run learns")
+            asked = []
         for question in asked:
             write("progress", on=question.relation)
             for answer in judge.answer(question):
@@ -121,7 +122,8 @@ def main(out: str, task: str) -> None:
         traceback.print_exception(error)
         frames = [each for each in traceback.extract_tb(error.__traceback__) if "trl_hotfix" not in each.filename]
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-        write("error", text=f"the script fails before it makes its trainer: {type(error).__name__}: {error}{where}")
+        text = f"the script fails before it makes its trainer: {type(error).__name__}: {error}{where}"
+        write("error", text=text, cut=any(each.startswith("the first ") for each in loading.TAKEN))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,13 @@ class Judge:
         plain = self._runs.of(self._plain)
         return not list(compare.differences(plain.run, drawn.run, TRAINING))
 
+    def draws(self, drawn: Variant) -> str:
+        """Return what of the user's code makes a run depend on random numbers, or nothing."""
+        pair = self._runs.of(self._plain).run, self._runs.of(drawn).run
+        found = list(compare.differences(*pair, TRAINING))
+        mine = self._blame.of_the_user(self._plain, drawn, found, TRAINING)
+        return self._blame.part(self._plain, drawn, mine, TRAINING) if mine else ""
+
     def answer(self, question: Question) -> list[Relation]:
         """Return what is known of a relation, of training and of metrics."""
         base = _empty(question)

@@ -182,7 +182,7 @@ class OneRun:
                 trainer.remove_callback(each)
         if "compute_loss_func" in variant.without and hasattr(trainer, "compute_loss_func"):
             trainer.compute_loss_func = None
-        if variant.wider:
+        if variant.wider and not self._outcome.facts["generates"]:
             trainer.data_collator = BesideALongerRow(trainer.data_collator, notes)
         if hasattr(trainer, "_get_train_sampler"):
             group = shape.group if self._outcome.facts["generates"] else 1
@@ -190,7 +190,9 @@ class OneRun:
         if self._outcome.facts["generates"]:
             generation.in_order()
             words = getattr(trainer, "processing_class", None) or trainer.tokenizer
-            generation.put_on(trainer, getattr(words, "tokenizer", words))
+            beyond = 8 if variant.wider else 0
+            generation.put_on(trainer, getattr(words, "tokenizer", words), beyond=beyond)
+            _note_width(trainer, notes)
         of_trl = owners.class_of_trl(type(trainer))
         if variant.of_trl:
             trainer.__class__ = of_trl
@@ -280,6 +282,17 @@ def _settings(told: Mapping[str, Any], args: Any) -> str:
         if name == "loss_type" or (name in told and value != default):
             words.append(f"{name}={value}")
     return " ".join(words)
+
+
+def _note_width(trainer: Any, notes: dict[str, Any]) -> None:
+    """Note how wide the widest batch is that the model computes."""
+
+    def note(module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        ids = kwargs.get("input_ids")
+        if ids is not None:
+            notes["width"] = max(notes.get("width", 0), ids.shape[1])
+
+    trainer.accelerator.unwrap_model(trainer.model).register_forward_pre_hook(note, with_kwargs=True)
 
 
 def _draw() -> None:

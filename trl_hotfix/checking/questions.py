@@ -48,8 +48,6 @@ def questions(plain: Variant, facts: Mapping[str, Any], notes: Mapping[str, Any]
 
 
 def _no_padding(facts: Mapping[str, Any]) -> str:
-    if facts["generates"]:
-        return "its batches are prompts, and the trainer pads them itself"
     return "its rows are packed, and have no padding" if facts["packs"] else ""
 
 
@@ -65,7 +63,10 @@ def check_asked(question: Question, plain: Outcome, other: Outcome) -> None:
         raise CannotBeAskedError(f"that run fails: {other.error}" + (f" ({other.where})" if other.where else ""))
     if not any(float(value.abs().max()) for step in plain.run.gradients for value in step.values()):
         raise CannotBeAskedError("its gradient is zero, and two runs that learn nothing agree about nothing")
-    if question.variant.wider and not other.notes.get("wider"):
-        raise CannotBeAskedError(str(other.notes.get("not wider")))
+    if "not wider" in other.notes and not other.notes["wider"]:
+        raise CannotBeAskedError(str(other.notes["not wider"]))
+    is_padded = question.variant.wider or question.variant.width
+    if is_padded and "width" in other.notes and other.notes["width"] <= plain.notes["width"]:
+        raise CannotBeAskedError("its trainer takes the padding away again")
     if question.variant.evaluates and not other.run.evaluations:
         raise CannotBeAskedError("that run did not evaluate")

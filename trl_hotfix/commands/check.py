@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
-import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .. import __version__
-from ..checking import environment
+from ..checking import process
 from ..checking.answers import VIOLATED, Answer
-from ..checking.not_checked import NOT_CHECKED
 from ..matching import versions
 from ..matching.hits import Answer as HitAnswer
 from ..reporting.table import show
@@ -24,7 +19,6 @@ from .check_screen import view
 from .common import Exit, say_json, search_path, unsupported
 from .progress import progress
 
-PACKAGE = __package__.partition(".")[0]
 MOST_RUNS = 20
 """About so many runs has a check, for the line of progress."""
 
@@ -95,9 +89,14 @@ def command(
         "configs": _pairs(configs, "--config", "NAME=DIR"),
         "online": online,
         "dry_run": dry_run,
-        "whole": False,
     }
-    answer = _checked(task, trl)
+    with progress("runs", MOST_RUNS) as advance:
+
+        def see(lines: Sequence[Mapping[str, Any]]) -> None:
+            steps = [line for line in lines if line["kind"] in ("progress", "relation")]
+            advance(min(len(steps), MOST_RUNS), steps[-1].get("on", "") if steps else "")
+
+        answer = process.checked(task, trl, path=search_path(sys.path), see=see)
     if as_json:
         say_json(answer)
     else:
@@ -130,91 +129,3 @@ def _code(answer: Answer) -> int:
 
 def _is_meant(relation: Any) -> bool:
     return str(relation["cause"] or "").startswith("meant ")
-
-
-def _checked(task: dict[str, Any], trl: str) -> Answer:
-    begin = time.monotonic()
-    answer: Answer = {
-        "trl_hotfix": __version__,
-        "trl": trl,
-        "script": task["script"],
-        "trainer": None,
-        "of_trl": None,
-        "place": None,
-        "error": None,
-        "taken": [],
-        "noted": [],
-        "not_checked": list(NOT_CHECKED),
-        "would_ask": [],
-        "bugs": [],
-        "relations": [],
-        "runs": 0,
-        "seconds": 0.0,
-    }
-    with tempfile.TemporaryDirectory(prefix="check-") as made:
-        # A link in its path would make every file in it stand elsewhere.
-        folder = Path(made).resolve()
-        for name in ("work", "out"):
-            (folder / name).mkdir()
-        environment.mirror(Path.cwd(), folder / "work")
-        out = _run({**task, "folder": str(folder / "work")}, folder)
-        for line in out:
-            _take(answer, line)
-    answer["seconds"] = round(time.monotonic() - begin, 1)
-    return answer
-
-
-def _take(answer: Answer, line: dict[str, Any]) -> None:
-    kind = line.pop("kind")
-    if kind == "trainer":
-        answer.update(line)  # type: ignore[typeddict-item]
-    elif kind == "relation":
-        answer["relations"].append(line)  # type: ignore[arg-type]
-    elif kind in ("taken", "noted"):
-        answer[kind].append(line["text"])  # type: ignore[literal-required]
-    elif kind == "would":
-        answer["would_ask"].append(line)  # type: ignore[arg-type]
-    elif kind == "error":
-        answer["error"] = line["text"]
-    elif kind == "runs":
-        answer["runs"] = line["count"]
-
-
-def _run(task: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Run the check in a process of its own, and return what it has written."""
-    file, out = folder / "out" / "task", folder / "out" / "lines"
-    file.write_text(json.dumps(task), encoding="utf-8")
-    out.touch()
-    command = [sys.executable, "-m", f"{PACKAGE}.checking.inside", str(out), str(file)]
-    offline = {} if task["online"] else environment.OFFLINE
-    variables = {**os.environ, **environment.VARIABLES, **offline, "PYTHONPATH": search_path(sys.path)}
-    with (folder / "out" / "log").open("w+b") as log, progress("runs", MOST_RUNS) as advance:
-        process = subprocess.Popen(
-            command, env=variables, cwd=task["folder"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-        try:
-            while process.poll() is None:
-                lines = _lines(out)
-                seen = [line for line in lines if line["kind"] in ("progress", "relation")]
-                advance(min(len(seen), MOST_RUNS), seen[-1].get("on", "") if seen else "")
-                time.sleep(0.1)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-        lines = _lines(out)
-        if process.returncode and not any(line["kind"] == "error" for line in lines):
-            log.seek(0)
-            last = (log.read().decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-            lines.append({"kind": "error", "text": f"the process ended with code {process.returncode}: {last}"})
-        keep = os.environ.get("TRL_HOTFIX_CHECK_LOG")
-        if keep:
-            log.seek(0)
-            Path(keep).write_bytes(log.read())
-    return lines
-
-
-def _lines(out: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line) for line in out.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-    ]
