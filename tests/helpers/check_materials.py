@@ -12,7 +12,10 @@ TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
-WORDS = "a bird can dream every fish gives half in just keen light men never own proud queens rest so the under very".split()
+WORDS = (
+    *("a", "bird", "can", "dream", "every", "fish", "gives", "half", "in", "just", "keen", "light", "men", "never"),
+    *("own", "proud", "queens", "rest", "so", "the", "under", "very"),
+)
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],

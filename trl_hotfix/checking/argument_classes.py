@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_GIVEN = "_trl_hotfix_given"
+_GIVEN, _FIELDS = "_trl_hotfix_given", "_trl_hotfix_fields"
 
 Make = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 """Returns what a config is given, of what the user gives and the defaults of its fields."""
@@ -22,9 +22,14 @@ Make = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 @dataclass
 class Given:
-    """What a config was given by the user, and the values of its fields when it was made."""
+    """What the user gave to a config.
+
+    ``arguments`` are those of the class that he calls, and ``fields`` what a class with an initializer of its own makes
+    of them. ``made`` has the values of its fields when it was made.
+    """
 
     arguments: dict[str, Any]
+    fields: dict[str, Any]
     made: dict[str, Any]
 
 
@@ -52,6 +57,7 @@ class ArgumentClasses:
         self._seen.add(cls)
         original = cls.__init__
         signature = inspect.signature(original)
+        is_generated = set(list(signature.parameters)[1:]) == defaults(cls).keys()
 
         @functools.wraps(original)
         def init(config: Any, *args: Any, **kwargs: Any) -> None:
@@ -67,11 +73,18 @@ class ArgumentClasses:
             outermost = self._level == 0
             self._level += 1
             try:
-                original(config, **_taken(signature, self.make(given, defaults(cls))))
+                if is_generated:
+                    vars(config).setdefault(_FIELDS, given)
+                    original(config, **self.make(given, defaults(cls)))
+                else:
+                    # It gives the fields to its base itself.
+                    original(config, *args, **kwargs)
             finally:
                 self._level -= 1
             if outermost:
-                vars(config)[_GIVEN] = Given(given, {name: _kept(value) for name, value in vars(config).items()})
+                fields = vars(config).pop(_FIELDS, given)
+                made = {name: _kept(value) for name, value in vars(config).items()}
+                vars(config)[_GIVEN] = Given(given, fields, made)
 
         cls.__init__ = init
 
@@ -89,14 +102,6 @@ def _by_name(
     return given
 
 
-def _taken(signature: inspect.Signature, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an initializer takes. That of a user may take few, and hand others to its base."""
-    parameters = signature.parameters.values()
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        return dict(arguments)
-    return {name: value for name, value in arguments.items() if name in signature.parameters}
-
-
 def defaults(cls: Any) -> dict[str, Any]:
     """Return the fields that a config class takes, with their defaults."""
     return {
@@ -111,7 +116,7 @@ def given_to(config: Any) -> dict[str, Any]:
     given: Given | None = vars(config).get(_GIVEN)
     if given is None:
         return {name: getattr(config, name) for name in defaults(type(config)) if hasattr(config, name)}
-    return {**given.arguments, **assigned(config, given)}
+    return {**given.fields, **assigned(config, given)}
 
 
 def assigned(config: Any, given: Given) -> dict[str, Any]:
@@ -123,13 +128,16 @@ def assigned(config: Any, given: Given) -> dict[str, Any]:
 
 def made_again(config: Any) -> Any:
     """Return a new config of what the user gave, with what the run changes now."""
-    fields = defaults(type(config))
-    given = given_to(config)
-    again = type(config)(**{name: value for name, value in given.items() if name in fields or not fields})
-    # What is no field, but was put there.
-    for name, value in vars(config).items():
-        if name not in vars(again) and name != _GIVEN:
-            setattr(again, name, value)
+    given: Given | None = vars(config).get(_GIVEN)
+    arguments, later = (given_to(config), {}) if given is None else (given.arguments, assigned(config, given))
+    parameters = inspect.signature(type(config).__init__).parameters
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    taken = {name: value for name, value in later.items() if takes_all or name in parameters}
+    again = type(config)(**{**arguments, **taken})
+    # What it does not take was put there, and so was what is no field.
+    others = {name: value for name, value in vars(config).items() if name not in vars(again) and name != _GIVEN}
+    for name, value in {**{name: later[name] for name in later.keys() - taken.keys()}, **others}.items():
+        setattr(again, name, value)
     return again
 
 

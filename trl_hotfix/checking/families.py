@@ -62,6 +62,8 @@ def small(config: Mapping[str, Any], vocabulary: int | None = None) -> dict[str,
     _of_positions(made)
     if vocabulary is not None:
         made["vocab_size"] = vocabulary
+        # The default of a family may be a token of its whole vocabulary.
+        made.setdefault("pad_token_id", None)
     made.pop("quantization_config", None)
     return made
 
