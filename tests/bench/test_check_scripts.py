@@ -57,6 +57,7 @@ def test_script(folder: Path, release: str, case: dict[str, Any]) -> None:
         "configs": {},
         "online": False,
         "dry_run": False,
+        "log": None,
     }
     path = f"{CHECKOUT}:{place.overlay}"
     answer = process.checked(task, release, python=str(place.python), path=path)

@@ -24,7 +24,7 @@ Make = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 class Given:
     """What the user gave to a config.
 
-    ``arguments`` are those of the class that he calls, and ``fields`` what a class with an initializer of its own makes
+    ``arguments`` go to the class that he calls, and ``fields`` what a class with an initializer of its own makes
     of them. ``made`` has the values of its fields when it was made.
     """
 

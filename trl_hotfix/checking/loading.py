@@ -37,7 +37,7 @@ class Loading:
 
     def install(self) -> None:
         import transformers
-        from transformers.models.auto import auto_factory
+        from transformers.models.auto import auto_factory, modeling_auto
         from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
         for owner, name in (
@@ -46,28 +46,33 @@ class Loading:
             (transformers.AutoTokenizer, "from_pretrained"),
             (transformers.AutoProcessor, "from_pretrained"),
             (PreTrainedTokenizerBase, "from_pretrained"),
-            (auto_factory._BaseAutoModelClass, "from_pretrained"),
         ):
             self._wrap(owner, name)
+        # Each has a method of its own.
+        for owner in vars(modeling_auto).values():
+            is_auto = isinstance(owner, type) and issubclass(owner, auto_factory._BaseAutoModelClass)
+            if is_auto and "from_pretrained" in vars(owner):
+                self._wrap(owner, "from_pretrained")
         loaded = vars(transformers.PreTrainedModel)["from_pretrained"].__func__
         folders = self._folders
 
         @functools.wraps(loaded)
         def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-            small = self._small(name)
-            if small is None and str(name) not in folders.names:
-                return loaded(cls, self._redirect.read(name), *args, **_on_cpu(kwargs))
-            return made(cls, Path(small or name), folders.names[str(small or name)], kwargs)
+            found = self._found(name)
+            if found not in folders.names:
+                return loaded(cls, found, *args, **_on_cpu(kwargs))
+            return made(cls, Path(found), folders.names[found], kwargs)
 
         transformers.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
         _shrink_what_is_built(transformers.PreTrainedModel)
 
-    def _small(self, name: Any) -> str | None:
-        """Return the small folder of a name, or None where what stands there is loaded as it is."""
+    def _found(self, name: Any) -> Any:
+        """Return the small folder of a name, or the one that is loaded as it is."""
         if not isinstance(name, (str, os.PathLike)) or str(name) in self._folders.names:
-            return None
-        found = self._folders.of(str(self._redirect.read(os.fspath(name))))
-        return str(found) if found is not None else None
+            return name
+        path = str(self._redirect.read(os.fspath(name)))
+        found = self._folders.of(path)
+        return str(found) if found is not None else path
 
     def _wrap(self, owner: Any, method: str) -> None:
         from transformers.models.auto import auto_factory
@@ -79,21 +84,20 @@ class Loading:
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
             first = 1 if isinstance(own, classmethod) else 0
-            if owner is auto_models:
+            if issubclass(owner, auto_models):
                 kwargs = _on_cpu(kwargs)
             key = next(
                 (key for key in ("pretrained_model_name_or_path", "pretrained_model_name") if key in kwargs), None
             )
             name = kwargs[key] if key else args[first]
-            small = self._small(name)
-            if small is None:
-                return original(*args, **kwargs)
+            place = self._found(name)
             if key:
-                kwargs[key] = small
+                kwargs[key] = place
             else:
-                args = (*args[:first], small, *args[first + 1 :])
+                args = (*args[:first], place, *args[first + 1 :])
             found = original(*args, **kwargs)
-            _rename(found, str(name))
+            if place != name:
+                _rename(found, str(name))
             return found
 
         setattr(owner, method, classmethod(load) if isinstance(own, classmethod) else staticmethod(load))

@@ -24,10 +24,10 @@ def is_trainer_of_trl(cls: type) -> bool:
 
 
 def has_own_loop(cls: type) -> bool:
-    """Return whether TRL's class has a training loop of its own, and does not call that of transformers."""
+    """Return whether TRL's class has a training loop of its own, and does not call transformers' own."""
     of_trl = (base for base in cls.__mro__ if f"{base.__module__}.".startswith("trl."))
     loops = [vars(base)["train"] for base in of_trl if "train" in vars(base)]
-    # It may be wrapped, and then its source is that of another.
+    # Its code, since the source of one that is wrapped is another's.
     return any("super" not in loop.__code__.co_names for loop in loops)
 
 

@@ -18,9 +18,6 @@ from .answers import Answer
 from .not_checked import NOT_CHECKED
 
 PACKAGE = __package__.partition(".")[0]
-LOG = "TRL_HOTFIX_CHECK_LOG"
-"""A variable with a file, into which goes what the script and its forks print."""
-
 Seen = Callable[[Sequence[Mapping[str, Any]]], None]
 """Takes the lines that are there so far."""
 
@@ -121,8 +118,8 @@ def _run(task: dict[str, Any], folder: Path, python: str, path: str, see: Seen) 
     if process.returncode and not any(line["kind"] == "error" for line in lines):
         last = (printed.decode(errors="replace").strip().splitlines() or ["nothing on standard error"])[-1]
         lines.append({"kind": "error", "text": f"the process ended with code {process.returncode}: {last}"})
-    if os.environ.get(LOG):
-        Path(os.environ[LOG]).write_bytes(printed)
+    if task.get("log"):
+        Path(task["log"]).write_bytes(printed)
     return lines
 
 

@@ -47,6 +47,12 @@ class _CheckCommand(click.Command):
 @click.option("--online", is_flag=True, help="Read configs, tokenizers and a few rows from the hub, never weights.")
 @click.option("--recipe", metavar="MODULE:FUNCTION", help="Where no process can fork: see relations --recipe.")
 @click.option("--dry-run", is_flag=True, help="Say what the check takes and asks, and ask nothing.")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write what the script and its forks print into FILE.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON.")
 @click.pass_context
 def command(
@@ -58,6 +64,7 @@ def command(
     online: bool,
     recipe: str | None,
     dry_run: bool,
+    log: Path | None,
     as_json: bool,
 ) -> int:
     """Does the run of a training script train right? In about two minutes, on a CPU.
@@ -89,6 +96,7 @@ def command(
         "configs": _pairs(configs, "--config", "NAME=DIR"),
         "online": online,
         "dry_run": dry_run,
+        "log": str(log.absolute()) if log is not None else None,
     }
     with progress("runs", MOST_RUNS) as advance:
 
