@@ -27,8 +27,8 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def cases() -> Iterator[Any]:
-    for release in RELEASES:
-        for case in CASES:
+    for case in CASES:
+        for release in case.get("releases", RELEASES):
             if SpecifierSet(case.get("trl", "")).contains(release):
                 yield pytest.param(release, case, id=f"{release}-{case['script']}", marks=pytest.mark.matrix)
 
@@ -66,6 +66,8 @@ def test_script(folder: Path, release: str, case: dict[str, Any]) -> None:
     assert (expected or "") in (answer["error"] or "")
     assert wrong(answer) == set(case.get("wrong", []))
     assert all(case.get("place", "") in str(place) for place in places(answer))
+    causes = {each["cause"] for each in answer["relations"] if each["part"] == "training" and each["cause"]}
+    assert case.get("cause") is None or case["cause"] in causes
     noted = "\n".join(answer["noted"])
     assert all(text in noted for text in case.get("noted", []))
 

@@ -10,10 +10,10 @@ What a run is made of: ``argument_classes`` makes each config again, with ``safe
 ``generation`` answers from a table, ``rewards`` asks rewards twice. ``environment`` keeps a script from GPUs, the hub
 and the disk. ``recorder`` notes gradients, weights and logs, and ``tracing`` what each module computes.
 
-``questions`` are the relations and when one cannot be asked, ``judging`` compares the runs, ``blame`` asks whose a
-difference is, ``owners`` knows what is the user's, ``places`` where two runs part. ``hits`` are the bugs of the
-catalogue that a run hits, and ``bugs`` settles them by a repaired run. ``answers`` is the shape of the answer, and
-``not_checked`` what it leaves out.
+``questions`` are the relations and when one cannot be asked, ``judging`` compares the runs (``comparing``), ``blame``
+asks whose a difference is, ``owners`` knows what is the user's, ``places`` where two runs part. ``hits`` are the bugs
+of the catalogue that a run hits, and ``bugs`` settles them by a repaired run. ``answers`` is the shape of the answer,
+and ``not_checked`` what it leaves out.
 
 torch, transformers and TRL are imported in that process only.
 """

@@ -8,6 +8,7 @@ from typing import Any
 from ..relations import compare
 from ..relations.compare import Difference
 from .answers import Relation
+from .comparing import differences
 from .forks import Outcome, Runs
 from .places import first_parting
 from .variant import ALL, Variant
@@ -55,7 +56,7 @@ class Blame:
         """Fill in what of TRL's makes the differences of an answer."""
         answer["whose"] = OF_TRL if self._is_trls(plain, other, of) else None
         known = [cause for cause in causes if cause is not None]
-        if known and len(known) == len(causes) and not any(cause.startswith("patch ") for cause in known):
+        if known and len(known) == len(causes):
             answer["cause"] = ", ".join(dict.fromkeys(known))
             return
         names = {_name(each) for each in answer["differences"]}
@@ -160,7 +161,7 @@ class Blame:
         left, right = (self._runs.of(variant.but(**changes)) for variant in (plain, other))
         if left.error or right.error or not _learns(left):
             return None
-        return list(compare.differences(left.run, right.run, of))
+        return differences(left, right, other, of)
 
     def _parting(self, plain: Variant, other: Variant) -> str:
         left, right = (self._runs.of(variant.but(traced=True)) for variant in (plain, other))

@@ -81,6 +81,11 @@ def without_gpu() -> None:
 
     torch.set_num_threads(1)
     torch.set_num_threads = lambda number: None
+    cuda: Any = torch.cuda
+    # A script asks these to choose a device or a dtype, and they raise where there is no GPU.
+    cuda.current_device = lambda: 0
+    cuda.set_device = lambda device: None
+    cuda.get_device_capability = lambda device=None: (8, 0)
     for owner in (torch.nn.Module, torch.Tensor):
         owner.cuda = lambda thing, *args, **kwargs: thing
         owner.to = _on_cpu(owner.to)
@@ -106,9 +111,14 @@ def _is_gpu(device: Any) -> bool:
 
 
 def without_pushing() -> None:
-    """Have nothing go to the hub."""
+    """Have nothing go to the hub, and nobody log in to it."""
+    import huggingface_hub
     import transformers
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-    for owner in (transformers.PreTrainedModel, transformers.Trainer, transformers.PretrainedConfig):
+    for name in ("login", "notebook_login", "interpreter_login"):
+        setattr(huggingface_hub, name, lambda *args, **kwargs: None)
+    owners = (transformers.PreTrainedModel, transformers.Trainer, transformers.PretrainedConfig)
+    for owner in (*owners, PreTrainedTokenizerBase):
         if hasattr(owner, "push_to_hub"):
             owner.push_to_hub = lambda *args, **kwargs: None

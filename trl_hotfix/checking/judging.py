@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..matching.versions import installed
-from ..relations import compare, ledger
+from ..relations import ledger
 from ..relations.compare import Difference
 from ..relations.run import Run
 from .answers import HOLDS, NOT_ASKED, VIOLATED, Relation
 from .blame import METRICS, TRAINING, Blame, Parts
+from .comparing import differences
 from .forks import Outcome, Runs
 from .questions import WHY, Question, check_asked
 from .variant import CannotBeAskedError, Variant
@@ -30,12 +31,11 @@ class Judge:
     def is_settled(self, drawn: Outcome) -> bool:
         """Return whether the run is the same with other random numbers."""
         plain = self._runs.of(self._plain)
-        return not list(compare.differences(plain.run, drawn.run, TRAINING))
+        return not differences(plain, drawn, self._plain, TRAINING)
 
     def draws(self, drawn: Variant) -> str:
         """Return what of the user's code makes a run depend on random numbers, or nothing."""
-        pair = self._runs.of(self._plain).run, self._runs.of(drawn).run
-        found = list(compare.differences(*pair, TRAINING))
+        found = differences(self._runs.of(self._plain), self._runs.of(drawn), drawn, TRAINING)
         mine = self._blame.of_the_user(self._plain, drawn, found, TRAINING)
         return self._blame.part(self._plain, drawn, mine, TRAINING) if mine else ""
 
@@ -50,11 +50,11 @@ class Judge:
             check_asked(question, plain, other)
         except CannotBeAskedError as error:
             return [{**base, "state": NOT_ASKED, "reason": str(error)}]
-        training = list(compare.differences(plain.run, other.run, TRAINING))
+        training = differences(plain, other, question.variant, TRAINING)
         if training:
             # What a run logs follows from its training.
             return self._judged(base, question, training, TRAINING)
-        metrics = list(compare.differences(plain.run, other.run, METRICS))
+        metrics = differences(plain, other, question.variant, METRICS)
         return [base, *(self._judged({**base, "part": "metrics"}, question, metrics, METRICS))]
 
     def _judged(self, base: Relation, question: Question, found: Sequence[Difference], of: Parts) -> list[Relation]:
@@ -84,7 +84,8 @@ class Judge:
 
     def _causes(self, question: Question, found: Sequence[Difference], of: Parts) -> list[str | None]:
         """Return the cause on record of each difference."""
-        here = ledger.here(ledger.load(), installed, on=False)
+        # Whether a patch is the cause, a run with it shows.
+        here = [each for each in ledger.here(ledger.load(), installed, on=False) if not each.patch]
         # What TRL means, or logs as a mean of means, is no other in a release that the ledger has not asked.
         others = [each for each in ledger.load() if each.meant or each.new]
         findings = [*here, *others]

@@ -60,7 +60,7 @@ class Loading:
         def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             found = self._found(name)
             if found not in folders.names:
-                return loaded(cls, found, *args, **_on_cpu(kwargs))
+                return _as_float(loaded(cls, found, *args, **_on_cpu(kwargs)))
             return made(cls, Path(found), folders.names[found], kwargs)
 
         transformers.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
@@ -127,6 +127,11 @@ def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
     if kept.get("attn_implementation") not in (None, "eager", "sdpa"):
         kept.pop("attn_implementation")
     return kept
+
+
+def _as_float(found: Any) -> Any:
+    """Return what was loaded in float32. It may be a model with a report."""
+    return (found[0].float(), *found[1:]) if isinstance(found, tuple) else found.float()
 
 
 def made(cls: Any, folder: Path, name: str, kwargs: dict[str, Any]) -> Any:

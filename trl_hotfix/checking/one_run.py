@@ -163,6 +163,7 @@ class OneRun:
             "settings": _settings(self._told, trainer.args),
             "parameters": sum(weight.numel() for weight in trainer.model.parameters()),
             "packs": bool(getattr(trainer.args, "packing", False) or getattr(trainer.args, "padding_free", False)),
+            "generation": _has_generations_of_its_own(self._told),
             "reused": _generates_for_several_steps(trainer.args),
         }
         if self._variant == Variant():
@@ -209,6 +210,8 @@ def arguments_of(
     if "gradient_accumulation_steps" in fields:
         shape = shape_of(given_arguments, fields)
         safe |= as_arguments(shape, variant.batch_size, variant.accumulation, fields)
+    if variant.generation:
+        safe["steps_per_generation"] = variant.generation * safe["gradient_accumulation_steps"]
     if variant.width:
         safe["pad_to_multiple_of"] = variant.width
     if safe.get("packing"):
@@ -272,6 +275,12 @@ def _generates_for_several_steps(args: Any) -> bool:
     times = getattr(args, "steps_per_generation", None)
     several = times is not None and times != args.gradient_accumulation_steps
     return several or (getattr(args, "num_iterations", 1) or 1) > 1
+
+
+def _has_generations_of_its_own(told: Mapping[str, Any]) -> bool:
+    """Return whether the user has one generation serve other than one step."""
+    times, accumulation = told.get("steps_per_generation"), told.get("gradient_accumulation_steps") or 1
+    return (times is not None and times != accumulation) or told.get("generation_batch_size") is not None
 
 
 def _settings(told: Mapping[str, Any], args: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,8 @@ def _run(task: dict[str, Any], folder: Path, python: str, path: str, see: Seen) 
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            # With its forks it is a group, which an interrupt ends.
+            start_new_session=True,
         )
         try:
             while process.poll() is None:
@@ -110,7 +113,7 @@ def _run(task: dict[str, Any], folder: Path, python: str, path: str, see: Seen) 
                 time.sleep(0.1)
         finally:
             if process.poll() is None:
-                process.terminate()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         lines = _lines(out)
         log.seek(0)

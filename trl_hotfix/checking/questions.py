@@ -14,6 +14,7 @@ WHY = {
     "accumulation": "A step is over the same rows, however many are computed at a time.",
     "padding": "Padding is no part of a text. How much there is says nothing.",
     "order": "A loss is a sum over the rows of a batch, and a sum has no order.",
+    "generation": "The first step is over the same rows, however many steps a generation serves.",
     "evaluation": "To look at a model does not change it.",
 }
 
@@ -43,6 +44,8 @@ def questions(plain: Variant, facts: Mapping[str, Any], notes: Mapping[str, Any]
     else:
         yield Question("padding", plain.but(wider=True), _no_padding(facts))
     yield Question("order", plain.but(reversed=True), _no_order(facts, notes))
+    if facts["generation"]:
+        yield Question("generation", plain.but(generation=2))
     no_rows = "" if facts["evaluates"] else "the run has no rows to evaluate"
     yield Question("evaluation", plain.but(evaluates=True), no_rows)
 

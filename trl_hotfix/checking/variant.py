@@ -18,7 +18,8 @@ class Variant:
 
     ``batch_size`` and ``accumulation`` share the rows of a step; 0 leaves them as the run has them. ``wider``: each
     batch is collated beside a longer row, or padded to a multiple of ``width``. ``reversed``: the rows of a step come
-    in the opposite order. ``evaluates`` on each step. ``drawn``: random numbers are drawn before the first step.
+    in the opposite order. ``generation``: one generation serves so many steps. ``evaluates`` on each step. ``drawn``:
+    random numbers are drawn before the first step.
 
     ``of_trl``: TRL's own class trains in place of the user's. ``without``: arguments of the user's for which TRL's
     defaults stand, such as ``data_collator``. ``methods``: methods of the user's class for which TRL's stand.
@@ -33,6 +34,7 @@ class Variant:
     wider: bool = False
     width: int = 0
     reversed: bool = False
+    generation: int = 0
     evaluates: bool = False
     drawn: bool = False
     of_trl: bool = False
@@ -54,6 +56,7 @@ class Variant:
                 ("beside a longer row", self.wider),
                 (f"padded to multiples of {self.width}", self.width > 0),
                 ("rows reversed", self.reversed),
+                (f"one generation for {self.generation} steps", self.generation > 0),
                 ("with evaluation", self.evaluates),
             )
             if is_so

@@ -45,7 +45,6 @@ class _CheckCommand(click.Command):
     "--config", "configs", multiple=True, metavar="NAME=DIR", help="The config and tokenizer of a model of the hub."
 )
 @click.option("--online", is_flag=True, help="Read configs, tokenizers and a few rows from the hub, never weights.")
-@click.option("--recipe", metavar="MODULE:FUNCTION", help="Where no process can fork: see relations --recipe.")
 @click.option("--dry-run", is_flag=True, help="Say what the check takes and asks, and ask nothing.")
 @click.option(
     "--log",
@@ -62,7 +61,6 @@ def command(
     rows: tuple[str, ...],
     configs: tuple[str, ...],
     online: bool,
-    recipe: str | None,
     dry_run: bool,
     log: Path | None,
     as_json: bool,
@@ -78,8 +76,9 @@ def command(
     Exit codes: 0 fine; 1 the run hits a bug, or a relation of its training does not hold; 2 the script cannot be
     checked, or usage; 4 no TRL, or one that is not supported.
     """
-    if not script.is_file():
-        raise click.ClickException(f"{script}: there is no such file; expected a training script")
+    if not script.is_file() or script.suffix != ".py":
+        found = "this file" if script.exists() else "no such file"
+        raise click.ClickException(f"{script}: expected a training script in Python (.py), found {found}")
     if not hasattr(os, "fork"):
         raise click.ClickException(
             "this system cannot fork a process: use trl-hotfix relations --recipe MODULE:FUNCTION"
