@@ -21,7 +21,8 @@ POOL = 96
 class Table:
     """Stands on a model in place of ``generate``."""
 
-    def __init__(self, words: list[int], end: int, pad: int, beyond: int) -> None:
+    def __init__(self, words: list[int], end: int, pad: int, *, beyond: int, length: int) -> None:
+        self._length = length
         self._words, self._end, self._pad, self._beyond = words, end, pad, beyond
         self._asked: Counter[tuple[int, ...]] = Counter()
 
@@ -60,13 +61,16 @@ class Table:
         number = self._asked[asked]
         self._asked[asked] += 1
         seed = zlib.crc32(repr((asked, number)).encode())
-        length = 2 + seed % (LONGEST - 1)
+        length = self._length or 2 + seed % (LONGEST - 1)
         words = [self._words[(seed // (7 + place) + 31 * place) % len(self._words)] for place in range(length)]
         return [*words, self._end]
 
 
-def put_on(trainer: Any, tokenizer: Any, *, beyond: int) -> None:
-    """Have the trainer's model answer from a table, with so much padding ``beyond`` the longest answer."""
+def put_on(trainer: Any, tokenizer: Any, *, beyond: int, length: int) -> None:
+    """Have the trainer's model answer from a table, with so much padding ``beyond`` the longest answer.
+
+    All answers have this ``length``, or each its own with 0.
+    """
     special = set(tokenizer.all_special_ids)
     size = _vocabulary(trainer.model)
     words = [number for number in range(min(len(tokenizer), size)) if number not in special]
@@ -76,9 +80,8 @@ def put_on(trainer: Any, tokenizer: Any, *, beyond: int) -> None:
     config = getattr(trainer, "generation_config", None) or trainer.model.generation_config
     end = config.eos_token_id if config is not None and config.eos_token_id is not None else tokenizer.eos_token_id
     end = end[0] if isinstance(end, list) else end
-    table = Table(
-        words[::step][:POOL], tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end, pad, beyond
-    )
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end
+    table = Table(words[::step][:POOL], end, pad, beyond=beyond, length=length)
     _apart_in_evaluation(trainer, table)
     for model in {id(each): each for each in (trainer.model, trainer.accelerator.unwrap_model(trainer.model))}.values():
         model.generate, model.generate_batch = table, Batches(table)  # type: ignore[arg-type]

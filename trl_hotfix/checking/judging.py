@@ -44,7 +44,7 @@ class Judge:
         base = _empty(question)
         if question.refused:
             return [{**base, "state": NOT_ASKED, "reason": question.refused}]
-        plain = self._runs.of(self._plain)
+        plain = self._runs.of(question.base)
         other = self._runs.of(question.variant)
         try:
             check_asked(question, plain, other)
@@ -62,24 +62,24 @@ class Judge:
         if not found:
             return [base]
         answers = []
-        mine = self._blame.of_the_user(self._plain, question.variant, found, of)
+        mine = self._blame.of_the_user(question.base, question.variant, found, of)
         # In training one number follows from the other.
         theirs = [each for each in found if each not in mine] if of is METRICS or not mine else []
         if mine:
             answer = self._violated(base, question, found if of is TRAINING else mine, of)
-            self._blame.yours(answer, self._plain, question.variant, mine, of)
+            self._blame.yours(answer, question.base, question.variant, mine, of)
             answers.append(answer)
         if theirs:
             answer = self._violated(base, question, theirs, of)
             causes = self._causes(question, theirs, of)
-            self._blame.of_trl(answer, self._plain, question.variant, causes, of)
+            self._blame.of_trl(answer, question.base, question.variant, causes, of)
             answers.append(answer)
         return answers
 
     def _violated(self, base: Relation, question: Question, found: Sequence[Difference], of: Parts) -> Relation:
         answer: Relation = {**base, "state": VIOLATED, "differences": as_data(found)}
         if of is TRAINING:
-            answer["factor"] = factor(self._runs.of(self._plain).run, self._runs.of(question.variant).run)
+            answer["factor"] = factor(self._runs.of(question.base).run, self._runs.of(question.variant).run)
         return answer
 
     def _causes(self, question: Question, found: Sequence[Difference], of: Parts) -> list[str | None]:

@@ -192,7 +192,8 @@ class OneRun:
             generation.in_order()
             words = getattr(trainer, "processing_class", None) or trainer.tokenizer
             beyond = 8 if variant.wider else 0
-            generation.put_on(trainer, getattr(words, "tokenizer", words), beyond=beyond)
+            length = generation.LONGEST if variant.equal_lengths else 0
+            generation.put_on(trainer, getattr(words, "tokenizer", words), beyond=beyond, length=length)
             _note_width(trainer, notes)
         of_trl = owners.class_of_trl(type(trainer))
         if variant.of_trl:

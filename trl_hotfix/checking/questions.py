@@ -21,9 +21,10 @@ WHY = {
 
 @dataclass(frozen=True)
 class Question:
-    """Whether the run of ``variant`` is the run as it is. ``refused`` has why that cannot be asked."""
+    """Whether the run of ``variant`` is that of ``base``. ``refused`` has why it cannot be asked."""
 
     relation: str
+    base: Variant
     variant: Variant
     refused: str = ""
 
@@ -36,18 +37,20 @@ def questions(plain: Variant, facts: Mapping[str, Any], notes: Mapping[str, Any]
     if facts["rows"] is not None and facts["rows"] * (shape.group if facts["generates"] else 1) < shape.rows:
         few = f"its trainer has made {facts['rows']} rows of those taken, and a step has {shape.rows}"
     for batch_size, times in others:
-        yield Question("accumulation", plain.but(batch_size=batch_size, accumulation=times), few)
+        yield Question("accumulation", plain, plain.but(batch_size=batch_size, accumulation=times), few)
     if not others:
-        yield Question("accumulation", plain, "a batch must have whole groups, and has no parts")
+        yield Question("accumulation", plain, plain, "a batch must have whole groups, and has no parts")
     if facts["generates"] and facts["widens"]:
-        yield Question("padding", plain.but(width=16))
+        yield Question("padding", plain, plain.but(width=16))
     else:
-        yield Question("padding", plain.but(wider=True), _no_padding(facts))
-    yield Question("order", plain.but(reversed=True), _no_order(facts, notes))
+        yield Question("padding", plain, plain.but(wider=True), _no_padding(facts))
+    yield Question("order", plain, plain.but(reversed=True), _no_order(facts, notes))
     if facts["generation"]:
-        yield Question("generation", plain.but(generation=2))
+        # A loss by the tokens of a generation has those of several steps.
+        alike = plain.but(equal_lengths=True)
+        yield Question("generation", alike, alike.but(generation=2))
     no_rows = "" if facts["evaluates"] else "the run has no rows to evaluate"
-    yield Question("evaluation", plain.but(evaluates=True), no_rows)
+    yield Question("evaluation", plain, plain.but(evaluates=True), no_rows)
 
 
 def _no_padding(facts: Mapping[str, Any]) -> str:

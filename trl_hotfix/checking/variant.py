@@ -18,7 +18,8 @@ class Variant:
 
     ``batch_size`` and ``accumulation`` share the rows of a step; 0 leaves them as the run has them. ``wider``: each
     batch is collated beside a longer row, or padded to a multiple of ``width``. ``reversed``: the rows of a step come
-    in the opposite order. ``generation``: one generation serves so many steps. ``evaluates`` on each step. ``drawn``:
+    in the opposite order. ``generation``: one generation serves so many steps. ``equal_lengths``: all answers have
+    one length. ``evaluates`` on each step. ``drawn``:
     random numbers are drawn before the first step.
 
     ``of_trl``: TRL's own class trains in place of the user's. ``without``: arguments of the user's for which TRL's
@@ -35,6 +36,7 @@ class Variant:
     width: int = 0
     reversed: bool = False
     generation: int = 0
+    equal_lengths: bool = False
     evaluates: bool = False
     drawn: bool = False
     of_trl: bool = False
