@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("release", "case"), cases())
+@pytest.mark.parametrize(("release", "case"), list(cases()))
 def test_script(folder: Path, release: str, case: dict[str, Any]) -> None:
     shutil.copy(SCRIPTS / case["script"], folder)
     place = layout.main_place(release)

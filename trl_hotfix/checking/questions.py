@@ -21,7 +21,7 @@ WHY = {
 
 @dataclass(frozen=True)
 class Question:
-    """Whether the run of ``variant`` is that of ``base``. ``refused`` has why it cannot be asked."""
+    """Whether the run of ``variant`` agrees with the run of ``base``. ``refused`` has why it cannot be asked."""
 
     relation: str
     base: Variant
