@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def _pair(number: int) -> dict[str, Any]:
     }
 
 
-ROWS = {
+ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
     "text": lambda number: {"text": text(number, 2 + number % 7)},
     "completions": lambda number: {"prompt": text(number, 2), "completion": " " + text(number + 1, 1 + number % 6)},
     "chat": lambda number: {"messages": [*_pair(number)["prompt"], *_pair(number)["chosen"]]},
