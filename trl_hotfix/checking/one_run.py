@@ -171,6 +171,8 @@ class OneRun:
         return facts
 
     def _prepare(self, trainer: Any) -> None:
+        from transformers import EarlyStoppingCallback
+
         variant, notes = self._variant, self._outcome.notes
         shape = self._outcome.facts["shape"]
         without_dropout(trainer.model)
@@ -178,6 +180,8 @@ class OneRun:
             without_dropout(trainer.ref_model)
         if "data_collator" in variant.without and owners.is_of_library(type(self._collator)):
             trainer.data_collator = self._collator
+        # It refuses a run without evaluations.
+        trainer.remove_callback(EarlyStoppingCallback)
         if "callbacks" in variant.without:
             for each in [one for one in trainer.callback_handler.callbacks if not owners.is_of_library(type(one))]:
                 trainer.remove_callback(each)
