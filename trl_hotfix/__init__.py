@@ -5,13 +5,14 @@
 It imports nothing: Python loads this package at its start when ``TRL_HOTFIX`` is set, while ``sys.path`` is
 still incomplete. The names below load what they need when they are first used.
 
-Rooms: ``commands``, ``scanning``, ``recording``, ``verification``, ``relations``, ``patching``, ``reporting``,
-``matching``, ``selection``, ``catalogue``, ``patches``, ``testing``, ``authoring``; each names its modules. On the
-ground, beneath all of them: ``model`` has the types that rooms share, ``errors`` the errors, ``settings`` parses the
-variables, ``log`` writes on standard error (``standard_error``), ``call`` is what a wrapper gets, ``witness``
-counts the calls, ``by_identity`` holds trainers weakly, ``import_hooks`` wait for modules, ``signal_handlers`` tells
-apart whose exception it is, ``stopping`` ends an import with a message, ``regular_files`` reads a user's file. ``api``
-has the public functions, ``autostart`` starts them with the interpreter, ``__main__`` is the command line.
+Rooms: ``commands``, ``checking``, ``scanning``, ``recording``, ``verification``, ``relations``, ``patching``,
+``reporting``, ``matching``, ``selection``, ``catalogue``, ``patches``, ``testing``, ``authoring``; each names its
+modules. On the ground, beneath all of them: ``model`` has the types that rooms share, ``errors`` the errors,
+``settings`` parses the variables, ``log`` writes on standard error (``standard_error``), ``call`` is what a wrapper
+gets, ``witness`` counts the calls, ``by_identity`` holds trainers weakly, ``import_hooks`` wait for modules,
+``signal_handlers`` tells apart whose exception it is, ``stopping`` ends an import with a message, ``regular_files``
+reads a user's file. ``api`` has the public functions, ``autostart`` starts them with the interpreter, ``__main__`` is
+the command line.
 """
 
 TYPE_CHECKING = False  # type checkers know the name; `typing` would cost 3 ms at every interpreter start

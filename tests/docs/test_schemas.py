@@ -31,6 +31,7 @@ WITH = {
     "diff": ["--json", "a.json", "b.json"],
     "status": ["--json", "a.json"],
     "relations": ["--json", "--trainer", "DPO", "--relation", "effects"],
+    "check": ["--json", "--dry-run", str(CHECKOUT / "tests" / "launched" / "checked.py")],
     "fingerprint": ["--json", "--wheel", str(metadata.distribution("trl").locate_file(""))],
 }
 """The arguments of commands for which ``--json`` is not enough. The installed TRL takes the place of a wheel."""

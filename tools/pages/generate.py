@@ -43,6 +43,7 @@ SECTIONS = {
         "audit.md",
         your_stack.PATH,
         "upgrade.md",
+        "check.md",
         "relations.md",
         relation_pages.PATH,
         "faq.md",

@@ -41,6 +41,7 @@ NAMES = (
     "diff",
     "compare",
     "relations",
+    "check",
     "new",
     "pack",
 )

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import trl_hotfix
-from trl_hotfix.authoring import absent
+from trl_hotfix.authoring import absent, judge
 from trl_hotfix.matching.versions import in_range
 
 import tiny
@@ -38,18 +38,21 @@ def train() -> tiny.TrainingResult:
 
     if in_range(metadata.version("trl"), "<0.23.0") or in_range(transformers.__version__, "<5.0"):
         return tiny.TrainingResult(absent("transformers 4 reads tokenizer.json, and older releases are out of range"))
-    rows = [{"text": text} for text in TEXTS]
-    sft, model = sft_steps.sft_steps(rows, tokenizer("LlamaTokenizer"))
-    outcome = sft_steps.judged_sft_steps(sft, model, {"right": lambda row: row_of(row, right_ids), "wrong": wrong_row})
-    runs = {"SFT": sft, **{method: trained(method, "LlamaTokenizer") for method in ("DPO", "GRPO")}}
+    runs = {method: trained(method, "LlamaTokenizer") for method in ("DPO", "GRPO")}
+    outcome = None
+    # transformers 5.2 to 5.5 divides SFT's gradient twice, so it is not that of the formula.
+    if not in_range(transformers.__version__, ">=5.2,<5.5.4"):
+        rows = [{"text": text} for text in TEXTS]
+        runs["SFT"], model = sft_steps.sft_steps(rows, tokenizer("LlamaTokenizer"))
+        kinds = {"right": lambda row: row_of(row, right_ids), "wrong": wrong_row}
+        outcome = sft_steps.judged_sft_steps(runs["SFT"], model, kinds)
     patched = trl_hotfix.status()[ID].state.value == "applied"
     for method, run in runs.items():
         acts = tiny.acts(ID, f"trl.trainer.{method.lower()}_trainer:{method}Trainer.__init__", run)
         assert acts == (1 if patched else None), (method, acts)
-    for method in ("DPO", "GRPO"):
-        expected = trained(method, "PreTrainedTokenizerFast")
-        assert same(runs[method], expected) == patched, f"{method}: patched={patched}"
-    return tiny.result_of_runs(runs, outcome)
+    equal = {method: same(runs[method], trained(method, "PreTrainedTokenizerFast")) for method in ("DPO", "GRPO")}
+    assert set(equal.values()) == {patched}, (equal, patched)
+    return tiny.result_of_runs(runs, outcome or judge(float(equal["DPO"]), right=1.0, wrong=0.0))
 
 
 def unaffected() -> tiny.TrainingResult:
@@ -135,6 +138,8 @@ def trained(method: str, class_name: str) -> Any:
             return trainer
         pairs = [{"prompt": text, "chosen": " w3 w4", "rejected": "\nw5"} for text in TEXTS]
         data = Dataset.from_list(pairs)
+        # The fingerprint of a dataset has the config in it, so folders must not have new names each time.
+        settings |= {name: str(Path(tempfile.gettempdir(), "dpo")) for name in ("output_dir", "logging_dir")}
         trainer = tiny.trainer(
             recorder,
             model=model,

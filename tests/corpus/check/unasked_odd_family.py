@@ -1,0 +1,5 @@
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+
+rows = load_dataset("json", data_files="text.jsonl", split="train")
+SFTTrainer("odd-model", args=SFTConfig("out"), train_dataset=rows).train()
