@@ -1,6 +1,6 @@
 """``check`` on scripts as people write them: what is wrong on purpose is found with its place, and nothing else is.
 
-``tests/corpus/check/scripts.yaml`` has what each script should get.
+``tests/checked/scripts.yaml`` has what each script should get.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trl_hotfix.checking.answers import VIOLATED, Answer
 from bench.releases import layout
 from helpers import check_materials
 
-SCRIPTS = Path(__file__).parents[1] / "corpus/check"
+SCRIPTS = Path(__file__).parents[1] / "checked"
 CASES: list[dict[str, Any]] = yaml.safe_load((SCRIPTS / "scripts.yaml").read_text(encoding="utf-8"))
 RELEASES = ("1.16.0", "0.19.1")
 CHECKOUT = Path(__file__).parents[2]

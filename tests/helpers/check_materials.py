@@ -1,4 +1,4 @@
-"""A folder as the scripts of tests/corpus/check expect it: a large model without weights, its tokenizer, and rows."""
+"""A folder as the scripts of tests/checked expect it: a large model without weights, its tokenizer, and rows."""
 
 from __future__ import annotations
 
