@@ -52,12 +52,12 @@ def _mend(processing_class: Any, call: Call) -> None:
     """Give a byte-level tokenizer that splits at ``▁`` the model and the steps of its ``tokenizer.json``."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if type(getattr(backend, "pre_tokenizer", None)).__name__ != "Metaspace" or backend.token_to_id("Ġ") is None:
+    if type(getattr(backend, "pre_tokenizer", None)).__name__ != "Metaspace" or backend.token_to_id("Ġ") is None:  # type: ignore[union-attr]
         return
     shipped = _shipped(tokenizer.name_or_path)
-    if shipped is None and backend.token_to_id("▁") is not None:
+    if shipped is None and backend.token_to_id("▁") is not None:  # type: ignore[union-attr]
         return  # Like Llama 2, whose vocabulary has both.
-    if shipped is None or shipped.get_vocab() != {token: backend.token_to_id(token) for token in shipped.get_vocab()}:
+    if shipped is None or shipped.get_vocab() != {token: backend.token_to_id(token) for token in shipped.get_vocab()}:  # type: ignore[union-attr]
         _log.warning(
             "The tokenizer %r is byte-level, and transformers reads it as Llama 2's: it loses spaces and line breaks. "
             "Its tokenizer.json was not found, or has another vocabulary, so nothing is repaired. Load it with "
@@ -66,8 +66,8 @@ def _mend(processing_class: Any, call: Call) -> None:
         )
     elif type(shipped.decoder).__name__ == "ByteLevel":
         call.act()
-        backend.model, backend.normalizer = shipped.model, shipped.normalizer
-        backend.pre_tokenizer, backend.decoder = shipped.pre_tokenizer, shipped.decoder
+        backend.model, backend.normalizer = shipped.model, shipped.normalizer  # type: ignore[union-attr]
+        backend.pre_tokenizer, backend.decoder = shipped.pre_tokenizer, shipped.decoder  # type: ignore[union-attr]
 
 
 def _shipped(name: str) -> Any:
@@ -107,7 +107,7 @@ def spaces_are_kept(module: ModuleType) -> Outcome:
     shipped.pre_tokenizer, shipped.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     others = {"args": Stopping(), **({"reward_funcs": len} if "reward_funcs" in parameters else {})}
     # To make a real dataset takes longer than all else.
-    rows = object.__new__(type("Rows", (Dataset,), {"column_names": []}))
+    rows = object.__new__(type("Rows", (Dataset,), {"column_names": []}))  # type: ignore[var-annotated]
     with tempfile.TemporaryDirectory() as folder, suppress(StopConstruction):
         shipped.save(f"{folder}/tokenizer.json")
         Path(folder, "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))

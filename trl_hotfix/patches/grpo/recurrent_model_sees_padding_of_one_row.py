@@ -39,7 +39,7 @@ def cut_the_padding_of_one_row(call: Call) -> Any:
 
 def _is_recurrent(model: Any) -> bool:
     config = getattr(model, "config", None)
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
     return str(getattr(text_config, "model_type", "")).removesuffix("_text") in _RECURRENT
 
 
