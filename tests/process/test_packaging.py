@@ -120,9 +120,9 @@ def _is_docstring(statement: ast.stmt) -> bool:
 def test_the_wheel_is_small(distributions: dict[str, Path]) -> None:
     """A patch takes 4 KB: half of it is its module, and the rest its proof, its entry and its evidence.
 
-    The relations take 50 KB, their ledger 5 of them.
+    The relations take 50 KB, their ledger 5 of them, and the check of a script takes another 40.
     """
-    assert distributions["wheel"].stat().st_size < 640_000 + 4_300 * len(loading.load())
+    assert distributions["wheel"].stat().st_size < 680_000 + 4_300 * len(loading.load())
 
 
 def test_two_builds_are_the_same_files(build: Build, distributions: dict[str, Path], tmp_path: Path) -> None:

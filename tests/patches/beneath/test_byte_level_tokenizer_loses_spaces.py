@@ -145,6 +145,8 @@ def test_what_trl_loads_is_repaired(
 ) -> None:
     """SFT loads it by ``AutoProcessor``, and Reward by ``AutoTokenizer``."""
     module, loader = MODULES.get(name, SFT), "AutoTokenizer" if name == "Reward" else "AutoProcessor"
+    if not hasattr(module, loader):
+        pytest.skip("in this release the trainer loads no tokenizer")
     calls: list[Any] = []
 
     def load(*args: Any, **options: Any) -> Any:
