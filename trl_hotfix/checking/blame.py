@@ -70,7 +70,7 @@ class Blame:
             answer["whose"] = OF_TRL
             answer["reason"] = f"{', '.join(in_part)}: repaired with TRL_HOTFIX=1, and a smaller difference is left"
         # All that comes later follows from the first gradient.
-        if known and (len(known) == len(causes) or (of is TRAINING and causes[0] is not None)):
+        if of is TRAINING and causes[0] is not None:
             answer["cause"] = ", ".join(dict.fromkeys(known))
             return
         if known:

@@ -66,9 +66,9 @@ def facts(trainer: Any, given: dict[str, Any]) -> dict[str, Any]:
     of_trl = class_of_trl(cls)
     own: dict[str, Any] = {"class": "" if cls is of_trl else f"{cls.__qualname__} ({where(cls)})"}
     own["methods"] = {name: where(method) for name, method in own_methods(cls)} if cls is not of_trl else {}
-    own["data_collator"] = "" if is_of_library(type(trainer.data_collator)) else described(trainer.data_collator)
-    if inspect.isfunction(trainer.data_collator):
-        own["data_collator"] = "" if is_of_library(trainer.data_collator) else described(trainer.data_collator)
+    collator = trainer.data_collator
+    made = collator if inspect.isfunction(collator) else type(collator)
+    own["data_collator"] = "" if is_of_library(made) else described(collator)
     loss = given.get("compute_loss_func") or getattr(trainer, "compute_loss_func", None)
     own["compute_loss_func"] = described(loss) if loss is not None and not is_of_library(loss) else ""
     callbacks = [each for each in trainer.callback_handler.callbacks if not is_of_library(type(each))]
