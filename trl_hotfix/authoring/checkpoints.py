@@ -33,7 +33,7 @@ def keep_beside_checkpoint(args: Any, state: Any, name: str, model: Any, tensors
         save_file({key: value.detach().cpu().contiguous() for key, value in contents.items()}, folder / name)
     except (OSError, SafetensorError) as error:
         _log.warning(
-            "%s cannot be written, and a run that is resumed from there begins it anew: %s", folder / name, error
+            "%s cannot be written, and a run that resumes from there begins it again: %s", folder / name, error
         )
 
 

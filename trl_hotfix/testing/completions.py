@@ -31,7 +31,7 @@ def prepared_completions(
             found += [(tokenizer.decode(row["input_ids"]), _trained(row)) for row in prepared]
     whole = ["".join(f"{turn}\1" for turn in (*prompt, *answer)) for prompt, answer in pairs] * 2
     if (texts := [text for text, _ in found]) != whole:
-        raise AssertionError(f"the tokens are those of {texts}, expected {whole}")
+        raise AssertionError(f"the tokens spell {texts}, expected {whole}")
     return found
 
 

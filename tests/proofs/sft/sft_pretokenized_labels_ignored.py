@@ -56,7 +56,7 @@ def train() -> tiny.TrainingResult:
 
     release = Version(trl.__version__)
     if release < Version("0.16.1"):
-        return tiny.TrainingResult(absent("the collator of this release is that of transformers"))
+        return tiny.TrainingResult(absent("this release takes the collator of transformers"))
     kinds = {"right": labels_of, "wrong": all_tokens}
     with tiny.counted(ID, COLLATOR) as counts:
         trainer, model = sft_steps.sft_steps(rows())

@@ -50,7 +50,7 @@ def gradient_is_not_divided_again(module: ModuleType) -> Outcome:
     """Send a gradient of 1 through the hook of DeepSpeed, in a backward that should not divide it."""
     trainer_class, method = class_with_steps(module), deepspeed_method("engine.py", HOOK)
     if trainer_class is None or deepspeed_divides():
-        return absent("the step is that of a base, or of a loop of its own, or transformers has DeepSpeed divide")
+        return absent("a base has the step, or the trainer has a loop of its own, or transformers has DeepSpeed divide")
     if method is None or "_scale_wrt_gas" in method.__code__.co_names:
         return absent("DeepSpeed does not divide in this hook, or heeds the argument")
 

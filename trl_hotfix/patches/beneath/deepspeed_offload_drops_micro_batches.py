@@ -51,7 +51,7 @@ def all_micro_batches_are_in_the_gradient(module: ModuleType) -> Outcome:
 
     trainer_class, method = class_with_steps(module), deepspeed_method("zero/stage_1_and_2.py", METHOD)
     if trainer_class is None or method is None:
-        return absent("there is no DeepSpeed, or no step: it is that of a base, or a loop of its own")
+        return absent("there is no DeepSpeed, or no step: a base has it, or the trainer has a loop of its own")
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer: Any = type("Optimizer", (SimpleNamespace,), {METHOD: method})(
         cpu_offload=True,

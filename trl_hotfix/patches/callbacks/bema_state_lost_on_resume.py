@@ -38,7 +38,7 @@ def go_on_with_the_averages_of_the_checkpoint(call: Call) -> None:
     if kept is None or kept.keys() != tensors.keys():
         _log.warning(
             "bema-state-lost-on-resume: no averages of BEMACallback are found that belong to the checkpoint of "
-            "step %s, so they begin anew. If it is not in output_dir, name it as resume_from_checkpoint in the "
+            "step %s, so they begin again. If it is not in output_dir, name it as resume_from_checkpoint in the "
             "training arguments.",
             state.global_step,
         )

@@ -44,7 +44,7 @@ def leave_the_end_of_both_to_the_template(call: Call) -> None:
         return
     if True in ended_by_template:
         logging.getLogger("trl_hotfix").warning(
-            "Conversations of one dataset keep an end-of-sequence token too many, since the other dataset has none. "
+            "Conversations of one dataset keep an end-of-sequence token too many, since the other dataset lacks it. "
             "Give the trainer conversations for training and for evaluation"
         )
     call()

@@ -80,7 +80,7 @@ def _no_gradient(trainer: Any, run: _Run, mean: Mapping[str, float]) -> str | No
     facts.append(f"gradient checkpointing is {'on' if trainer.args.gradient_checkpointing else 'off'}")
     facts.append(f"gradients of the inputs are {'on' if _inputs_need_grad(model) else 'off'}")
     state = "; ".join(facts)
-    return f"no gradient: {reason}. In numbers: {state}. What is to be trained needs requires_grad=True before train()"
+    return f"no gradient: {reason}. In numbers: {state}. Set requires_grad=True before train() on what should train"
 
 
 def _lost(before: Mapping[str, Any], given: Any, own: Any) -> str:

@@ -68,5 +68,5 @@ def gradient_is_the_mean_of_the_micro_batches(module: ModuleType) -> Outcome:
     Trainer.training_step(trainer, trainer.model, {}, None)
     outcome = judge(float(weight.grad), right=0.5, wrong=1.0)
     if outcome.verdict is Verdict.FIXED and trainer.model_accepts_loss_kwargs:
-        return absent("this transformers divides without being told")
+        return absent("this transformers divides by itself")
     return outcome

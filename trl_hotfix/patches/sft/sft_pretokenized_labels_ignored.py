@@ -62,7 +62,7 @@ def labels_are_trained(module: ModuleType) -> Outcome:
     """
     collator_class = module.DataCollatorForLanguageModeling
     if collator_class.__module__ != module.__name__:
-        return absent("the collator of this release is that of transformers")
+        return absent("this release takes the collator of transformers")
     collator, row = collator_class(pad_token_id=0), {"input_ids": [5, 6, 7], "labels": [_IGNORED, 6, 9]}
     if "_set_signature_columns_if_needed" in vars(module.SFTTrainer):
         known = {"_is_vlm": False, "_is_vision_dataset": False, "_signature_columns": None, "train_dataset": None}
