@@ -1,21 +1,18 @@
 """Find phrases that no engineer would say, in the pages, the catalogue and the package.
 
-CONTRIBUTING.md, "How we write", has examples. ``python -m tools.prose`` ends with 1 and a line for each
-finding in a file that has more of them than ``prose_baseline.txt`` allows, and for each file that has fewer, so that
-the baseline can only shrink. ``--write`` lowers the baseline, and moves the lines of files that were moved. It needs
-nothing but Python.
+CONTRIBUTING.md, "How we write", has examples. ``python -m tools.prose`` ends with 1 if there is one, and a line for
+each. It needs nothing but Python.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 CHECKOUT = Path(__file__).parents[1]
-BASELINE = Path(__file__).with_name("prose_baseline.txt")
 FILES = ("*.md", "docs/**/*.md", ".github/**/*.md", "patches.yaml", "known.yaml", "trl_hotfix/**/*.py")
 BE = "(?:is|are|was|were|be|been|being)"
 RULES = {
@@ -69,47 +66,16 @@ def all_findings(checkout: Path = CHECKOUT) -> dict[str, list[Finding]]:
     return {name: of_file for name, of_file in found.items() if of_file}
 
 
-def mistakes(found: Mapping[str, list[Finding]], allowed: Mapping[str, int]) -> Iterator[str]:
-    """Give a line for each finding in a file that has too many, and for each file that has fewer than it may."""
-    for name, of_file in found.items():
-        if len(of_file) > allowed.get(name, 0):
-            may = allowed.get(name, 0)
-            yield f"{name} has {len(of_file)} phrases that CONTRIBUTING.md advises against, and may have {may}:"
-            yield from (f"{name}:{line}: {phrase!r}: {advice}" for line, phrase, advice in of_file)
-    lower = [name for name in allowed if len(found.get(name, ())) < allowed[name]]
-    for name in lower:
-        yield f"{name} has {len(found.get(name, ()))} phrases, and its baseline is {allowed[name]}"
-    if lower:
-        yield "`python -m tools.prose --write` lowers the baseline"
+def lines_of(found: Mapping[str, list[Finding]]) -> list[str]:
+    """Return a line for each finding, with its place and what to write instead."""
+    return [f"{name}:{line}: {phrase!r}: {advice}" for name, of_file in found.items() for line, phrase, advice in of_file]
 
 
-def read_baseline(path: Path = BASELINE) -> dict[str, int]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {name: int(count) for count, _, name in (line.partition(" ") for line in lines)}
-
-
-def write_baseline(found: Mapping[str, list[Finding]], path: Path = BASELINE) -> None:
-    """Write the baseline. Raises ``ValueError`` if it would grow: a phrase moves with its file, and no phrase comes."""
-    total, allowed = sum(map(len, found.values())), sum(read_baseline(path).values())
-    if total > allowed:
-        raise ValueError(f"there are {total} phrases, and the baseline has {allowed}: it may only shrink")
-    lines = [f"{len(of_file)} {name}\n" for name, of_file in sorted(found.items())]
-    path.write_text("".join(lines), encoding="utf-8", newline="\n")
-
-
-def main(arguments: list[str]) -> int:
-    found = all_findings()
-    if arguments == ["--write"]:
-        try:
-            write_baseline(found)
-        except ValueError as error:
-            print("\n".join([*mistakes(found, read_baseline()), str(error)]))
-            return 1
-        return 0
-    lines = list(mistakes(found, read_baseline()))
-    print("\n".join(lines) or f"prose: {sum(map(len, found.values()))} old phrases left, none new")
+def main() -> int:
+    lines = lines_of(all_findings())
+    print("\n".join(lines) or "prose: no phrase that CONTRIBUTING.md advises against")
     return bool(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,11 +1,10 @@
-"""The prose check finds its phrases, and its baseline only shrinks."""
+"""The prose check finds its phrases, and the checkout has none of them."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,41 +57,12 @@ def test_a_finding_has_its_line() -> None:
     assert (finding.line, finding.phrase) == (5, "is said")
 
 
-def one(line: int = 1) -> Any:
-    return prose.Finding(line, "is said", "who says it?")
+def test_a_line_has_the_place_and_the_advice() -> None:
+    finding = prose.Finding(3, "is said", "who says it?")
+    assert prose.lines_of({"a.md": [finding]}) == ["a.md:3: 'is said': who says it?"]
 
 
-def test_more_than_the_baseline_is_a_mistake_with_each_place() -> None:
-    lines = list(prose.mistakes({"a.md": [one(3), one(7)]}, {"a.md": 1}))
-    assert lines[0].startswith("a.md has 2 phrases")
-    assert [line.partition(": ")[0] for line in lines[1:]] == ["a.md:3", "a.md:7"]
-
-
-def test_a_new_file_may_have_none() -> None:
-    assert next(prose.mistakes({"new.md": [one()]}, {})).endswith("may have 0:")
-
-
-def test_fewer_than_the_baseline_asks_to_lower_it() -> None:
-    lines = list(prose.mistakes({"a.md": [one()]}, {"a.md": 2, "gone.md": 1}))
-    assert lines[:2] == ["a.md has 1 phrases, and its baseline is 2", "gone.md has 0 phrases, and its baseline is 1"]
-    assert "--write" in lines[2]
-
-
-def test_as_many_as_the_baseline_is_right() -> None:
-    assert list(prose.mistakes({"a.md": [one()]}, {"a.md": 1})) == []
-
-
-def test_the_baseline_follows_a_file_and_does_not_grow(tmp_path: Path) -> None:
-    path = tmp_path / "baseline.txt"
-    path.write_text("2 old/a.md\n")
-    prose.write_baseline({"new/a.md": [one(), one()]}, path)
-    assert prose.read_baseline(path) == {"new/a.md": 2}
-    with pytest.raises(ValueError, match="it may only shrink"):
-        prose.write_baseline({"new/a.md": [one()] * 3}, path)
-    assert prose.read_baseline(path) == {"new/a.md": 2}
-
-
-def test_the_checkout_is_as_its_baseline_says() -> None:
+def test_the_checkout_has_no_such_phrase() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "tools.prose"], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
