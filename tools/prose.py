@@ -68,7 +68,7 @@ def all_findings(checkout: Path = CHECKOUT) -> dict[str, list[Finding]]:
 
 def lines_of(found: Mapping[str, list[Finding]]) -> list[str]:
     """Return a line for each finding, with its place and what to write instead."""
-    return [f"{name}:{line}: {phrase!r}: {advice}" for name, of_file in found.items() for line, phrase, advice in of_file]
+    return [f"{name}:{line}: {phrase!r}: {advice}" for name, each in found.items() for line, phrase, advice in each]
 
 
 def main() -> int:
