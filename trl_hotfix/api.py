@@ -30,6 +30,7 @@ def apply(
     unknown_body: Literal["skip", "try"] | None = None,
     packs: Iterable[str] | str | None = None,
     observe: bool | None = None,
+    measure_effect: bool | None = None,
 ) -> Report:
     """Repair the installed TRL: at once in modules that are imported, and in the others when they are imported.
 
@@ -54,12 +55,16 @@ def apply(
     show which bugs are here, and the record of a run which of them it hits. A later call without it repairs. Under
     ``TRL_HOTFIX=observe`` it takes ``observe=False`` to repair, and ``strict`` has no effect while nothing is repaired.
 
+    With ``measure_effect`` (default: whether ``TRL_HOTFIX_EFFECT`` is on) every trainer gets a ``HotfixCallback``. It
+    computes the first step again without each repair that acted in it, and records the losses and the gradients.
+
     Raises ``CatalogueError``, ``PackError``, ``UnknownPatchError``, ``SettingError``, ``NotAppliedError``; after any of
     them nothing has changed. ``observe=True`` with ``strict=True``, or under ``TRL_HOTFIX=strict``, is a
     ``SettingError``.
     """
-    report = engine.ENGINE.apply(only, skip, options, strict, dry_run, unknown_body, packs, observe)
-    if not dry_run and engine.ENGINE.strict is not Strict.NOTHING:
+    report = engine.ENGINE.apply(only, skip, options, strict, dry_run, unknown_body, packs, observe, measure_effect)
+    needs_callback = engine.ENGINE.strict is not Strict.NOTHING or engine.ENGINE.configuration.measure_effect
+    if not dry_run and needs_callback:
         FINDER.when_imported(_TRAINER, _add_callback)
     return report
 

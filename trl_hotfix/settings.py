@@ -21,7 +21,8 @@ FORMAT_CHOICES = ("text", "json")
 UNKNOWN_BODY_CHOICES = ("skip", "try")
 VARIABLES = (
     "TRL_HOTFIX",
-    *(f"TRL_HOTFIX_{name}" for name in ("ONLY", "SKIP", "OPTIONS", "PACKS", "CALLBACK", "PATIENCE", "UNKNOWN_BODY")),
+    *(f"TRL_HOTFIX_{name}" for name in ("ONLY", "SKIP", "OPTIONS", "PACKS", "CALLBACK", "EFFECT", "PATIENCE")),
+    "TRL_HOTFIX_UNKNOWN_BODY",
     LOG,
     LOG_FORMAT,
 )
@@ -50,10 +51,19 @@ def main_switch() -> str:
 
 def callback_is_on() -> bool:
     """Return whether ``TRL_HOTFIX_CALLBACK`` is on, as it is by default. Raises ``SettingError``."""
-    value = os.environ.get("TRL_HOTFIX_CALLBACK", "1")
+    return _is_on("TRL_HOTFIX_CALLBACK", "1")
+
+
+def effect_is_on() -> bool:
+    """Return whether ``TRL_HOTFIX_EFFECT`` is on, which it is not by default. Raises ``SettingError``."""
+    return _is_on("TRL_HOTFIX_EFFECT", "")
+
+
+def _is_on(variable: str, default: str) -> bool:
+    value = os.environ.get(variable, default)
     setting = switch(value)
     if setting not in ("on", "off"):
-        raise _not_understood("TRL_HOTFIX_CALLBACK", value, (*ON, *filter(None, OFF)))
+        raise _not_understood(variable, value, (*ON, *filter(None, OFF)))
     return setting == "on"
 
 

@@ -185,6 +185,8 @@ class Run:
         self.acted_in: dict[tuple[Witnessed, bool], int] = {}
         self.stood: dict[Witnessed, list[list[int | None]]] = {each: [[1, None]] for each in standing()}
         self.in_steps = self.in_training = False
+        self.effects: dict[str, Any] = {}
+        """What each repair that acted changed in the first step, by patch, if somebody asked."""
         self.outer: Doing | None = None
         # All of them, unsorted: each trainer that is made comes here, those of self-tests too, and it is seldom asked.
         self._imported = list(sys.modules)
@@ -348,6 +350,21 @@ def apart() -> Iterator[None]:
         yield
     finally:
         thread.doing, thread.in_self_test = before
+
+
+@contextmanager
+def uncounted(trainer: Any) -> Iterator[None]:
+    """Leave what ``trainer`` calls in this block uncounted: it repeats what has been counted."""
+    ledger, thread = ledger_of(trainer), Here.thread
+    before = {(phase, each): count + Count() for phase, each, count in ledger.every()}
+    in_self_test, thread.in_self_test = thread.in_self_test, True
+    try:
+        yield
+    finally:
+        thread.in_self_test = in_self_test
+        for phase, each, count in ledger.every():
+            was = before.get((phase, each), _NONE)
+            count.called, count.acted, count.unseen = was.called, was.acted, was.unseen
 
 
 # How a trainer was made. It stands in the trainer's own ``__dict__``, so that a copy has it as well, and it is made of

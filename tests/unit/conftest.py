@@ -94,14 +94,13 @@ def declare(monkeypatch: pytest.MonkeyPatch, fresh_engine: engine.Engine) -> Dec
             id=id,
             revision=1,
             title="a made-up patch",
-            severity=Severity.WRONG_LOSS,
             trl=trl,
             upstream=Upstream(),
             why="",
             how="",
             targets=targets,
             self_test="self_test",
-            **fields,
+            **{"severity": Severity.WRONG_LOSS, **fields},
         )
         declared.append(patch)
         return patch

@@ -12,6 +12,7 @@ import click
 from ..catalogue import loading
 from ..errors import plain
 from ..model import Patch
+from ..reporting.effects import Effect
 from ..reporting.lines import folded
 from .common import Exit, say_json
 from .status_records import Record, RecordedHit, RecordedPatch, files, not_repaired, read
@@ -91,7 +92,7 @@ def _lines(record: Record, known: dict[str, Patch], width: int) -> Iterator[str]
             (
                 f"{_name(patch)}: acted in {patch['acted']} of {patch['called']} calls{_steps(patch)}",
                 patch["id"],
-                _run(by_id, patch),
+                [*_run(by_id, patch), *_effect(patch)],
             )
             for patch in of("repaired")
         ),
@@ -131,6 +132,10 @@ def _name(patch: RecordedPatch) -> str:
 def _steps(patch: RecordedPatch) -> str:
     steps = patch["steps"]
     return f", in {steps['acted']} of {steps['of']} steps" if steps is not None and steps["called"] else ""
+
+
+def _effect(patch: RecordedPatch) -> list[str]:
+    return [f"effect: {plain(Effect(**patch['effect']).line())}"] if patch["effect"] is not None else []
 
 
 def _ranks(patch: RecordedPatch) -> str:

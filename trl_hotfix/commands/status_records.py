@@ -27,10 +27,23 @@ class RecordedSteps(TypedDict):
     on: list[list[int]]
 
 
+class RecordedEffect(TypedDict):
+    """The first step of a run with a repair and without it. ``why`` says why there are no numbers."""
+
+    step: int
+    loss: float | None
+    loss_without: float | None
+    gradient_norm: float | None
+    gradient_norm_without: float | None
+    cosine: float | None
+    why: str | None
+
+
 class RecordedPatch(TypedDict):
     """A patch. ``word`` and the counts are null in a file of `freeze`, ``reason`` where it is on.
 
-    ``steps``, ``evaluation``, ``process``, ``all_ranks`` and ``ranks`` are null where a run has nothing to say of them.
+    ``steps``, ``evaluation``, ``process``, ``all_ranks``, ``ranks`` and ``effect`` are null where a run has
+    nothing to say of them.
     """
 
     id: str
@@ -44,6 +57,7 @@ class RecordedPatch(TypedDict):
     steps: RecordedSteps | None
     all_ranks: dict[str, int] | None
     ranks: dict[str, list[int]] | None
+    effect: RecordedEffect | None
     reason: str | None
 
 

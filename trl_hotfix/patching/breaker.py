@@ -9,7 +9,8 @@ line that names the patch. ``strict-all`` raises every error, unless there are o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..call import Call, Wrapped
 from ..errors import NotAppliedError, described_error
@@ -36,7 +37,7 @@ class Breaker:
         If not, the caller is to raise the error. It must not be raised here: the frame of this function, which has the
         error in it, would keep the error and the batch alive.
         """
-        if any(error is each for each in call.errors) or isinstance(error, NotAppliedError) or _is_out_of_memory(error):
+        if any(error is each for each in call.errors) or isinstance(error, NotAppliedError) or is_out_of_memory(error):
             return False  # This is TRL's own error, or one that the caller may handle.
         described = described_error(error)
         failure = f"{self.patch_id} failed in a call ({described})"
@@ -64,8 +65,18 @@ class Breaker:
         warning("%s and is NOT on any more: from this call on TRL runs unpatched", failure, extra=fields)
         return True
 
+    @contextmanager
+    def held_open(self) -> Iterator[None]:
+        """Leave the wrappers out in this block: TRL's own methods run."""
+        before = self.broken, self.error
+        self.broken = True
+        try:
+            yield
+        finally:
+            self.broken, self.error = before
 
-def _is_out_of_memory(error: Exception) -> bool:
+
+def is_out_of_memory(error: Exception) -> bool:
     """Return whether the caller may try again with a smaller batch, as accelerate's ``find_executable_batch_size``."""
     if isinstance(error, MemoryError) or "OutOfMemoryError" in (cls.__name__ for cls in type(error).__mro__):
         return True

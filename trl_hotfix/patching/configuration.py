@@ -28,6 +28,7 @@ class Configuration(Struct, frozen=True):
     """Which of ``only``, ``skip`` and ``strict`` were arguments: their variables do nothing."""
     try_unknown_body: bool = False
     observe: bool = False
+    measure_effect: bool = False
 
     @property
     def skipped(self) -> frozenset[str] | None:

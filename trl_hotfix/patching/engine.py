@@ -33,7 +33,16 @@ from ..model import Decision, Options, Patch, Reason, State, Strict
 from ..reporting.report import PatchStatus, Report
 from ..reporting.runs import noted
 from ..selection.selection import Selection
-from ..settings import OBSERVE, STRICT, STRICT_ALL, callback_is_on, main_switch, switch, tries_unknown_body
+from ..settings import (
+    OBSERVE,
+    STRICT,
+    STRICT_ALL,
+    callback_is_on,
+    effect_is_on,
+    main_switch,
+    switch,
+    tries_unknown_body,
+)
 from ..witness import totals
 from . import collector, phases, previews
 from .announcements import Announcements
@@ -90,6 +99,7 @@ class Engine:
         unknown_body: str | None = None,
         pack_names: Iterable[str] | str | None = None,
         observe: bool | None = None,
+        measure_effect: bool | None = None,
     ) -> Report:
         setting = main_switch()
         variables = os.environ if dry_run else _variables()
@@ -111,6 +121,11 @@ class Engine:
             warning("TRL_HOTFIX=%s turns apply() off: TRL stays unpatched", value, extra=event("switched-off"))
             selection = Selection(only=frozenset(), packs=names)
         level = Strict.NOTHING if observe else level
+        measures = setting != "off" and (effect_is_on() if measure_effect is None else measure_effect)
+        if measures and observe:
+            raise SettingError("observe repairs nothing, so no repair has an effect to measure: leave one out")
+        if measures and not callback_is_on():
+            raise SettingError("TRL_HOTFIX_CALLBACK=0 leaves out the callback that measures the effect: leave one out")
         if setting != "off" and level is not Strict.NOTHING and not callback_is_on():
             raise SettingError("TRL_HOTFIX_CALLBACK=0 leaves out the callback that decides under strict: leave one out")
         if setting != "off" and selection.only != frozenset():
@@ -122,7 +137,9 @@ class Engine:
             decisions = {patch.id: Decision(State.DISABLED, Reason.SWITCHED_OFF) for patch in patches}
         arguments = {"only": only, "skip": skip, "strict": strict}
         given = frozenset(name for name, argument in arguments.items() if argument is not None)
-        report = self._configure(Configuration(selection, decisions, level, level, given, try_unknown_body, observe))
+        report = self._configure(
+            Configuration(selection, decisions, level, level, given, try_unknown_body, observe, measures)
+        )
         for status in (report[patch_id] for patch_id in selection.options):
             if status.state in (State.DISABLED, State.RETIRED, State.SKIPPED):
                 state, reason = status.state.value, status.reason.value
@@ -194,6 +211,14 @@ class Engine:
     def broken(self) -> set[str]:
         """Return the ids of the patches whose wrappers have failed in a call."""
         return {module_patch.patch.id for module_patch in self._registry.all() if module_patch.breaker.broken}
+
+    @contextmanager
+    def without(self, patch_id: str) -> Iterator[None]:
+        """Leave the wrappers of a patch out in this block, on all its targets."""
+        with ExitStack() as stack:
+            for module_patch in self._registry.of(patch_id):
+                stack.enter_context(module_patch.breaker.held_open())
+            yield
 
     def module_patches(self) -> list[ModulePatch]:
         """Return all module patches of this process."""

@@ -24,7 +24,7 @@ def of_accelerators_restored(torch: Any) -> Iterator[None]:
     """
     devices = [device for name in _DEVICES if (device := getattr(torch, name, None)) is not None]
     queues = [(device, name, _copied(value)) for device, name, value in _queues(devices)]
-    states = [(generator, generator.get_state()) for device in devices for generator in _generators(device)]
+    states = states_of_accelerators(torch)
     mps = getattr(torch, "mps", None)
     of_mps = mps.get_rng_state() if mps is not None and torch.backends.mps.is_available() else None
     try:
@@ -36,6 +36,12 @@ def of_accelerators_restored(torch: Any) -> Iterator[None]:
             generator.set_state(state)
         if of_mps is not None and mps is not None:
             mps.set_rng_state(of_mps)
+
+
+def states_of_accelerators(torch: Any) -> list[tuple[Any, Any]]:
+    """Return the generators of the devices that have been initialised, each with its state."""
+    devices = [device for name in _DEVICES if (device := getattr(torch, name, None)) is not None]
+    return [(generator, generator.get_state()) for device in devices for generator in _generators(device)]
 
 
 def _queues(devices: list[Any]) -> Iterator[tuple[Any, str, Any]]:

@@ -23,7 +23,7 @@ from ..patching import engine, reach
 from ..reporting.report import Report
 from ..reporting.runs import RunHit
 from ..witness import event_begins, event_ends, ledger_of
-from . import beginnings, every_rank, observation, ranks, run, run_hits, run_log
+from . import beginnings, effect, every_rank, observation, ranks, run, run_hits, run_log
 from .agreement import STEPS_LATER, Agreed, Problem, Says, agree, ask_to_stop, stop_asked
 from .failures import training_goes_on
 from .files import write_atomically
@@ -81,6 +81,10 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
                 self._begin_training(args, state)
         if active is self:
             self._end_if_strict(self._agreed, "training does not begin")
+            trainer = self._trainer(state)
+            with training_goes_on("the effect of the repairs is not measured"):
+                if trainer is not None:
+                    effect.begins(trainer, f"effect/{self._number}")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The trackers' callbacks start their runs at train begin, after this callback if TRL_HOTFIX=1 added it.
@@ -145,6 +149,7 @@ class HotfixCallback(TrainerCallback):  # type: ignore[misc]
         with training_goes_on("on_train_end failed"):
             if not self._is_active(args, state):
                 return
+            effect.ends(self._trainer(state))
             record = self._record_of_all_ranks(state, "end")
             if state.is_world_process_zero:
                 trainer = self._trainer(state)

@@ -38,6 +38,14 @@ class Observed(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
+class Effect(Protocol):
+    """What a repair changed in the first step."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def line(self) -> str: ...
+
+
 class Word(str, Enum):
     """What a patch was to a run."""
 
@@ -100,6 +108,8 @@ class Repair(Struct, frozen=True):
     """Whether it acted with several options in this run."""
     is_over: bool = False
     """Whether its calls so far settle that it had nothing to do, if it never acted."""
+    effect: Effect | None = None
+    """What it changed in the first step, if somebody asked and it acted there."""
     overridden: str = ""
     """The method of the trainer's own class, or of itself, that stands in for a target of steps."""
 
@@ -119,6 +129,8 @@ class Repair(Struct, frozen=True):
                 more[name] = {"called": pair[0], "acted": pair[1]}
         if self.steps is not None:
             more["steps"] = self.steps.to_dict()
+        if self.effect is not None:
+            more["effect"] = self.effect.to_dict()
         return {**self.frozen(), "word": self.word.value, **counts, **more}
 
     def counts(self) -> str:
@@ -266,6 +278,7 @@ def _repair(trainer: Any, status: PatchStatus, tally: _Tally, *, is_concerned: b
     acted = {key: count for key, count in tally.by_options.items() if count.acted} or tally.by_options
     # The newest comes last.
     revision, options = list(acted)[-1] if acted else (status.patch.revision, tuple(sorted(status.options.items())))
+    ledger = witness.known(trainer)
     by_process = [
         count
         for _, each, count in witness.PROCESS.every()
@@ -283,6 +296,7 @@ def _repair(trainer: Any, status: PatchStatus, tally: _Tally, *, is_concerned: b
         steps,
         len(acted) > 1 and any(count.acted for count in acted.values()),
         _is_over(trainer, tally),
+        ledger.run.effects.get(status.id) if ledger is not None else None,
         reach.stands_in(engine.ENGINE.module_patches(), status.patch, trainer) if steps is not None else "",
     )
 

@@ -46,6 +46,18 @@ class FrozenSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on: list[list[int]]
 
 
+class FrozenEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a repair changed in the first step of a run, or why nobody can say."""
+
+    step: int
+    loss: float | None = None
+    loss_without: float | None = None
+    gradient_norm: float | None = None
+    gradient_norm_without: float | None = None
+    cosine: float | None = None
+    why: str | None = None
+
+
 class FrozenPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A patch in a freeze file. In the record of a run it has a word and its counts, or the reason why it is apart."""
 
@@ -60,6 +72,7 @@ class FrozenPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: FrozenSteps | None = None
     all_ranks: dict[str, int] | None = None
     ranks: dict[str, list[int]] | None = None
+    effect: FrozenEffect | None = None
     reason: str | None = None
 
 

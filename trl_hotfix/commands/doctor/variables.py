@@ -56,6 +56,7 @@ def _problem(name: str, value: str, patches: tuple[Patch, ...], packs: tuple[str
         "TRL_HOTFIX_OPTIONS": selection,
         "TRL_HOTFIX_PACKS": of_packs,
         "TRL_HOTFIX_CALLBACK": lambda: _read(settings.callback_is_on),
+        "TRL_HOTFIX_EFFECT": lambda: _read(settings.effect_is_on),
         "TRL_HOTFIX_PATIENCE": lambda: _unless(_is_seconds(value), "a number of seconds; it is taken as 60"),
         settings.LOG: lambda: _one_of(value, settings.LOG_CHOICES, "summary"),
         settings.LOG_FORMAT: lambda: _one_of(value, settings.FORMAT_CHOICES, "text"),
