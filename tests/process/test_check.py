@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,11 +57,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def checked(folder: Path, text: str, *options: str) -> tuple[int, Any]:
+def checked(folder: Path, text: str, *options: str, **variables: str) -> tuple[int, Any]:
     (folder / "train.py").write_text(HEAD + text)
-    command = [sys.executable, "-m", "trl_hotfix", "check", "train.py", *options]
+    return said(folder, "train.py", *options, **variables)
+
+
+def said(folder: Path, *options: str, **variables: str) -> tuple[int, Any]:
+    command = [sys.executable, "-m", "trl_hotfix", "check", *options]
     paths = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
-    variables = {**os.environ, "PYTHONPATH": paths}
+    variables = {**os.environ, "PYTHONPATH": paths, **variables}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout) if "--json" in options else done.stdout + done.stderr
@@ -87,3 +92,42 @@ def test_rows_that_are_not_here(folder: Path) -> None:
     code, text = checked(folder, 'load_dataset("an-org/some-rows")')
     assert code == 2
     assert "--rows an-org/some-rows=FILE" in " ".join(text.split())
+
+
+def test_a_repaired_run_is_checked_as_it_is_without(folder: Path) -> None:
+    applies = "import trl_hotfix\ntrl_hotfix.apply(strict=True)\n"
+    code, answer = checked(folder, applies + WRONG, "--json", TRL_HOTFIX="1", TRL_HOTFIX_SKIP="no-such-patch")
+    assert (code, answer["error"]) == (1, None)
+    assert {each["relation"] for each in answer["relations"] if each["whose"] == "yours"} == {"accumulation"}
+
+
+def test_a_model_of_the_hub_is_taken_from_the_cache(folder: Path) -> None:
+    cached = folder / "hf" / "hub" / "models--acme--small"
+    shutil.copytree(folder / "model", cached / "snapshots" / ("0" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    clean = CLEAN.replace("make(lambda logs: None)(model,", 'make(lambda logs: None)("acme/small",')
+    code, answer = checked(folder, clean, "--dry-run", "--json", HF_HOME=str(folder / "hf"))
+    assert (code, answer["error"]) == (0, None)
+    assert any(line.startswith("acme/small: two layers with random weights") for line in answer["taken"])
+
+
+def test_a_script_that_needs_all_rows_gets_them(folder: Path) -> None:
+    (folder / "text.jsonl").write_text("".join(f'{{"text": "w1 w2 w{number % 7}"}}\n' for number in range(100)))
+    held_out = CLEAN.replace('split="train")', 'split="train").select(range(50, 100))')
+    code, answer = checked(folder, held_out, "--dry-run", "--json")
+    assert (code, answer["error"]) == (0, None)
+
+
+def test_a_recipe_is_asked_where_there_is_no_script(folder: Path) -> None:
+    (folder / "mine.py").write_text("def make(setting, folder):\n    raise NotImplementedError('a recipe of tests')\n")
+    code, text = said(folder, "--recipe", "mine:make")
+    assert code == 2
+    assert "mine:make: the process ended with code 1: NotImplementedError: a recipe of tests" in text
+
+
+@pytest.mark.parametrize("arguments", [(), ("train.py", "--recipe", "mine:make")])
+def test_a_script_or_a_recipe(folder: Path, arguments: tuple[str, ...]) -> None:
+    code, text = said(folder, *arguments)
+    assert code == 2
+    assert "expected a training script, or --recipe MODULE:FUNCTION, and not both" in text

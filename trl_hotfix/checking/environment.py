@@ -19,8 +19,16 @@ VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
     "TQDM_DISABLE": "1",
+    # TRL as it is, also where the script calls `apply()`. A run that asks for repairs takes this away.
+    "TRL_HOTFIX": "0",
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+def of_process(offline: bool) -> dict[str, str]:
+    """Return the variables of the process of a check: those of this one, without what chooses repairs there."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRL_HOTFIX")}
+    return {**kept, **VARIABLES, **(OFFLINE if offline else {})}
 
 
 def mirror(source: Path, target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,6 +72,7 @@ class OneRun:
         from ..patching import engine
 
         self._configs.is_on = False
+        os.environ.pop("TRL_HOTFIX", None)
         only = None if self._variant.patches == (ALL,) else list(self._variant.patches)
         try:
             engine.ENGINE.apply(only, None, None, None)

@@ -94,8 +94,7 @@ def _run(task: dict[str, Any], folder: Path, python: str, path: str, see: Seen) 
     file, out = folder / "out" / "task", folder / "out" / "lines"
     file.write_text(json.dumps(task), encoding="utf-8")
     out.touch()
-    offline = {} if task["online"] else environment.OFFLINE
-    variables = {**os.environ, **environment.VARIABLES, **offline, "PYTHONPATH": path}
+    variables = {**environment.of_process(offline=not task["online"]), "PYTHONPATH": path}
     with (folder / "out" / "log").open("w+b") as log:
         process = subprocess.Popen(
             [python, "-m", f"{PACKAGE}.checking.inside", str(out), str(file)],

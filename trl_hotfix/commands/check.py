@@ -15,6 +15,7 @@ from ..checking.answers import VIOLATED, Answer
 from ..matching import versions
 from ..matching.hits import Answer as HitAnswer
 from ..reporting.table import show
+from . import relations
 from .check_screen import view
 from .common import Exit, say_json, search_path, unsupported
 from .progress import progress
@@ -36,13 +37,18 @@ class _CheckCommand(click.Command):
 
 
 @click.command("check", cls=_CheckCommand, options_metavar="[OPTIONS]")
-@click.argument("script", metavar="SCRIPT [-- ARGUMENTS]", type=click.Path(path_type=Path))
+@click.argument("script", metavar="SCRIPT [-- ARGUMENTS]", type=click.Path(path_type=Path), required=False)
 @click.option("--which", type=click.IntRange(1), default=1, show_default=True, help="The trainer, if it makes several.")
 @click.option(
     "--rows", multiple=True, metavar="NAME=FILE", help="The rows of a dataset of the hub: JSON Lines, .csv, .parquet."
 )
 @click.option(
     "--config", "configs", multiple=True, metavar="NAME=DIR", help="The config and tokenizer of a model of the hub."
+)
+@click.option(
+    "--recipe",
+    metavar="MODULE:FUNCTION",
+    help="In place of a script: what makes your trainer, as for `relations --recipe`.",
 )
 @click.option("--online", is_flag=True, help="Read configs, tokenizers and a few rows from the hub, never weights.")
 @click.option("--dry-run", is_flag=True, help="Say what the check takes and asks, and ask nothing.")
@@ -56,10 +62,11 @@ class _CheckCommand(click.Command):
 @click.pass_context
 def command(
     context: click.Context,
-    script: Path,
+    script: Path | None,
     which: int,
     rows: tuple[str, ...],
     configs: tuple[str, ...],
+    recipe: str | None,
     online: bool,
     dry_run: bool,
     log: Path | None,
@@ -76,13 +83,17 @@ def command(
     Exit codes: 0 fine; 1 the run hits a bug, or a relation of its training does not hold; 2 the script cannot be
     checked, or usage; 4 no TRL, or one that is not supported.
     """
+    if (script is None) is (recipe is None):
+        raise click.UsageError("expected a training script, or --recipe MODULE:FUNCTION, and not both")
+    if recipe is not None:
+        code: int = context.invoke(relations.command, recipe=recipe, as_data=as_json)
+        return code
+    assert script is not None
     if not script.is_file() or script.suffix != ".py":
         found = "this file" if script.exists() else "no such file"
         raise click.ClickException(f"{script}: expected a training script in Python (.py), found {found}")
     if not hasattr(os, "fork"):
-        raise click.ClickException(
-            "this system cannot fork a process: use trl-hotfix relations --recipe MODULE:FUNCTION"
-        )
+        raise click.ClickException("this system cannot fork a process: use --recipe MODULE:FUNCTION")
     trl = versions.installed("trl")
     if unsupported(trl) or trl is None:
         click.echo(f"TRL is {trl or 'not installed'}; {versions.SUPPORTED} is needed", err=True)
