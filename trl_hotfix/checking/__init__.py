@@ -1,4 +1,4 @@
-"""``check``: asks a user's own script whether its run trains right.
+"""``check`` asks a user's own script whether its run trains right.
 
 ``process`` starts ``inside``, which runs the script up to the trainer that it makes: ``stem`` waits there, and
 ``forks`` forks the process once for each run. A fork, ``one_run``, goes on through the script to its own ``train()``,

@@ -8,7 +8,7 @@ HOLDS, VIOLATED, NOT_ASKED = "holds", "does not hold", "cannot be asked"
 
 
 class Difference(TypedDict):
-    """What two runs disagree about. ``apart`` is relative to the larger number. A number that is not finite is null."""
+    """A difference of two runs. ``apart`` is relative to the larger number. A number that is not finite is null."""
 
     what: str
     left: float | None

@@ -1,7 +1,7 @@
-"""The argument classes, such as SFTConfig: what the user gives them is noted, made safe, and given again.
+"""The argument classes, such as SFTConfig: note what the user gives them, make it safe, and give it again.
 
-A config computes fields from others when it is made. A copy with one field changed would keep what was computed, so a
-run gets a config that is made with what the user gave, with what he assigned later, and with what the run changes.
+A config computes fields from others when it is made. A copy with one field changed would keep these values. So a run
+gets a new config of what the user gave, what he assigned later, and what the run changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Given:
 
 
 class ArgumentClasses:
-    """Notes each config of transformers and TRL that is made, and makes it with what ``make`` returns."""
+    """Notes each config of transformers and TRL, and makes it with what ``make`` returns."""
 
     def __init__(self, make: Make) -> None:
         self.make = make
@@ -120,7 +120,7 @@ def given_to(config: Any) -> dict[str, Any]:
 
 
 def assigned(config: Any, given: Given) -> dict[str, Any]:
-    """Return the fields that were assigned after a config was made."""
+    """Return the fields that the user assigned after the config was made."""
     names = defaults(type(config))
     now = {name: value for name, value in vars(config).items() if name in names}
     return {name: value for name, value in now.items() if not _same(value, given.made.get(name))}

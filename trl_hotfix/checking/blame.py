@@ -17,7 +17,7 @@ TRAINING = frozenset({"gradients", "weights"})
 METRICS = frozenset({"logs"})
 
 MOST_METHODS = 6
-"""So many methods of a class are asked one by one."""
+"""Ask at most so many methods of a class one by one."""
 
 Parts = frozenset[str]
 
@@ -31,7 +31,7 @@ class Blame:
 
     def __init__(self, runs: Runs, facts: Mapping[str, Any]) -> None:
         self._runs, self._facts = runs, facts
-        # What was found out about one setting is asked first about the next.
+        # Ask first about what made the difference in the setting before.
         self._patches: dict[Parts, list[str]] = {}
         self._in_part: list[str] = []
 
@@ -147,7 +147,7 @@ class Blame:
         return self._in_part
 
     def _shrinks(self, name: str, plain: Variant, other: Variant, patches: tuple[str, ...]) -> bool:
-        """Return whether a logged number is much less apart. A small one may agree by its rounding."""
+        """Return whether a logged number is much less apart. Small numbers may agree by rounding."""
         before = _apart(name, self._runs.of(plain), self._runs.of(other))
         after = _apart(name, *(self._runs.of(variant.but(patches=patches)) for variant in (plain, other)))
         return after <= before / 5

@@ -1,4 +1,4 @@
-"""The bugs of a run, as the repairs themselves answer where the arguments cannot."""
+"""The bugs of a run. Where the arguments cannot settle one, its repair does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NOT_CALLED = "your class does not call what TRL does wrong here"
 def settled(facts: Mapping[str, Any], notes: Mapping[str, Collection[str]]) -> list[dict[str, Any]]:
     """Return the bugs of a run. ``notes`` has the patches that stood in a run with all, was called and acted.
 
-    A repair that acted had something to repair. One that was called and never acted had nothing, unless its bug needs
-    what a small run leaves out.
+    A repair that acted had something to repair. One that ran and never acted had nothing, unless its bug needs what a
+    small run leaves out.
     """
     found = []
     for bug in facts["bugs"]:

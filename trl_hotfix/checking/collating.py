@@ -1,4 +1,4 @@
-"""A batch collated beside a longer row, which is taken out again: the rows are the same, their padding is wider."""
+"""Collate a batch beside a longer row, and take that row out again: the same rows with wider padding."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def of_process(offline: bool) -> dict[str, str]:
 
 
 def mirror(source: Path, target: Path) -> None:
-    """Link what is in a folder into another, so that relative paths are read there and new files stay in it."""
+    """Link a folder's files into another, so that relative paths work there and new files stay in it."""
     for entry in source.iterdir():
         if not (target / entry.name).exists():
             (target / entry.name).symlink_to(entry)
@@ -53,7 +53,7 @@ class Redirect:
         return str(self._folder / "saved" / whole.relative_to(whole.anchor))
 
     def read(self, path: Any) -> Any:
-        """Return where something is that the script has saved before, or the path itself."""
+        """Return where the script has saved this before, or the path itself."""
         moved = self.path(path) if isinstance(path, (str, os.PathLike)) and Path(path).is_absolute() else path
         return moved if isinstance(moved, str) and Path(moved).exists() else path
 

@@ -1,4 +1,4 @@
-"""How a model of each family is made small: two layers of the same kind and shape."""
+"""Make a model of each family small: two layers of the same kind and shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECODERS = frozenset(
 )
 ENCODERS = frozenset({"bert", "roberta", "distilbert"})
 FAMILIES = DECODERS | ENCODERS
-"""The values of ``model_type`` that can be made small."""
+"""The values of ``model_type`` that we can make small."""
 
 SIZES: Mapping[str, int] = {
     **dict.fromkeys(("hidden_size", "n_embd", "dim", "word_embed_proj_dim"), HIDDEN),
@@ -32,7 +32,7 @@ SIZES: Mapping[str, int] = {
 """Fields of configs, and what they are in a small one, where they are larger in the whole one."""
 
 LARGE = 30_000_000
-"""A model with more weights is made small."""
+"""Make a model with more weights small."""
 
 
 def small(config: Mapping[str, Any], vocabulary: int | None = None) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def small(config: Mapping[str, Any], vocabulary: int | None = None) -> dict[str,
 
 
 def _of_attention(config: Mapping[str, Any], made: dict[str, Any]) -> None:
-    """Keep whether heads share their keys, and a width of heads that is not that of the model."""
+    """Keep whether heads share their keys, and a width of heads that differs from the model's."""
     heads = config.get("num_attention_heads") or config.get("n_head")
     for name in ("num_key_value_heads", "num_kv_heads"):
         shared = config.get(name)

@@ -20,7 +20,7 @@ SECONDS = 180.0
 
 @dataclass
 class Outcome:
-    """What came of a run. ``error`` is empty if it trained to its last step.
+    """The result of a run. ``error`` is empty if it trained to its last step.
 
     ``facts`` describe the trainer, ``notes`` what a run found out while it trained, and ``trace`` what each module
     computed in the first step, by name, with the columns of its batches first.
@@ -51,7 +51,7 @@ class Runs:
         self._known: dict[Variant, Outcome] = {}
 
     def of(self, variant: Variant) -> Outcome:
-        """Return what comes of a run. Raises ``InFork`` in the process that is the run."""
+        """Return the result of a run. Raises ``InFork`` in the process that is the run."""
         if variant not in self._known:
             self._known[variant] = self._forked(variant)
         return self._known[variant]
@@ -94,7 +94,7 @@ def _waited(process: int, until: float) -> int | None:
 
 
 def write(outcome: Outcome, out: Path) -> None:
-    """Write what came of this run, and end this process without the exits of the one that was forked."""
+    """Write the result of this run, and end this process without the exit handlers of its parent."""
     beside = out.with_suffix(".writing")
     beside.write_bytes(pickle.dumps(outcome))
     beside.rename(out)

@@ -15,7 +15,7 @@ LONGEST = 8
 """The tokens of the longest answer, without its end."""
 
 POOL = 96
-"""So many words of the vocabulary are in answers."""
+"""Answers use so many words of the vocabulary."""
 
 
 class Table:
@@ -48,7 +48,7 @@ class Table:
 
     @contextmanager
     def counting_again(self) -> Iterator[None]:
-        """Answer as if nothing had been asked before, inside the block."""
+        """Inside the block, answer as if nobody had asked before."""
         before, self._asked = self._asked, Counter()
         try:
             yield
@@ -99,7 +99,7 @@ def _apart_in_evaluation(trainer: Any, table: Table) -> None:
 
 
 def in_order() -> None:
-    """Have a trainer keep the rows of a generation in their order, which it shuffles otherwise.
+    """Have a trainer keep the rows of a generation in their order; otherwise it shuffles them.
 
     A step is over the same rows, in whatever batches; only a loss that depends on the batch would see a shuffle.
     """

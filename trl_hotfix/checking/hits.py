@@ -53,7 +53,7 @@ class _AsTold:
 
 
 def of(trainer: Any, told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the bugs that are hit or may be hit, the worst first."""
+    """Return the bugs that the run hits or may hit, the worst first."""
     trl = versions.installed("trl") or ""
     lookup, facts = _AsTold(trainer, told), TrainerFacts(trainer)
     found = []
@@ -76,7 +76,7 @@ def of(trainer: Any, told: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "unknown": list(answer.unknown),
                 "repair": repair_of(bug),
                 "fixed_in": bug.upstream.fixed_in,
-                # Its conditions are of what a small run leaves out.
+                # Its conditions concern what a small run leaves out.
                 "narrowed": bool({name for hit in bug.hits for name in hit.when} & (told.keys() & _LEFT_OUT)),
             }
         )

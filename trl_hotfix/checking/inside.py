@@ -1,6 +1,6 @@
 """Check one script in a process of its own: ``python -m trl_hotfix.checking.inside OUT TASK.json``.
 
-A line of JSON for each thing that is found out is written to OUT as soon as it is there.
+It writes a line of JSON to OUT for each finding, as soon as it has one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Writer:
 
 
 class Check:
-    """Asks all questions of a script, where its trainer is about to be made."""
+    """Asks all questions of a script, just before it makes its trainer."""
 
     def __init__(self, write: Writer, *, dry_run: bool) -> None:
         self._write, self._dry_run = write, dry_run
@@ -80,7 +80,7 @@ class Check:
         write("runs", count=len(runs))
 
     def _plain(self, runs: Runs) -> tuple[Variant, Outcome]:
-        """Return the run as it is, with stand-ins for the rewards that cannot be asked."""
+        """Return the run as it is, with stand-ins for the rewards that we cannot ask."""
         first = runs.of(Variant())
         problems = first.notes.get("rewards", {})
         return (Variant(stand_ins=tuple(sorted(problems))) if problems else Variant()), first

@@ -40,7 +40,7 @@ class Judge:
         return self._blame.part(self._plain, drawn, mine, TRAINING) if mine else ""
 
     def answer(self, question: Question) -> list[Relation]:
-        """Return what is known of a relation, of training and of metrics."""
+        """Return what we know of a relation, in training and in metrics."""
         base = _empty(question)
         if question.refused:
             return [{**base, "state": NOT_ASKED, "reason": question.refused}]
@@ -84,7 +84,7 @@ class Judge:
 
     def _causes(self, question: Question, found: Sequence[Difference], of: Parts) -> list[str | None]:
         """Return the cause on record of each difference."""
-        # Whether a patch is the cause, a run with it shows.
+        # A run with the patch shows whether it is the cause.
         here = [each for each in ledger.here(ledger.load(), installed, on=False) if not each.patch]
         # What TRL means, or logs as a mean of means, is no other in a release that the ledger has not asked.
         others = [each for each in ledger.load() if each.meant or each.new]

@@ -1,4 +1,4 @@
-"""What a script loads: models and tokenizers are made small, rows of the hub are looked up on this machine."""
+"""What a script loads: make models and tokenizers small, and look up rows of the hub on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOADING = frozenset(
 """Arguments that say how weights are loaded. A small model has no weights on disk."""
 
 TAKEN: list[str] = []
-"""What was made small, in words."""
+"""The things that we made small, in words."""
 
 DTYPE = "_trl_hotfix_check_dtype"
 
@@ -104,7 +104,7 @@ class Loading:
 
 
 def _rename(found: Any, name: str) -> None:
-    """Give what was loaded the name that the script knows."""
+    """Give a loaded object the name that the script knows."""
     for each in found if isinstance(found, tuple) else (found,):
         if isinstance(each, dict):
             each["_name_or_path"] = name
@@ -130,7 +130,7 @@ def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_float(found: Any) -> Any:
-    """Return what was loaded in float32. It may be a model with a report."""
+    """Return a loaded object in float32. It may be a model with a report."""
     return (found[0].float(), *found[1:]) if isinstance(found, tuple) else found.float()
 
 
@@ -174,7 +174,7 @@ def shrink(config: Any) -> None:
 
 
 def _shrink_what_is_built(model_class: Any) -> None:
-    """Have a model that a script builds of a large config be small, too."""
+    """Make a model small, too, if the script builds it of a large config."""
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         from transformers import PretrainedConfig
@@ -189,7 +189,7 @@ def _shrink_what_is_built(model_class: Any) -> None:
 
 
 def install(folder: Path, task: dict[str, Any]) -> None:
-    """Have what a script loads be small."""
+    """Make small what a script loads."""
     redirect = Redirect(folder)
     redirect.install()
     folders = SmallFolders(folder.parent / "models", task["configs"], online=task["online"])

@@ -39,7 +39,7 @@ class OneRun:
         self.is_constructed = False
 
     def begin(self, cls: Any) -> None:
-        """Prepare the construction of a trainer of this class, which is about to run."""
+        """Prepare the constructor of a trainer of this class, which is about to run."""
         if self._variant.patches:
             self._apply_patches()
         self._configs.make = self.arguments
@@ -49,11 +49,11 @@ class OneRun:
         once(cls, self._construct)
 
     def arguments(self, given_arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a config is given in this run."""
+        """Return what to give to a config in this run."""
         return arguments_of(self._variant, given_arguments, fields, str(self._folder / "output"))
 
     def failed(self, error: BaseException) -> None:
-        """Write that the script has raised this, and end."""
+        """Write what the script has raised, and end."""
         self._outcome.error = f"{type(error).__name__}: {error}"
         frames = traceback.extract_tb(error.__traceback__)
         ours = str(Path(__file__).parent)
@@ -212,7 +212,7 @@ class OneRun:
 def arguments_of(
     variant: Variant, given_arguments: Mapping[str, Any], fields: Mapping[str, Any], folder: str
 ) -> dict[str, Any]:
-    """Return what a config is given in a run."""
+    """Return what to give to a config in a run."""
     safe = made_safe(given_arguments, fields, folder)
     if "gradient_accumulation_steps" in fields:
         shape = shape_of(given_arguments, fields)
@@ -285,7 +285,7 @@ def _generates_for_several_steps(args: Any) -> bool:
 
 
 def _has_generations_of_its_own(told: Mapping[str, Any]) -> bool:
-    """Return whether the user has one generation serve other than one step."""
+    """Return whether the user's generations serve more or less than one step."""
     times, accumulation = told.get("steps_per_generation"), told.get("gradient_accumulation_steps") or 1
     return (times is not None and times != accumulation) or told.get("generation_batch_size") is not None
 
@@ -301,7 +301,7 @@ def _settings(told: Mapping[str, Any], args: Any) -> str:
 
 
 def _note_width(trainer: Any, notes: dict[str, Any]) -> None:
-    """Note how wide the widest batch is that the model computes."""
+    """Note the width of the widest batch that the model computes."""
 
     def note(module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         ids = kwargs.get("input_ids")

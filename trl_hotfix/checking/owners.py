@@ -1,4 +1,4 @@
-"""What of a run is the user's own, and where it stands."""
+"""What the user owns in a run, and where it stands."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def has_own_loop(cls: type) -> bool:
     """Return whether TRL's class has a training loop of its own, and does not call transformers' own."""
     of_trl = (base for base in cls.__mro__ if f"{base.__module__}.".startswith("trl."))
     loops = [vars(base)["train"] for base in of_trl if "train" in vars(base)]
-    # Its code, since the source of one that is wrapped is another's.
+    # Its code, since a wrapped one has another's source.
     return any("super" not in loop.__code__.co_names for loop in loops)
 
 
 def own_methods(cls: type) -> Iterator[tuple[str, Any]]:
-    """Give the methods with which a user's class replaces those of TRL's, except its constructor."""
+    """Give the methods of TRL's class that a user's class replaces, except its constructor."""
     of_trl = class_of_trl(cls)
     for base in cls.__mro__[: cls.__mro__.index(of_trl)]:
         for name, value in vars(base).items():
@@ -49,7 +49,7 @@ def where(thing: Any) -> str:
         return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
     try:
         return f"{os.path.basename(inspect.getfile(made))}:{inspect.getsourcelines(made)[1]}"
-    # A class that was made at run time has no lines.
+    # A class made at run time has no lines.
     except (OSError, TypeError):
         return str(getattr(made, "__module__", ""))
 

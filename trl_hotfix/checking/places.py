@@ -7,7 +7,7 @@ from .forks import Outcome
 
 
 def first_parting(left: Outcome, right: Outcome) -> str:
-    """Return the first thing of the first step that two runs compute otherwise, in words."""
+    """Return where two runs part first in the first step, in words."""
     import torch
 
     if left.error or right.error:

@@ -20,7 +20,7 @@ from .not_checked import NOT_CHECKED
 
 PACKAGE = __package__.partition(".")[0]
 Seen = Callable[[Sequence[Mapping[str, Any]]], None]
-"""Takes the lines that are there so far."""
+"""Takes the lines so far."""
 
 
 def checked(
@@ -90,7 +90,7 @@ def _take(answer: Answer, line: dict[str, Any]) -> None:
 
 
 def _run(task: dict[str, Any], folder: Path, python: str, path: str, see: Seen) -> list[dict[str, Any]]:
-    """Run the check, and return what it has written."""
+    """Run the check, and return its lines."""
     file, out = folder / "out" / "task", folder / "out" / "lines"
     file.write_text(json.dumps(task), encoding="utf-8")
     out.touch()
@@ -103,7 +103,7 @@ def _run(task: dict[str, Any], folder: Path, python: str, path: str, see: Seen) 
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # With its forks it is a group, which an interrupt ends.
+            # With its forks it is a group, so an interrupt ends all of them.
             start_new_session=True,
         )
         try:

@@ -1,4 +1,4 @@
-"""The relations that are asked of a user's run, and when one cannot be asked."""
+"""The relations that a check asks of a user's run, and when it cannot ask one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHY = {
 
 @dataclass(frozen=True)
 class Question:
-    """Whether the run of ``variant`` agrees with the run of ``base``. ``refused`` has why it cannot be asked."""
+    """Does the run of ``variant`` agree with the run of ``base``? ``refused``: why the check cannot ask."""
 
     relation: str
     base: Variant

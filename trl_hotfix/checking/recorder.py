@@ -1,4 +1,4 @@
-"""What a run notes while it trains: the gradients of each step, the weights at the end, what is logged."""
+"""What a run notes while it trains: the gradients of each step, the last weights, and the logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def callback(trainer: Any, run: Run) -> Any:
 
 
 def weights(trainer: Any) -> dict[str, Any]:
-    """Return copies of the weights that are trained."""
+    """Return copies of the trained weights."""
     return {name: weight.detach().clone() for name, weight in _trained(trainer)}
 
 

@@ -1,4 +1,4 @@
-"""The user's rewards, asked twice, and stand-ins for those that cannot be asked."""
+"""Ask the user's rewards twice, with stand-ins for those that we cannot ask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rewards:
         self._values: dict[int, set[float]] = {}
 
     def wrapped(self, functions: Any) -> Any:
-        """Return what stands for the argument ``reward_funcs``. A model stays a model."""
+        """Return the replacement of the argument ``reward_funcs``. A model stays a model."""
         if isinstance(functions, list):
             return [self._one(number, each) for number, each in enumerate(functions)]
         return self._one(0, functions)
@@ -46,7 +46,7 @@ class Rewards:
     def _asked(self, number: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         seen = self._values.setdefault(number, set())
         try:
-            # A function may write into the completions that it is given.
+            # A function may change the completions that it gets.
             other = function(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
             rewards = function(*args, **kwargs)
             numbers = [float(each) for each in rewards if each is not None]

@@ -1,4 +1,4 @@
-"""The rows that a run trains on: few of the user's, of unequal lengths, in their order."""
+"""The rows of a run: few of the user's, of unequal lengths, in their order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from .shapes import ROWS, STEP
 
 SEEN = 512
-"""The rows among which a run's are chosen."""
+"""A run's rows come from the first so many."""
 
 
 def cut(value: Any, count: int = ROWS) -> Any:

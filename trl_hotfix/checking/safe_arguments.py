@@ -1,4 +1,4 @@
-"""What a config is given in place of what a CPU lacks, or what must not happen in a check."""
+"""What a config gets in place of what a CPU lacks, or what must not happen in a check."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LEFT_OUT = frozenset(
         *("liger_kernel_config", "deepspeed_plugin", "project", "trackio_space_id", "parallelism_config"),
     }
 )
-"""Fields for which the default of the class stands."""
+"""Fields that get the default of the class."""
 
 
 def made_safe(arguments: Mapping[str, Any], fields: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ ROWS = 32
 """The rows of a dataset: two steps, and some for what a trainer leaves out."""
 
 GROUP = 4
-"""So many completions of a prompt stand for more."""
+"""At most so many completions of a prompt."""
 
 _BATCH, _TIMES = "per_device_train_batch_size", "gradient_accumulation_steps"
 

@@ -1,4 +1,4 @@
-"""Folders of models, made small: a config of two layers, a cut tokenizer, and no weights."""
+"""Small folders of models: a config of two layers, a cut tokenizer, and no weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import families, small_tokenizers
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".h5", ".gguf", ".onnx")
 LIGHT = 40_000_000
-"""Weights of fewer bytes are loaded as they are."""
+"""Load weights of fewer bytes as they are."""
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -30,7 +30,7 @@ class NotHereError(Exception):
 
 
 class CannotBeSmallError(Exception):
-    """A model cannot be made small. ``args`` has the reason."""
+    """We cannot make a model small. ``args`` has the reason."""
 
 
 class SmallFolders:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 KEPT = 1000
-"""So many words stay, beside the special tokens."""
+"""Keep so many words, beside the special tokens."""
 
 _PLAIN = 256
 

@@ -17,11 +17,11 @@ from .variant import Variant
 
 
 class NoTrainerError(Exception):
-    """The script never made the trainer that is asked. ``args`` says what it did."""
+    """The script never made the trainer that we ask for. ``args`` says what it did."""
 
 
 class Stem:
-    """Runs a script. ``ask(runs, trainer_class)`` is called once, where the trainer is about to be made."""
+    """Runs a script, and calls ``ask(runs, trainer_class)`` once, just before the script makes its trainer."""
 
     def __init__(self, which: int, folder: Path, ask: Callable[[Runs, Any, str], None]) -> None:
         self._which, self._folder, self._ask = which, folder, ask
@@ -50,7 +50,7 @@ class Stem:
         Trainer.__new__ = staticmethod(new)
 
     def run(self, script: Path, arguments: Sequence[str]) -> None:
-        """Run the script. It does not return where the trainer is made. Raises ``NoTrainerError``."""
+        """Run the script. Does not return if the script makes the trainer. Raises ``NoTrainerError``."""
         sys.argv = [str(script), *arguments]
         sys.path.insert(0, str(script.parent))
         try:

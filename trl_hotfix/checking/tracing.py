@@ -1,4 +1,4 @@
-"""What each part of a step computes, summed over its rows, so that two ways to share them can be compared."""
+"""What each part of a step computes, summed over its rows, to compare two ways to share them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MASK = "attention_mask"
 class Trace:
     """Notes the columns of the batches, the outputs of each module and the losses of the first step.
 
-    Sums are over what is no padding. ``found`` is in the order in which a step computes it.
+    Sums leave padding out. ``found`` has the order in which a step computes it.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -1,4 +1,4 @@
-"""What one run of the user's script does otherwise, as data."""
+"""What one run of the user's script changes, as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALL = "all"
 
 
 class CannotBeAskedError(Exception):
-    """A relation cannot be asked of this run. ``args`` has the reason."""
+    """We cannot ask a relation of this run. ``args`` has the reason."""
 
 
 @dataclass(frozen=True)

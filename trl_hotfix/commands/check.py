@@ -21,11 +21,11 @@ from .common import Exit, say_json, search_path, unsupported
 from .progress import progress
 
 MOST_RUNS = 20
-"""About so many runs has a check, for the line of progress."""
+"""A check has about so many runs, for the line of progress."""
 
 
 class _CheckCommand(click.Command):
-    """What stands behind ``--`` is the command line of the script, and not of this command."""
+    """The command line behind ``--`` belongs to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["command line"] = []

@@ -14,7 +14,7 @@ from ..reporting.sentences import severity_and_harm
 from ..reporting.table import block, bug_block
 
 SHOWN = 3
-"""So many differences of a relation are shown. The JSON has all."""
+"""Show so many differences of a relation. The JSON has all."""
 
 
 def view(answer: Answer) -> RenderableType:
@@ -64,7 +64,7 @@ _STATES = {HOLDS: "relations hold", VIOLATED: "do not hold", NOT_ASKED: "cannot 
 
 
 def _relation(group: Sequence[Relation]) -> Iterator[RenderableType]:
-    """Give the lines of a relation: training in each setting, and below it what is only logged otherwise."""
+    """Give the lines of a relation: training in each setting, and below it differences of the log alone."""
     training = [each for each in group if each["part"] == "training"]
     for alike in _alike(training):
         yield from _block(alike)
