@@ -19,6 +19,7 @@ import tiny
 ID, TARGET = "dataparallel-divides-by-gpus", "trl.trainer.sft_trainer:SFTTrainer.training_step"
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"compiled": "what the trainer wraps in DataParallel is not compiled"}
 GPUS, ROWS, MICRO_BATCHES = 2, 2, 2
 LENGTHS = (4, 5, 9, 12, 6, 4, 7, 15, 5, 4, 11, 8, 4, 6, 13)
 """The last micro-batch has three rows, two of them for the first GPU."""

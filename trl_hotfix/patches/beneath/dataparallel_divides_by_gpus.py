@@ -45,14 +45,15 @@ def all_gpus_are_trained_on(module: ModuleType) -> Outcome:
     if module_of(trainer_class.training_step) is module:
         return absent("this release fails on several GPUs where transformers has the bug")
 
-    class TwoGpus(torch.nn.DataParallel):
+    class TwoGpus(torch.nn.DataParallel):  # type: ignore[misc]
         def __init__(self) -> None:
             torch.nn.Module.__init__(self)
             self.device_ids, self.weight = [0, 1], torch.nn.Parameter(torch.tensor(0.5))
 
         def forward(self, **inputs: Any) -> Any:
             split = [value.chunk(2) if isinstance(value, torch.Tensor) else [value] * 2 for value in inputs.values()]
-            return torch.stack([(self.weight * labels).sum() / items for labels, items in zip(*split)]).squeeze()
+            parts = zip(*split, strict=False)
+            return torch.stack([(self.weight * labels).sum() / items for labels, items in parts]).squeeze()
 
     model, settings = TwoGpus(), {"n_gpu": 2, "average_tokens_across_devices": False}
     trainer = stub_trainer(

@@ -5,8 +5,8 @@ the epoch. It counts the micro-batches of a resumed epoch from 0, and not from t
 last one. The gradients of that step stay, and are added to the first step of the next epoch, or are never applied. The
 run ends a step early. transformers 4.57 counts the skipped ones.
 
-Up to 4.51 an epoch loses its end with or without a checkpoint: ``epoch-tail-lost``. The count is a local variable of the
-loop, where no method can change it. ``_load_rng_state`` is called once in a resumed run, after it has its state.
+Up to 4.51 an epoch loses its end with or without a checkpoint: ``epoch-tail-lost``. The count is a local variable of
+the loop, where no method can change it. ``_load_rng_state`` is called once in a resumed run, after it has its state.
 """
 
 from __future__ import annotations
