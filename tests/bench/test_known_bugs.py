@@ -48,7 +48,7 @@ print("found" if abs(with_cache - without) > 0.01 else "not there")
 """
 
 SEQUENCE_PARALLEL = """
-import os, tempfile, torch, torch.distributed as dist, transformers
+import os, tempfile, torch, torch.distributed as dist, torch.distributed.nn.functional, transformers
 from types import SimpleNamespace as Stub
 mesh = {"sp": Stub(get_group=lambda: dist.group.WORLD)}
 try:
