@@ -367,6 +367,15 @@ UNREACHED: dict[tuple[str, str], str] = {
     },
     **{
         (
+            "last-window-lost-on-resume",
+            target.name,
+        ): "it requires transformers 4.52 to 4.56, and the cases run on others"
+        for patch in loading.load()
+        if patch.id == "last-window-lost-on-resume"
+        for target in patch.targets
+    },
+    **{
+        (
             "epoch-tail-lost",
             f"trl.trainer.{name.lower()}_trainer:{name}Trainer.{method}",
         ): "no case trains it with transformers 4.51"

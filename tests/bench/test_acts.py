@@ -37,6 +37,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "resume-leaves-tensors-unrestored": ("SFT", "Base", "_Base"),
     "group-by-length-resume-order": ("SFT", "Base", "_Base"),
     "byte-level-tokenizer-loses-spaces": ("SFT", "DPO", "GRPO"),
+    "last-window-lost-on-resume": ("SFT", "DPO", "Base", "_Base"),
 }
 """The trainers, or bases, that the proofs of patches with many trainers train."""
 

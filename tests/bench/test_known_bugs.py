@@ -47,11 +47,49 @@ with_cache, without = (float(model(input_ids=ids, labels=ids, use_cache=use).los
 print("found" if abs(with_cache - without) > 0.01 else "not there")
 """
 
+SEQUENCE_PARALLEL = """
+import os, tempfile, torch, torch.distributed as dist, torch.distributed.nn.functional, transformers
+from types import SimpleNamespace as Stub
+mesh = {"sp": Stub(get_group=lambda: dist.group.WORLD)}
+try:
+    from transformers.integrations.deepspeed import deepspeed_sp_compute_loss
+except ImportError:
+    method = getattr(transformers.Trainer, "_deepspeed_sp_compute_loss", None)
+    deepspeed_sp_compute_loss = method and (lambda accelerator, *rest: method(Stub(accelerator=accelerator), *rest))
+if deepspeed_sp_compute_loss is None:
+    raise SystemExit(print("not there"))
+path = tempfile.mktemp()
+child = os.fork()
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=0 if child else 1, world_size=2)
+
+def gradient(tokens):
+    weight = torch.ones((), requires_grad=True)
+    inputs = {"shift_labels": torch.ones(1, tokens, dtype=torch.long)}
+    parallelism, accelerator = Stub(sp_backend="torch", sp_size=2), Stub(torch_device_mesh=mesh)
+    model = lambda **inputs: Stub(loss=1.0 * weight)
+    deepspeed_sp_compute_loss(accelerator, model, inputs, False, parallelism).backward()
+    dist.all_reduce(weight.grad)  # as ZeRO-1 and 2 do
+    return float(weight.grad)
+
+"""
+TIMES_RANKS = 'print("found" if gradient(2) == 2 else "not there") if child else os._exit(gradient(2) != 2)'
+OF_ONE_WEIGHT = 'alike = gradient(2) == gradient(5)\nprint("found" if alike else "not there") if child else os._exit(0)'
+
 RUNS: dict[str, tuple[str, dict[str, str]]] = {
     "gemma3n-kv-sharing-lost": (
         GEMMA_3N,
         {"tf4.53": "found", "tf4.57": "found", "tf5.2": "found", "tf5.9": "not there", "tf5.23": "not there"},
     ),
+    **{
+        f"sft-sp-{bug}": (
+            SEQUENCE_PARALLEL + judgement,
+            {"tf4.57": "not there", "tf5.0": "found", "tf5.2": "found", "tf5.9": "found", "tf5.23": "found"},
+        )
+        for bug, judgement in (
+            ("gradient-times-sp-size", TIMES_RANKS),
+            ("micro-batches-not-token-weighted", OF_ONE_WEIGHT),
+        )
+    },
 }
 """A script that says whether the bug of a layer is there, and what it says on stacks."""
 
