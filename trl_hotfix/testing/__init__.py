@@ -121,6 +121,7 @@ __all__ = [
     "dpo_stub",
     "flattened_batch",
     "forwarded",
+    "give_decoder",
     "gradient_of_one_of_two",
     "gradient_of_seen",
     "has_tools_of_rows",

@@ -57,7 +57,8 @@ def stub(trainer_class: Any, config_class: Any, kernel: Any) -> Any:
 
 
 def name_of_kernel(trainer_class: type) -> str:
-    return "liger_loss" if "liger_loss" in inspect.unwrap(trainer_class.__init__).__code__.co_names else "liger_jsd_loss"
+    names = inspect.unwrap(trainer_class.__init__).__code__.co_names
+    return "liger_loss" if "liger_loss" in names else "liger_jsd_loss"
 
 
 def batch_of(labels: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """PEFT 0.15.2 and 0.16 neither train nor save the head of a reward model with prompt, prefix or p-tuning.
 
 For a sequence classification PEFT adds the head to ``modules_to_save`` of the adapter's config, if the config
-has such an attribute. Those of prompt learning have none: up to 0.14 PEFT kept the names elsewhere, and 0.17.0 gives
-these configs the attribute (PEFT PR 2646). So the wrapper gives a copy of the config the attribute, and PEFT does the
+has such an attribute. The configs of prompt learning lack it: up to 0.14 PEFT kept the names elsewhere, and 0.17.0
+gives these configs the attribute (PEFT PR 2646). So the wrapper gives it to a copy of the config, and PEFT does the
 rest.
 """
 
@@ -53,5 +53,5 @@ def head_is_trained(module: ModuleType) -> Outcome:
             args=default_arguments(module.RewardConfig),
             peft_config=peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=1),
         )
-    trained = [weight.numel() for name, weight in made[0].named_parameters() if "score" in name and weight.requires_grad]
-    return judge(sum(trained), right=4, wrong=0)
+    heads = [weight for name, weight in made[0].named_parameters() if "score" in name]
+    return judge(sum(head.numel() for head in heads if head.requires_grad), right=4, wrong=0)

@@ -1,9 +1,9 @@
 """With Liger before 0.6.5, GKD, GOLD and DistillationTrainer distil the teacher on prompts and padding too.
 
-``compute_loss`` gives ``LigerFusedLinearJSDLoss`` all positions, with a label of -100 where none counts. Up to 0.6.4 the
-divergence ignores the labels, and the sum is divided by the length of the first dimension: by all positions, or where
-TRL does not flatten them (GKD always, GOLD before 1.0) by the rows of the batch. Liger 0.6.5 leaves these positions out
-and divides by the others (Liger PR 974).
+``compute_loss`` gives ``LigerFusedLinearJSDLoss`` all positions, with a label of -100 where none counts. Up to 0.6.4
+the divergence ignores the labels. Liger divides the sum by the length of the first dimension: by all positions, or
+where TRL does not flatten them (GKD always, GOLD before 1.0) by the rows of the batch. Liger 0.6.5 leaves these
+positions out and divides by the others (Liger PR 974).
 
 During ``compute_loss`` the trainer has a view of the kernel that gives it the positions with a label only, in one
 dimension: Liger's divisor is then their number.
@@ -22,7 +22,7 @@ from ...testing import absent_if_reexported, distillation_stub, divergence, give
 
 @wrapper
 def give_liger_the_labels_only(call: Call) -> Any:
-    """Run ``compute_loss`` with a kernel that sees the positions with a label only, if the loss is that of Liger."""
+    """Run ``compute_loss`` with a kernel that sees the positions with a label only, if the loss is Liger's."""
     trainer, act = call.trainer, call.act_later()
     # Renamed in TRL 1.8.
     name = "liger_loss" if hasattr(trainer, "liger_loss") else "liger_jsd_loss"
@@ -57,7 +57,8 @@ def prompts_have_no_gradient(module: ModuleType) -> Outcome:
     if loss_class is None:
         return absent("TRL finds no Liger, or has its loss elsewhere")
     kernel = loss_class(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.5, compiled=False)
-    name = "liger_loss" if "liger_loss" in inspect.unwrap(trainer_class.__init__).__code__.co_names else "liger_jsd_loss"
+    names = inspect.unwrap(trainer_class.__init__).__code__.co_names
+    name = "liger_loss" if "liger_loss" in names else "liger_jsd_loss"
     trainer = distillation_stub(
         trainer_class,
         config_class,
