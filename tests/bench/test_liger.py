@@ -9,6 +9,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,8 +26,14 @@ ROWS, LENGTH, WIDTH, WORDS = 4, 5, 8, 11
 @pytest.fixture(scope="module")
 def package() -> Iterator[Any]:
     """Return the module of Liger's losses."""
-    layout.build([layout.main_place(layout.releases()[-1])])
-    folder = str(layout.BENCH / "overlay" / "liger")
+    with losses_of("liger") as module:
+        yield module
+
+
+@contextmanager
+def losses_of(overlay: str) -> Iterator[Any]:
+    layout.build([layout.main_place(layout.releases()[-1])], beside={overlay})
+    folder = str(layout.BENCH / "overlay" / overlay)
     sys.path.insert(0, folder)
     try:
         yield importlib.import_module("liger_kernel.chunked_loss")
@@ -131,3 +138,21 @@ def test_the_stand_in_takes_what_liger_takes(package: Any, stand_in: Any, name: 
         assert {parameter.name for parameter in ours} <= set(theirs)
     else:
         assert [parameter.name for parameter in ours] == theirs
+
+
+def distilled(overlay: str, labels: Any, chosen: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the loss and the gradients of the ``chosen`` positions of a student and its teacher."""
+    torch.manual_seed(0)
+    student, weight, teacher = numbers(ROWS, LENGTH, WIDTH), numbers(WORDS, WIDTH), numbers(ROWS, LENGTH, WIDTH)
+    with losses_of(overlay) as package:
+        fused = package.LigerFusedLinearJSDLoss(compiled=False, beta=BETA)
+        loss = fused(student[chosen], weight, teacher[chosen].detach(), weight.detach() ** 3, labels[chosen])
+    return loss.detach(), torch.autograd.grad(loss, [student, weight])
+
+
+def test_positions_with_a_label_alone_give_the_loss_that_liger_has_been_giving_since_0_6_5() -> None:
+    labels = inputs()["target"]
+    right = distilled("liger", labels, ...)
+    torch.testing.assert_close(distilled("liger-0.6.4", labels, labels != -100), right)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(distilled("liger-0.6.4", labels, ...), right)

@@ -114,3 +114,15 @@ def grpo_loss(
     losses = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
     tokens = attention_mask.sum() if loss_type == "bnpo" or num_items_in_batch is None else num_items_in_batch
     return (losses * attention_mask).sum() / tokens.float().clamp(min=1), [torch.zeros(())]
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Have the package's losses inside the block, and no kernels of its own in models: those are in Triton."""
+    kernels: Any = types.ModuleType("liger_kernel.transformers")
+    kernels._apply_liger_kernel_to_instance = lambda **settings: None
+    sys.modules[kernels.__name__] = kernels
+    try:
+        yield
+    finally:
+        del sys.modules[kernels.__name__]

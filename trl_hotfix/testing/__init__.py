@@ -23,7 +23,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``flattened``   SFT's loss of a flattened batch (``flattened_batch``, ``sft_trainer_of``), with a model that shows what
                 its tokens have seen (``model_of_means``, ``gradient_of_seen``)
 ``gkd``         GKD and GOLD: ``distillation_stub``, the ``divergence`` of its models
-``models``      ``tiny_causal_lm``, ``tiny_moe_lm``, ``tiny_attention_model``, ``wrapped_like_deepspeed``
+``models``      ``tiny_causal_lm`` and ``give_decoder``, ``tiny_moe_lm``, ``tiny_attention_model``,
+                ``wrapped_like_deepspeed``
 ``tokenizers``  ``CharacterTokenizer``, ``BeginningTokenizer``, ``digit_tokenizer``, ``tiny_tokenizer``
 ``chats``       ``messages`` for a ``CharacterTokenizer``, ``only_iterable`` for a dataset of them
 ``completions`` the completions of such messages, as SFT prepares them: ``prepared_completions``
@@ -64,7 +65,7 @@ from .flattened import flattened_batch, gradient_of_seen, model_of_means, sft_tr
 from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
 from .gkd import distillation_stub, divergence
 from .grpo import metrics_by_mode, stub_grpo_trainer
-from .models import tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
+from .models import give_decoder, tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
 from .online import a2po_prompts, a2po_stub, online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
 from .references import stub_with_reference, token_losses_of_a_group
@@ -120,6 +121,7 @@ __all__ = [
     "dpo_stub",
     "flattened_batch",
     "forwarded",
+    "give_decoder",
     "gradient_of_one_of_two",
     "gradient_of_seen",
     "has_tools_of_rows",

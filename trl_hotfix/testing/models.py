@@ -46,6 +46,17 @@ def tiny_causal_lm(
     return TinyCausalLM()
 
 
+def give_decoder(model: Any) -> None:
+    """Give a ``tiny_causal_lm`` a decoder and a head, for losses that read these. Its hidden states are its logits."""
+    import torch
+
+    def decoder(input_ids: Any, **others: Any) -> SimpleNamespace:
+        return SimpleNamespace(last_hidden_state=model.weight[input_ids])
+
+    head = SimpleNamespace(weight=torch.eye(len(model.weight)), bias=None)
+    model.base_model, model.get_decoder, model.get_output_embeddings = decoder, lambda: decoder, lambda: head
+
+
 def tiny_moe_lm(config: SimpleNamespace, router: float = 2.0) -> Any:
     """Return ``tiny_causal_lm`` with a router of one weight: ``aux_loss`` is its square times the mean token id.
 
