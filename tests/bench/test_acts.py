@@ -38,6 +38,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "group-by-length-resume-order": ("SFT", "Base", "_Base"),
     "byte-level-tokenizer-loses-spaces": ("SFT", "DPO", "GRPO"),
     "last-window-lost-on-resume": ("SFT", "DPO", "Base", "_Base"),
+    "gkd-liger-trains-on-prompts": ("GKD",),
 }
 """The trainers, or bases, that the proofs of patches with many trainers train."""
 
