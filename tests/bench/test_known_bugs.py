@@ -47,6 +47,20 @@ with_cache, without = (float(model(input_ids=ids, labels=ids, use_cache=use).los
 print("found" if abs(with_cache - without) > 0.01 else "not there")
 """
 
+GEMMA_3_TOKENS = """
+import peft, torch, transformers
+config = transformers.Gemma3TextConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=8,
+)
+torch.manual_seed(0)
+model, ids = transformers.Gemma3ForCausalLM(config).eval(), torch.arange(2, 12)[None]
+before = model(input_ids=ids).logits
+tokens = peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [5, 6]})
+with_adapter = peft.get_peft_model(model, tokens).eval()(input_ids=ids).logits
+print("found" if float((with_adapter - before).abs().max()) > 0.001 else "not there")
+"""
+
 SEQUENCE_PARALLEL = """
 import os, tempfile, torch, torch.distributed as dist, torch.distributed.nn.functional, transformers
 from types import SimpleNamespace as Stub
@@ -76,6 +90,10 @@ TIMES_RANKS = 'print("found" if gradient(2) == 2 else "not there") if child else
 OF_ONE_WEIGHT = 'alike = gradient(2) == gradient(5)\nprint("found" if alike else "not there") if child else os._exit(0)'
 
 RUNS: dict[str, tuple[str, dict[str, str]]] = {
+    "gemma-embedding-adapter-scale": (
+        GEMMA_3_TOKENS,
+        {"tf4.50": "found", "tf4.53": "found", "tf4.56": "found", "tf4.57": "not there", "tf5.23": "not there"},
+    ),
     "gemma3n-kv-sharing-lost": (
         GEMMA_3N,
         {"tf4.53": "found", "tf4.57": "found", "tf5.2": "found", "tf5.9": "not there", "tf5.23": "not there"},
@@ -122,8 +140,8 @@ def test_a_bug_of_a_layer_is_where_it_says(bug: str, stack: str) -> None:
     run = subprocess.run([str(place.python), "-c", script], capture_output=True, text=True, check=False)
     assert run.stdout.split("\n")[-2:] == [expected[stack], ""], run.stderr
     (known,) = (entry for entry in loading.without_repair() if entry.id == bug)
-    (requires,) = known.requires.values()
-    version = layout.versions(stack)["transformers"]
+    ((package, requires),) = known.requires.items()
+    version = layout.versions(stack)[package]
     assert in_range(version, requires) == (expected[stack] == "found")
 
 
