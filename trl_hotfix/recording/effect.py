@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..errors import described_error, plain
 from ..log import event, log, quiet_wrappers, warning
-from ..model import Harm, Severity
+from ..model import Severity
 from ..patching import engine
 from ..patching.breaker import is_out_of_memory
 from ..reporting.effects import Effect
@@ -29,6 +29,7 @@ from .failures import training_goes_on
 from .rewinding import Generators, Moment, copied, weights_of
 
 _STEP = "training_step"
+_OUTSIDE = f"it acts outside {_STEP}()"
 _CHUNK = 1 << 24
 """So many elements of a gradient are compared at once, in double precision."""
 
@@ -95,8 +96,13 @@ class _FirstStep:
             setattr(self._trainer, _STEP, self._own)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_kept = False
         with training_goes_on("the effect of the repairs is not measured"):
             self._note(args, kwargs)
+            is_kept = True
+        if not is_kept:
+            self.take_off()
+            return self._step(*args, **kwargs)
         before = _acts(self._trainer)
         loss = self._step(*args, **kwargs)
         with training_goes_on("the effect of the repairs is not measured"):
@@ -119,9 +125,13 @@ class _FirstStep:
     def _measure(self) -> None:
         """Compute the step again without each repair that acted in it, and put everything back."""
         trainer, begin = self._trainer, self._begin
+        assert begin is not None
         patches, why = self._agreed()
         step = trainer.state.global_step + 1
-        if why or begin is None or not patches:
+        outside = {patch_id for patch_id, acted in _acts(trainer).items() if acted} - self._acted
+        for patch_id in sorted(outside - _ids_of(Severity.DIAGNOSIS)):
+            _say(trainer, patch_id, Effect(step, why=_OUTSIDE))
+        if why or not patches:
             for patch_id in patches:
                 _say(trainer, patch_id, Effect(step, why=why))
             return
@@ -145,13 +155,9 @@ class _FirstStep:
     def _agreed(self) -> tuple[list[str], str]:
         """Return the repairs that acted on a rank, in one order on all ranks, and why they cannot be measured."""
         trainer, begin = self._trainer, self._begin
-        severities = {one.patch.id: one.patch for one in engine.ENGINE.module_patches()}
-        acted = [
-            patch_id
-            for patch_id in sorted(self._acted)
-            if patch_id in severities and severities[patch_id].severity is not Severity.DIAGNOSIS
-        ]
-        moved = begin.moved() if begin is not None else "what a micro-batch changes"
+        # A diagnosis changes nothing.
+        acted = sorted(self._acted - _ids_of(Severity.DIAGNOSIS))
+        moved = begin.moved() if begin is not None else ""
         why = f"the step itself changes {moved}" if moved else ""
         if any(weight.grad is not None and hasattr(weight.grad, "to_local") for weight in weights_of(trainer.model)):
             why = "the gradients are not whole in this process"
@@ -160,7 +166,7 @@ class _FirstStep:
             return acted, why
         # On several ranks an error of one of them, which TRL without the repair would raise, would leave the others
         # waiting for it.
-        acted = [patch_id for patch_id in acted if severities[patch_id].harm is not Harm.CRASH]
+        acted = [patch_id for patch_id in acted if patch_id not in _ids_of(Severity.CRASH)]
         found = ranks.gather({"acted": acted, "why": why}, self._moment)
         proposal = {"acted": acted, "why": f"rank 0 did not answer within {ranks.patience()}"}
         if rank == 0:
@@ -190,7 +196,8 @@ class _FirstStep:
                 why = "there is not enough memory" if is_out_of_memory(error) else described_error(error)
                 return Effect(step, why=f"without it the step fails: {plain(why)}")
         norm, norm_without, cosine = _compared((with_, weight.grad) for weight, with_ in gradients)
-        return Effect(step, loss, loss_without, norm, norm_without, cosine)
+        scale = _scale_of(self._trainer.accelerator)
+        return Effect(step, loss, loss_without, norm / scale, norm_without / scale, cosine)
 
     def _loss_of(self, losses: Iterable[Any]) -> float:
         import torch
@@ -218,6 +225,15 @@ def _acts(trainer: Any) -> dict[str, int]:
         if not each.observe:
             found[each.patch] = found.get(each.patch, 0) + count.acted
     return found
+
+
+def _scale_of(accelerator: Any) -> float:
+    """Return by what the loss of fp16, and so its gradient, is multiplied."""
+    return float(accelerator.scaler.get_scale()) if accelerator.scaler is not None else 1.0
+
+
+def _ids_of(severity: Severity) -> set[str]:
+    return {one.patch.id for one in engine.ENGINE.module_patches() if one.patch.severity is severity}
 
 
 def _compared(pairs: Iterable[tuple[Any, Any]]) -> tuple[float, float, float | None]:

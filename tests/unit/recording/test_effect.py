@@ -206,6 +206,38 @@ def test_a_diagnosis_has_no_effect(declare: Any, trl_like: Any, tmp_path: Path) 
     assert "effect" not in record_of(tmp_path)
 
 
+def test_a_repair_outside_the_step_says_so(declare: Any, trl_like: Any, tmp_path: Path) -> None:
+    prepare = "MadeUpTrainer.prepare"
+    declare(doubles(prepare), double, attribute=prepare, module=NAME, called={prepare: Called.CONSTRUCTION})
+    api.apply(measure_effect=True)
+    trained(trl_like, tmp_path)
+    assert record_of(tmp_path)["effect"] == {"step": 1, "why": "it acts outside training_step()"}
+
+
+def test_a_micro_batch_that_cannot_be_kept_trains_all_the_same(
+    doubled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(value: Any) -> Any:
+        raise TypeError("no copy of this")
+
+    monkeypatch.setattr(effect, "copied", fail)
+    api.apply(measure_effect=True)
+    trainer = trained(doubled, tmp_path)
+    assert trainer.state.global_step == 2
+    assert "the effect of the repairs is not measured (TypeError: no copy of this)" in caplog.text
+    assert "effect" not in record_of(tmp_path)
+
+
+def test_the_gradients_under_fp16_are_not_scaled(doubled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.apply(measure_effect=True)
+    trainer = doubled.trainer(tmp_path)
+    backward = trainer.accelerator.backward
+    monkeypatch.setattr(trainer.accelerator, "backward", lambda loss, **kwargs: backward(8.0 * loss, **kwargs))
+    monkeypatch.setattr(effect, "_scale_of", lambda accelerator: 8.0)
+    trainer.train()
+    assert record_of(tmp_path)["effect"] == DOUBLED
+
+
 def test_a_training_step_of_the_trainer_itself_stays(doubled: Any, tmp_path: Path) -> None:
     api.apply(measure_effect=True)
     trainer = doubled.trainer(tmp_path)
