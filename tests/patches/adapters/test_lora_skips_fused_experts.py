@@ -38,6 +38,16 @@ def with_lora(model: Any, targets: Any, **settings: Any) -> Any:
     return peft.get_peft_model(model, peft.LoraConfig(r=1, target_modules=targets, **settings))
 
 
+def only_experts(config: Any) -> Any:
+    """Return a mixture of experts whose other linear layers are gone, with an adapter that is not LoRA."""
+    model = peft.get_peft_model(qwen2_moe(), config)
+    for module in list(model.get_base_model().modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Linear):
+                setattr(module, name, torch.nn.Identity())
+    return model
+
+
 def stub(model: Any, *, main: bool = True) -> Any:
     """Return a trainer that is about to make its optimizer."""
     trainer = stub_trainer(CLASS, SimpleNamespace(), optimizer="the user's", model=model)
@@ -117,11 +127,22 @@ def test_without_the_patch_there_is_no_line(messages: list[str], switch: Any) ->
         lambda: with_lora(llama(), "all-linear", task_type="CAUSAL_LM"),
         lambda: with_lora(llama(), ["up_proj"]),
         lambda: peft.get_peft_model(qwen2_moe(), peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
+        lambda: only_experts(peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
         qwen2_moe,
         llama,
         lambda: torch.nn.Linear(1, 1),
     ],
-    ids=["attention", "a pattern", "dense", "dense by name", "prefix", "no adapter", "dense without", "a layer"],
+    ids=[
+        "attention",
+        "a pattern",
+        "dense",
+        "dense by name",
+        "prefix",
+        "only experts",
+        "no adapter",
+        "dense without",
+        "a layer",
+    ],
 )
 def test_a_healthy_model_gets_no_line(messages: list[str], made: Any) -> None:
     trainer = stub(made())

@@ -239,3 +239,26 @@ def test_a_copy_and_a_saved_one_keep_the_repair(written: Any, tmp_path: Path) ->
         assert ids(each) == RIGHT
     tokenizer.save_pretrained(tmp_path / "saved")
     assert ids(transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")) == RIGHT
+
+
+def test_a_byte_level_tokenizer_that_also_has_the_mark_of_llama_2_is_repaired(written: Any) -> None:
+    tokenizer = written(vocabulary={**PARTS, "▁": 8})
+    begun("SFT", tokenizer)
+    assert ids(tokenizer) == RIGHT
+
+
+def test_only_the_cache_is_asked_for_a_name(written: Any, messages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def cached_file(name: str, file: str, **options: Any) -> str:
+        asked.append((name, file, options))
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr(transformers.utils, "cached_file", cached_file)
+    for name in ("an-org/a-model", ""):
+        tokenizer = written()
+        tokenizer.name_or_path = name
+        begun("SFT", tokenizer)
+        assert ids(tokenizer) == WRONG
+    assert asked == [("an-org/a-model", "tokenizer.json", {"local_files_only": True})]
+    assert len(messages) == 2
