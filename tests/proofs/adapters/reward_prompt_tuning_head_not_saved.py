@@ -10,7 +10,10 @@ import copy
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
+
+from packaging.version import Version
 
 from trl_hotfix.authoring import absent, judge
 from trl_hotfix.model import Outcome, Verdict
@@ -28,6 +31,8 @@ CONFIGS = ("PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig")
 
 
 def train() -> tiny.TrainingResult:
+    if Version(version("trl")) >= Version("0.21") or Version(version("peft")) < Version("0.14"):
+        return tiny.TrainingResult(absent("the PEFT of this place trains the head"))
     runs = {name: Run(name) for name in CONFIGS}
     outcomes = {name: run.judged() for name, run in runs.items()}
     first = outcomes[CONFIGS[0]]
