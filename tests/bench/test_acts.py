@@ -69,6 +69,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         for patch_id in (*UNDER_DEEPSPEED, "byte-level-tokenizer-loses-spaces")
     },
     **{(patch_id, "proof"): not_trained(patch_id, trained) for patch_id, trained in TRAINED.items()},
+    ("reward-prompt-tuning-head-not-saved", "self-test"): {"RewardTrainer.__init__": ENDS_EARLY},
     ("last-step-divided-by-all-micro-batches", "self-test"): COUNTING,
     ("last-step-divided-by-all-micro-batches", "proof"): {
         **not_trained("last-step-divided-by-all-micro-batches", ("DPO", "KTO", "ORPO", "CPO", "BCO", "Reward")),

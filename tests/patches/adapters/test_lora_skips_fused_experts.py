@@ -106,6 +106,15 @@ def test_a_trainer_is_reported_once_and_another_one_again(messages: list[str]) -
     assert messages == [line(), line()]
 
 
+def test_a_model_without_a_shared_expert_is_reported(messages: list[str]) -> None:
+    """Its adapters are all on the attention and the router, and the head has none."""
+    model = qwen2_moe()
+    for layer in model.model.layers:
+        layer.mlp.shared_expert = layer.mlp.shared_expert_gate = torch.nn.Identity()
+    stub(with_lora(model, "all-linear", task_type="CAUSAL_LM")).create_optimizer()
+    assert messages == [line()]
+
+
 def test_the_main_process_alone_says_it(messages: list[str]) -> None:
     trainer = stub(with_lora(qwen2_moe(), "all-linear", task_type="CAUSAL_LM"), main=False)
     trainer.create_optimizer()

@@ -21,6 +21,7 @@ from tiny.gkd_steps import words
 ID = "gkd-liger-trains-on-prompts"
 OVERLAYS = ()
 PARITY = False
+VARIANTS = {"compiled": "Liger's loss takes the decoder out of the model, and the compiled model is not called"}
 """Liger has fixed it: tests/bench/test_liger.py compares its two versions."""
 
 ROWS = [(words(number, 2 + 3 * (number % 3)), words(number + 30, 2 + number % 4)) for number in range(8)]

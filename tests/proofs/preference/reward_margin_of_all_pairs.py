@@ -21,6 +21,7 @@ from tiny.measuring import gradient_differences
 ID, TARGET = "reward-margin-of-all-pairs", "trl.trainer.reward_trainer:RewardTrainer.compute_loss"
 OVERLAYS = ()
 PARITY = True
+VARIANTS = {"lora": "the proof trains a classifier, which is made without an adapter"}
 
 SIDES = ("chosen", "rejected")
 MARGINS = (0.0, 2.0, 0.5, 3.0, 1.0, 0.0, 2.5, 1.5)
