@@ -164,4 +164,4 @@ def judged(trainer: Any) -> tuple[Outcome, tiny.TrainingResult]:
     gradients = {name: gradient / factor for name, gradient in trainer.step.gradients.items()}
     difference = max(gradient_differences(gradients, expected))
     assert difference < 1e-5, f"the gradient differs from the {kind} one by {difference}"
-    return outcomes[0], tiny.TrainingResult(outcomes[0], sum(trainer.losses), gradients)
+    return outcomes[0], tiny.TrainingResult(outcomes[0], sum(trainer.losses) / len(trainer.losses), gradients)
