@@ -123,18 +123,24 @@ class _FirstStep:
         return bool(self._trainer.accelerator.sync_gradients)
 
     def _measure(self) -> None:
-        """Compute the step again without each repair that acted in it, and put everything back."""
+        """Say of each repair what it changed in the step, or why nobody can."""
+        patches, why = self._agreed()
+        step = self._trainer.state.global_step + 1
+        reasons = dict.fromkeys(patches, why) if why else {}
+        outside = {patch_id for patch_id, acted in _acts(self._trainer).items() if acted} - self._acted
+        reasons |= dict.fromkeys(sorted(outside - _ids_of(Severity.DIAGNOSIS)), _OUTSIDE)
+        for patch_id, reason in reasons.items():
+            _say(self._trainer, patch_id, Effect(step, why=reason))
+        if patches and not why:
+            self._measure_each(patches, step)
+        elif not reasons and ranks.rank_and_world()[0] == 0:
+            why = "no repair has acted by then"
+            log.info("no effect to measure in step %d: %s", step, why, extra=event("effect", step=step, why=why))
+
+    def _measure_each(self, patches: Iterable[str], step: int) -> None:
+        """Compute the step again without each of these repairs, and put everything back."""
         trainer, begin = self._trainer, self._begin
         assert begin is not None
-        patches, why = self._agreed()
-        step = trainer.state.global_step + 1
-        outside = {patch_id for patch_id, acted in _acts(trainer).items() if acted} - self._acted
-        for patch_id in sorted(outside - _ids_of(Severity.DIAGNOSIS)):
-            _say(trainer, patch_id, Effect(step, why=_OUTSIDE))
-        if why or not patches:
-            for patch_id in patches:
-                _say(trainer, patch_id, Effect(step, why=why))
-            return
         gradients = [(weight, weight.grad) for weight in weights_of(trainer.model)]
         end, loss = Moment(trainer), self._loss_of(self._losses)
         sync = trainer.accelerator.sync_gradients

@@ -199,6 +199,13 @@ def test_what_cannot_be_measured_says_why_and_runs(
     assert vars(trainer).get("training_step") is None
 
 
+def test_a_run_without_a_repair_says_so(trl_like: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trl_hotfix")
+    api.apply(measure_effect=True)
+    trained(trl_like, tmp_path)
+    assert "no effect to measure in step 1: no repair has acted by then" in caplog.messages
+
+
 def test_a_diagnosis_has_no_effect(declare: Any, trl_like: Any, tmp_path: Path) -> None:
     declare(doubles(OWN_LOSS), double, attribute=OWN_LOSS, module=NAME, severity=Severity.DIAGNOSIS)
     api.apply(measure_effect=True)
