@@ -61,6 +61,30 @@ with_adapter = peft.get_peft_model(model, tokens).eval()(input_ids=ids).logits
 print("found" if float((with_adapter - before).abs().max()) > 0.001 else "not there")
 """
 
+TWO_ROWS = """
+import tempfile, torch, transformers
+sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+config = transformers.LlamaConfig(vocab_size=16, initializer_range=0.5, **sizes)
+rows = [{"ids": [2, 3]}, {"ids": [4, 5, 6, 7, 8, 9]}]
+
+def collate(rows):
+    width = max(len(row["ids"]) for row in rows)
+    ids = torch.tensor([row["ids"] + [0] * (width - len(row["ids"])) for row in rows])
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+
+def loss(batch_size):
+    sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 2 // batch_size}
+    arguments = transformers.TrainingArguments(
+        tempfile.mkdtemp(), max_steps=1, learning_rate=0.0, use_cpu=True, report_to=[], remove_unused_columns=False,
+        **sizes,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    return transformers.Trainer(model, arguments, train_dataset=rows, data_collator=collate).train().training_loss
+
+print("found" if abs(loss(1) - loss(2)) > 0.01 else "not there")
+"""
+
 SEQUENCE_PARALLEL = """
 import os, tempfile, torch, torch.distributed as dist, torch.distributed.nn.functional, transformers
 from types import SimpleNamespace as Stub
@@ -90,6 +114,10 @@ TIMES_RANKS = 'print("found" if gradient(2) == 2 else "not there") if child else
 OF_ONE_WEIGHT = 'alike = gradient(2) == gradient(5)\nprint("found" if alike else "not there") if child else os._exit(0)'
 
 RUNS: dict[str, tuple[str, dict[str, str]]] = {
+    "sft-mean-of-micro-batch-means": (
+        TWO_ROWS,
+        {"tf4.40": "found", "tf4.44": "found", "tf4.45": "found", "tf4.46": "not there", "tf4.57": "not there"},
+    ),
     "gemma-embedding-adapter-scale": (
         GEMMA_3_TOKENS,
         {"tf4.50": "found", "tf4.53": "found", "tf4.56": "found", "tf4.57": "not there", "tf5.23": "not there"},
