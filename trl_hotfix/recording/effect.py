@@ -163,7 +163,8 @@ class _FirstStep:
         trainer, begin = self._trainer, self._begin
         # A diagnosis changes nothing.
         acted = sorted(self._acted - _ids_of(Severity.DIAGNOSIS))
-        moved = begin.moved() if begin is not None else ""
+        assert begin is not None
+        moved = begin.moved()
         why = f"the step itself changes {moved}" if moved else ""
         if any(weight.grad is not None and hasattr(weight.grad, "to_local") for weight in weights_of(trainer.model)):
             why = "the gradients are not whole in this process"
