@@ -7,6 +7,7 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -134,7 +135,9 @@ class Prepared:
         module = module_of(name)
         trainer_class, config_class = trainer_and_config(module, name)
         method = inspect.unwrap(trainer_class._prepare_dataset)
-        if isinstance(dataset, IterableDataset) and "writer_batch_size" in method.__code__.co_consts:
+        # SFT of 0.15 asks for the columns of a stream, which has none that it knows.
+        takes_streams = "writer_batch_size" not in method.__code__.co_consts and not version("trl").startswith("0.15.")
+        if isinstance(dataset, IterableDataset) and not takes_streams:
             pytest.skip(f"{name} of this release takes no streams")
         args = default_arguments(config_class, max_length=None, max_seq_length=None, shuffle_dataset=False)
         self.tokenizer = Tokenizer()

@@ -37,7 +37,8 @@ def tokenised(rows: list[dict[str, Any]], function: Any = None, field: str = "te
     found = []
     for row in sft_prepared(sft_trainer, rows, Typed(), function, dataset_text_field=field):
         assert row["attention_mask"] == [1] * len(row["input_ids"])
-        assert row["token_type_ids"] == [0] * len(row["input_ids"])
+        # 0.15 keeps the ids alone.
+        assert row.get("token_type_ids", [0] * len(row["input_ids"])) == [0] * len(row["input_ids"])
         found.append("".join(map(chr, row["input_ids"])))
     return found
 
