@@ -101,6 +101,11 @@ def misspelt() -> "list[tuple[str, str]]":
     return [(name, meant[0]) for name, meant in close if meant]
 
 
+def without_our_variables() -> "dict[str, str]":
+    """Return the environment of a fresh process: the user's, without the variables of trl_hotfix."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TRL_HOTFIX")}
+
+
 def choice(variable: str, choices: tuple[str, ...], default: str) -> tuple[str, bool]:
     """Return the choice that a variable makes, or ``default``, and whether its value is one of ``choices`` or empty."""
     value = os.environ.get(variable, "").strip().lower() or default

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..settings import without_our_variables
+
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
@@ -27,8 +29,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 def of_process(offline: bool) -> dict[str, str]:
     """Return the variables of the process of a check: those of this one, without what chooses repairs there."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRL_HOTFIX")}
-    return {**kept, **VARIABLES, **(OFFLINE if offline else {})}
+    return {**without_our_variables(), **VARIABLES, **(OFFLINE if offline else {})}
 
 
 def mirror(source: Path, target: Path) -> None:

@@ -48,11 +48,6 @@ class Exit(IntEnum):
     NO_TRL = 4
 
 
-def without_our_variables() -> dict[str, str]:
-    """Return the environment of a fresh process: the user's, without the variables of trl_hotfix."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TRL_HOTFIX")}
-
-
 def search_path(folders: Iterable[str]) -> str:
     """Return ``PYTHONPATH`` for a process that starts in another folder and imports what this one can."""
     return os.pathsep.join(map(os.path.abspath, folders))

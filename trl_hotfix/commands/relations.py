@@ -22,7 +22,8 @@ from ..relations.cells import ERROR, VIOLATED
 from ..relations.relations import RELATIONS
 from ..relations.trainers import RECIPES
 from ..reporting.table import show
-from .common import Exit, search_path, unsupported, without_our_variables
+from ..settings import without_our_variables
+from .common import Exit, search_path, unsupported
 from .progress import progress
 from .relations_screen import Answer, CellAnswer, view
 

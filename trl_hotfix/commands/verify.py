@@ -28,7 +28,8 @@ from ..matching import gates, versions
 from ..model import Patch, State
 from ..reporting.sentences import because
 from ..reporting.table import show
-from .common import Exit, search_path, unsupported, with_packs, without_our_variables
+from ..settings import without_our_variables
+from .common import Exit, search_path, unsupported, with_packs
 from .progress import progress
 from .verify_screen import GOOD, CellAnswer, ProofAnswer, losses, verdicts
 

@@ -7,8 +7,9 @@ queue while a device has not been initialised. A job's own seed must not be lost
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 _DEVICES = ("cuda", "xpu", "npu", "mlu", "musa")
@@ -24,24 +25,26 @@ def of_accelerators_restored(torch: Any) -> Iterator[None]:
     """
     devices = [device for name in _DEVICES if (device := getattr(torch, name, None)) is not None]
     queues = [(device, name, _copied(value)) for device, name, value in _queues(devices)]
-    states = states_of_accelerators(torch)
-    mps = getattr(torch, "mps", None)
-    of_mps = mps.get_rng_state() if mps is not None and torch.backends.mps.is_available() else None
+    restorers = restorers_of_accelerators(torch)
     try:
         yield
     finally:
         for device, name, before in queues:
             _put_back(getattr(device, name), before)
-        for generator, state in states:
-            generator.set_state(state)
-        if of_mps is not None and mps is not None:
-            mps.set_rng_state(of_mps)
+        for restore in restorers:
+            restore()
 
 
-def states_of_accelerators(torch: Any) -> list[tuple[Any, Any]]:
-    """Return the generators of the devices that have been initialised, each with its state."""
+def restorers_of_accelerators(torch: Any) -> list[Callable[[], Any]]:
+    """Return what puts the generator of each device that has been initialised back to its state of now."""
     devices = [device for name in _DEVICES if (device := getattr(torch, name, None)) is not None]
-    return [(generator, generator.get_state()) for device in devices for generator in _generators(device)]
+    found: list[Callable[[], Any]] = [
+        partial(each.set_state, each.get_state()) for device in devices for each in _generators(device)
+    ]
+    mps = getattr(torch, "mps", None)
+    if mps is not None and torch.backends.mps.is_available():
+        found.append(partial(mps.set_rng_state, mps.get_rng_state()))
+    return found
 
 
 def _queues(devices: list[Any]) -> Iterator[tuple[Any, str, Any]]:

@@ -11,7 +11,7 @@ from collections import UserDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..patching.generators import states_of_accelerators
+from ..patching.generators import restorers_of_accelerators
 
 LARGEST = 1 << 22
 """A tensor with more elements is not copied. If a step changes one in place, the step cannot be taken back."""
@@ -29,7 +29,7 @@ class Generators:
         self._python = random.getstate()
         self._numpy = numpy.random.get_state() if numpy is not None else None
         self._torch = torch.get_rng_state()
-        self._devices = states_of_accelerators(torch)
+        self._devices = restorers_of_accelerators(torch)
 
     def restore(self) -> None:
         import torch
@@ -38,8 +38,8 @@ class Generators:
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
-        for generator, state in self._devices:
-            generator.set_state(state)
+        for restore in self._devices:
+            restore()
 
 
 class Moment:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from msgspec import Struct
+from ..selection.freeze_files import FrozenEffect
 
 _NUMBERS = ("loss", "loss_without", "gradient_norm", "gradient_norm_without", "cosine")
 
 
-class Effect(Struct, frozen=True):
+class Effect(FrozenEffect, frozen=True):
     """The first step of a run with a repair, and without it.
 
     ``loss`` is the sum of what ``training_step`` returns for its micro-batches, its mean over the ranks, which is what
@@ -18,14 +18,6 @@ class Effect(Struct, frozen=True):
     ``cosine`` is the cosine between the two gradients, None if one of them is zero. A number that is not finite is None
     in the record. ``why`` says why there are no numbers.
     """
-
-    step: int
-    loss: float | None = None
-    loss_without: float | None = None
-    gradient_norm: float | None = None
-    gradient_norm_without: float | None = None
-    cosine: float | None = None
-    why: str | None = None
 
     def line(self) -> str:
         """Return the effect in words."""
