@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import wrapt
 from transformers import Trainer
 from trl.trainer import sft_trainer
 
@@ -203,6 +204,16 @@ def test_the_count_stays_where_it_is_right_or_not_known(
     with monkeypatch.context() as there:
         change(trainer, there)
         assert count_of(trainer, batches_of(*STEP)) == 10
+
+
+def test_a_patch_on_the_class_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    @wrapt.decorator  # type: ignore[untyped-decorator]
+    def another_patch(wrapped: Any, trainer: Any, args: Any, kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs)
+
+    trainer = trainer_of()
+    monkeypatch.setattr(type(trainer), NAME, another_patch(getattr(Trainer, NAME)), raising=False)
+    assert count_of(trainer, batches_of(*STEP)) == 7
 
 
 def test_an_adapter_without_virtual_tokens_changes_nothing() -> None:

@@ -82,7 +82,7 @@ def _counts_unpredicted_tokens(trainer: Any, name: str) -> bool:
     # A PEFT model has the loss function and the config of its base model.
     model, loss_func = trainer.model, getattr(trainer, "compute_loss_func", None)
     return (
-        getattr(type(trainer), name) is getattr(Trainer, name)
+        getattr(type(trainer), name) == getattr(Trainer, name)  # A patch on the class is a proxy, and equal.
         and not virtual_tokens_come_first(model)
         and (loss_func is None or getattr(loss_func, "__module__", "").startswith("trl."))
         and getattr(model, "loss_function", None) is ForCausalLMLoss
