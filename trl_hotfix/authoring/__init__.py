@@ -17,6 +17,8 @@
 ``flattened_batches``     batches without padding: which models keep their sequences apart, and how to make the others
 ``heads``                 TRL's own LM heads: ``with_names``, a copy of a function with other global names, and
                           ``decoder_returns``, a model whose decoder is not run
+``means``                 metrics: a ``Mean`` that knows of how many rows or tokens it is (``counted``), ``mean_of_all``
+                          batches or micro-batches, ``count_of_all_ranks``, ``without_doubled_rows``
 ``soft_prompts``          what PEFT's soft prompts do to a batch: ``virtual_tokens_come_first``
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
 ========================  =============================================================================================
@@ -46,6 +48,7 @@ from .flattened_batches import (
     why_sequences_mix,
 )
 from .heads import decoder_returns, with_names
+from .means import Mean, count_of_all_ranks, counted, mean_of_all, without_doubled_rows
 from .once import Once, WarnOnce
 from .soft_prompts import virtual_tokens_come_first
 from .training import (
@@ -67,6 +70,7 @@ __all__ = [
     "Call",
     "GeneratedLabels",
     "Mark",
+    "Mean",
     "Once",
     "Places",
     "WarnOnce",
@@ -82,6 +86,8 @@ __all__ = [
     "called_with",
     "copies_of_a_loss_of_all_gpus",
     "copies_of_the_loss",
+    "count_of_all_ranks",
+    "counted",
     "decoder_returns",
     "deepspeed_divides",
     "deepspeed_engine",
@@ -94,6 +100,7 @@ __all__ = [
     "keep_beside_checkpoint",
     "kept_beside_checkpoint",
     "masks_prompts_of_messages",
+    "mean_of_all",
     "micro_batches",
     "module_of",
     "nobody_divides",
@@ -109,5 +116,6 @@ __all__ = [
     "why_sequences_mix",
     "with_config",
     "with_names",
+    "without_doubled_rows",
     "wrapper",
 ]
