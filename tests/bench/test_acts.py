@@ -52,6 +52,12 @@ def not_trained(patch_id: str, trained: tuple[str, ...]) -> dict[str, str]:
     }
 
 
+NOTING_ROWS = {
+    target.attribute: "it notes how many rows a batch has, and log weighs by that"
+    for target in PATCHES["eval-mean-of-batch-means"].targets
+    if target.wrapper != "weigh_by_rows"
+}
+
 COUNTING = {
     target.attribute: COUNTS
     for target in PATCHES["last-step-divided-by-all-micro-batches"].targets
@@ -69,6 +75,12 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         for patch_id in (*UNDER_DEEPSPEED, "byte-level-tokenizer-loses-spaces")
     },
     **{(patch_id, "proof"): not_trained(patch_id, trained) for patch_id, trained in TRAINED.items()},
+    ("eval-mean-of-batch-means", "self-test"): NOTING_ROWS,
+    ("eval-mean-of-batch-means", "proof"): {
+        # On two ranks that of DPO leaves out the rows that are there twice.
+        **{name: why for name, why in NOTING_ROWS.items() if name != "DPOTrainer.prediction_step"},
+        **dict.fromkeys(("ORPOTrainer.log", "RLOOTrainer.log"), NOT_TRAINED),
+    },
     ("reward-prompt-tuning-head-not-saved", "self-test"): {"RewardTrainer.__init__": ENDS_EARLY},
     ("last-step-divided-by-all-micro-batches", "self-test"): COUNTING,
     ("last-step-divided-by-all-micro-batches", "proof"): {
