@@ -39,6 +39,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "byte-level-tokenizer-loses-spaces": ("SFT", "DPO", "GRPO"),
     "last-window-lost-on-resume": ("SFT", "DPO", "Base", "_Base"),
     "gkd-liger-trains-on-prompts": ("GKD",),
+    "eval-dict-metrics-collide": ("DPO", "CPO", "Reward", "GRPO", "SFT"),
 }
 """The trainers, or bases, that the proofs of patches with many trainers train."""
 
