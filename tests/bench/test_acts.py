@@ -73,7 +73,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     },
     **{
         (patch_id, "self-test"): {target.attribute: ENDS_EARLY for target in PATCHES[patch_id].targets}
-        for patch_id in (*UNDER_DEEPSPEED, "byte-level-tokenizer-loses-spaces")
+        for patch_id in (*UNDER_DEEPSPEED, "byte-level-tokenizer-loses-spaces", "grpo-plain-prompt-without-bos")
     },
     **{(patch_id, "proof"): not_trained(patch_id, trained) for patch_id, trained in TRAINED.items()},
     ("eval-mean-of-batch-means", "self-test"): NOTING_ROWS,

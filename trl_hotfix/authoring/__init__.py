@@ -2,7 +2,8 @@
 
 ========================  =============================================================================================
 ``beginnings``            whether a tokenizer puts a beginning-of-sequence token before a text (``adds_beginning``), and
-                          a view of one that puts none before a text that has its own (``beginning_once``)
+                          views that put none before a text that has its own (``beginning_once``), or one before each
+                          prompt (``begun_with_bos``)
 ``Call``, ``wrapper``     what a wrapper is given, and its mark
 ``calls``                 the model that a call is given, its module, an attribute for one call; the arguments of a call
                           for wrappers with wrapt's four arguments
@@ -30,7 +31,7 @@ because a patch module must load without them.
 from __future__ import annotations
 
 from ..call import Call, Mark, act, act_of_this_call, wrapper
-from .beginnings import adds_beginning, beginning_once
+from .beginnings import adds_beginning, beginning_once, begun_with_bos
 from .calls import argument, called_with, module_of, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
 from .datasets import masks_prompts_of_messages
@@ -82,6 +83,7 @@ __all__ = [
     "argument",
     "attention_keeps_apart",
     "beginning_once",
+    "begun_with_bos",
     "block_diagonal",
     "called_with",
     "copies_of_a_loss_of_all_gpus",

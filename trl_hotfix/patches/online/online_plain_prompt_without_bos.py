@@ -5,20 +5,18 @@ That is right for a prompt that the chat template has rendered, and ``_generate`
 a vLLM server the completions are right: it tokenizes texts by itself, and ``_generate_vllm_server`` tokenizes them once
 more for the loss. A colocated vLLM returns the ids that it has used.
 
-For one call the trainer has a view of its tokenizer that adds the special tokens. A BOS put before the text instead
-would take the blank from the first word of tokenizers of SentencePiece.
+``begun_with_bos`` gives the trainer a view of its tokenizer for one call.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable
 from itertools import chain
 from types import ModuleType
 from typing import Any
 
-from ...authoring import Call, absent, judge, pickled_as_made, shadowed, wrapper
+from ...authoring import Call, absent, begun_with_bos, judge, wrapper
 from ...model import Outcome
 from ...testing import (
     CharacterTokenizer,
@@ -35,13 +33,13 @@ from ...testing import (
 @wrapper
 def begin_the_prompts(call: Call) -> Any:
     """Generate from prompts that begin with a BOS (Online DPO). Those with images are left as they are."""
-    return call() if call["images"] is not None else _with_beginnings(call, call["prompts"])
+    return call() if call["images"] is not None else begun_with_bos(call, call["prompts"])
 
 
 @wrapper
 def begin_the_prompts_of_the_rows(call: Call) -> Any:
     """Generate from prompts that begin with a BOS (A2PO, in each step)."""
-    return _with_beginnings(call, (row["prompt"] for row in call["inputs"]))
+    return begun_with_bos(call, (row["prompt"] for row in call["inputs"]))
 
 
 @wrapper
@@ -49,42 +47,7 @@ def begin_the_prompts_of_the_datasets(call: Call) -> Any:
     """Generate from prompts that begin with a BOS (A2PO, once, for the optimal values)."""
     datasets = call.trainer.train_dataset, call.trainer.eval_dataset
     rows = chain.from_iterable(dataset for dataset in datasets if dataset is not None)
-    return _with_beginnings(call, (row["prompt"] for row in rows))
-
-
-def _with_beginnings(call: Call, prompts: Iterable[Any]) -> Any:
-    """Have TRL tokenize with a BOS if a prompt is a text without one, and the tokenizer adds it to other texts."""
-    processor = call.trainer.processing_class
-    # evaluate() has A2PO estimate the optimal values within a step: there is a view already.
-    plain = inspect.unwrap(processor)
-    tokenizer = getattr(plain, "tokenizer", plain)
-    if not _only_begins(tokenizer):
-        return call()
-    if not any(isinstance(prompt, str) and not prompt.startswith(tokenizer.bos_token) for prompt in prompts):
-        return call()
-    with shadowed(call.trainer, "processing_class", _beginning(processor, tokenizer.bos_token)):
-        return call()
-
-
-def _only_begins(tokenizer: Any) -> bool:
-    """Return whether a BOS is all that the tokenizer adds to a text. An end would be before the completion."""
-    expected = [tokenizer.bos_token_id, *tokenizer("a", add_special_tokens=False)["input_ids"]]
-    return bool(tokenizer("a")["input_ids"] == expected)
-
-
-def _beginning(processor: Any, bos_token: str, code: str = "") -> Any:
-    """Return a view of ``processor`` that puts one BOS before each text, whatever TRL asks for."""
-    import wrapt
-
-    class View(wrapt.CallableObjectProxy):  # type: ignore[type-arg]
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            return pickled_as_made(_beginning, self.__wrapped__, bos_token)
-
-        def __call__(self, text: list[str], **settings: Any) -> Any:
-            texts = [each.removeprefix(bos_token) for each in text]
-            return self.__wrapped__(text=texts, **{**settings, "add_special_tokens": True})
-
-    return View(processor)
+    return begun_with_bos(call, (row["prompt"] for row in rows))
 
 
 class _Beginning(CharacterTokenizer):
