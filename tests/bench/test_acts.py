@@ -153,6 +153,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
         }
         for run in ("self-test", "proof")
     },
+    ("metrics-of-rank-0", "self-test"): {"A2POTrainer._prepare_inputs": "the self-test runs the loss"},
     ("grpo-vllm-sleep-stale-initial-weights", "proof"): {
         "RLOOTrainer._generate_single_turn": "up to 0.26 RLOO has vLLM answer conversations only; that of 0.27 trains"
     },
