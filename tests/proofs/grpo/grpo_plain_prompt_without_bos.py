@@ -31,7 +31,7 @@ NAMES = ("GRPO", "RLOO")
 def train() -> tiny.TrainingResult:
     runs = {name: _Run(name, TEXTS) for name in NAMES if _tokenizes_here(name)}
     if not runs:
-        return tiny.TrainingResult(absent("a method of its own tokenizes the prompts, with special tokens"))
+        return tiny.TrainingResult(absent("no trainer tokenizes prompts where it generates"))
     outcomes = [run.judged() for run in runs.values()]
     # RLOO of 0.26 adds none, and GRPO of 0.26 does.
     outcome = next((outcome for outcome in outcomes if outcome.verdict is Verdict.REPRODUCED), outcomes[0])
@@ -57,7 +57,8 @@ def unaffected() -> tiny.TrainingResult:
 def _tokenizes_here(name: str) -> bool:
     """Return whether the trainer tokenizes prompts where it generates."""
     trainer_class, _ = tiny.classes(name)
-    return not (hasattr(trainer_class, "_tokenize_prompts") or hasattr(trainer_class, "generate_completions"))
+    elsewhere = "_tokenize_prompts", "generate_completions"
+    return trainer_class is not None and not any(hasattr(trainer_class, method) for method in elsewhere)
 
 
 class _Run:
