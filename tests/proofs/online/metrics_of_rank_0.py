@@ -105,8 +105,10 @@ def online_dpo() -> dict[str, Any]:
     noted: Noted = defaultdict(list)
 
     class Recorder(trainer_class):  # type: ignore[misc, valid-type]
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().training_step(*args, **kwargs)
+        def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            # 0.14 to 0.16 ask the wrapped model for its config. That of DeepSpeed has one, and torch's has none.
+            model.config = self.model.config
+            loss = super().training_step(model, *args, **kwargs)
             losses.append(float(loss))
             return loss
 
