@@ -78,8 +78,7 @@ IDLE: dict[tuple[str, str], dict[str, str]] = {
     **{(patch_id, "proof"): not_trained(patch_id, trained) for patch_id, trained in TRAINED.items()},
     ("eval-mean-of-batch-means", "self-test"): NOTING_ROWS,
     ("eval-mean-of-batch-means", "proof"): {
-        # On two ranks that of DPO leaves out the rows that are there twice.
-        **{name: why for name, why in NOTING_ROWS.items() if name != "DPOTrainer.prediction_step"},
+        **NOTING_ROWS,
         **dict.fromkeys(("ORPOTrainer.log", "RLOOTrainer.log"), NOT_TRAINED),
     },
     ("reward-prompt-tuning-head-not-saved", "self-test"): {"RewardTrainer.__init__": ENDS_EARLY},

@@ -22,7 +22,6 @@ from tiny.two_ranks import on_two_ranks
 ID = "eval-mean-of-batch-means"
 OVERLAYS = ()
 PARITY = False
-VARIANTS = {"lora": "the proof trains a classifier, which is made without an adapter"}
 
 METRICS = {
     **dict.fromkeys(
