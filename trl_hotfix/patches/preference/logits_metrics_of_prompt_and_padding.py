@@ -24,7 +24,7 @@ def average_over_the_completions(call: Call) -> Any:
     """Have the metrics computed from the logits that predict a token of the completion."""
     trainer, batch = call.trainer, call["batch"]
     masks = [_predicting(trainer, batch[f"{side}_labels"]) for side in _SIDES]
-    # A decoder has no prompt. Without padding TRL's mean is that of the completion.
+    # A decoder has no prompt. Without padding TRL's mean is right.
     if trainer.is_encoder_decoder and masks[0].shape == masks[1].shape and all(mask.all() for mask in masks):
         return call()
     forward = trainer.concatenated_forward
