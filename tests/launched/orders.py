@@ -36,6 +36,8 @@ METHODS = {
     "moe-aux-loss-lost-under-deepspeed": ("get_batch_loss_metrics",),
     "dpo-eval-reference-from-trained-policy": ("get_train_dataloader",),
     "dpo-f-divergence-ignored": ("dpo_loss",),
+    "eval-mean-of-batch-means": ("prediction_step", "log"),
+    "eval-dict-metrics-collide": ("log",),
 }
 SELECTIONS: dict[str, dict[str, Any]] = {
     "all": {},

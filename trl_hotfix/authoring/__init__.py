@@ -2,8 +2,7 @@
 
 ========================  =============================================================================================
 ``beginnings``            whether a tokenizer puts a beginning-of-sequence token before a text (``adds_beginning``), and
-                          views that put none before a text that has its own (``beginning_once``), or one before each
-                          prompt (``begun_with_bos``)
+                          a view of one that puts none before a text that has its own (``beginning_once``)
 ``Call``, ``wrapper``     what a wrapper is given, and its mark
 ``calls``                 the model that a call is given, its module, an attribute for one call; the arguments of a call
                           for wrappers with wrapt's four arguments
@@ -20,6 +19,7 @@
                           ``decoder_returns``, a model whose decoder is not run
 ``means``                 metrics: a ``Mean`` that knows of how many rows or tokens it is (``counted``), ``mean_of_all``
                           batches or micro-batches, ``count_of_all_ranks``, ``without_doubled_rows``
+``plain_prompts``         a call in which TRL puts one such token before each plain prompt: ``begun_with_bos``
 ``soft_prompts``          what PEFT's soft prompts do to a batch: ``virtual_tokens_come_first``
 ``training``              what a trainer does around its loss: micro-batches, ranks, preparing a dataset, router losses
 ========================  =============================================================================================
@@ -31,7 +31,7 @@ because a patch module must load without them.
 from __future__ import annotations
 
 from ..call import Call, Mark, act, act_of_this_call, wrapper
-from .beginnings import adds_beginning, beginning_once, begun_with_bos
+from .beginnings import adds_beginning, beginning_once
 from .calls import argument, called_with, module_of, shadowed, with_config
 from .checkpoints import is_sharded, keep_beside_checkpoint, kept_beside_checkpoint
 from .datasets import masks_prompts_of_messages
@@ -51,6 +51,7 @@ from .flattened_batches import (
 from .heads import decoder_returns, with_names
 from .means import Mean, count_of_all_ranks, counted, mean_of_all, without_doubled_rows
 from .once import Once, WarnOnce
+from .plain_prompts import begun_with_bos
 from .soft_prompts import virtual_tokens_come_first
 from .training import (
     GeneratedLabels,

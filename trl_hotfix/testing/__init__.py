@@ -10,7 +10,8 @@ trainers that were never initialised, models of one matrix and tokenizers withou
 ``dpo``         DPO, CPO, ORPO, KTO and BCO: ``dpo_stub``; steps of pairs and their loss by the formula (``Pair``,
                 ``PairMicroBatch``, ``pair_micro_batches``, ``pair_batch``, ``pair_log_probs``,
                 ``pair_loss``); batches that may be flattened (``absent_if_never_flattened``, ``forwarded``)
-``logs``        a trainer that logs what it has evaluated: ``stub_that_logs``, of a ``trainer_class_of`` a module
+``logs``        a trainer that logs what it has evaluated: ``stub_that_logs``, of a ``trainer_class_of`` a module, with
+                ``metrics_of_a_mode``
 ``grpo``        the loss of GRPO: ``stub_grpo_trainer``, and an empty ``metrics_by_mode``
 ``generation``  GRPO and RLOO generate (``stub_that_generates``, ``completions_of``) and score (``stub_that_scores``,
                 ``scored_completions``), with a ``PromptTokenizer``
@@ -66,7 +67,7 @@ from .flattened import flattened_batch, gradient_of_seen, model_of_means, sft_tr
 from .generation import PromptTokenizer, completions_of, scored_completions, stub_that_generates, stub_that_scores
 from .gkd import distillation_stub, divergence
 from .grpo import metrics_by_mode, stub_grpo_trainer
-from .logs import stub_that_logs, trainer_class_of
+from .logs import metrics_of_a_mode, stub_that_logs, trainer_class_of
 from .models import give_decoder, tiny_attention_model, tiny_causal_lm, tiny_moe_lm, wrapped_like_deepspeed
 from .online import a2po_prompts, a2po_stub, online_dpo_stub
 from .processes import recorded_warnings, single_process, stream
@@ -131,6 +132,7 @@ __all__ = [
     "messages",
     "method_that_scores",
     "metrics_by_mode",
+    "metrics_of_a_mode",
     "micro_batch_under_deepspeed",
     "model_of_means",
     "online_dpo_stub",

@@ -13,7 +13,7 @@ import torch
 from tokenizers import models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from trl_hotfix.authoring.beginnings import beginning
+from trl_hotfix.authoring.plain_prompts import _beginning
 from trl_hotfix.testing import default_arguments, single_process, stub_that_generates, tiny_causal_lm
 
 import tiny
@@ -219,7 +219,7 @@ def test_two_trainers_have_each_its_own_tokenizer() -> None:
 
 
 def test_a_view_can_be_pickled() -> None:
-    view = pickle.loads(pickle.dumps(beginning(words(), "w59")))
+    view = pickle.loads(pickle.dumps(_beginning(words(), "w59")))
     assert view(text=["w1"], add_special_tokens=False)["input_ids"] == [[BOS, 4]]
     assert view.pad_token_id == 0
 
